@@ -1,0 +1,38 @@
+"""Purine: a training job as one bipartite graph of ops and blobs, run by an event-driven dispatcher."""
+
+from purine import data, graph, ops, optimize, solvers, zoo
+from purine.autodiff import backward
+from purine.errors import PurineError
+from purine.graph import Blob, Builder, Graph, Location, Op, State
+from purine.ops import Net, check
+from purine.optimize import evaluation, inference, prune
+from purine.runtime.run import Result, Run, compute
+from purine.runtime.trace import Trace
+
+__all__ = [
+    "Blob",
+    "Builder",
+    "Graph",
+    "Location",
+    "Net",
+    "Op",
+    "PurineError",
+    "Result",
+    "Run",
+    "State",
+    "Trace",
+    "backward",
+    "check",
+    "compute",
+    "data",
+    "evaluation",
+    "graph",
+    "inference",
+    "ops",
+    "optimize",
+    "prune",
+    "solvers",
+    "zoo",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,43 @@
+"""Sources of samples, the order in which they are read, and an embedded sample data set.
+
+A batch is a function of (seed, iteration): resuming gives the batches of an undisturbed run, and
+reading ahead changes nothing.
+"""
+
+from purine.data.arrays import ArraySource
+from purine.data.embedded import fashion_mini
+from purine.data.idx import idx_dataset, read_idx
+from purine.data.npz import npy_dataset, npz_dataset
+from purine.data.open import open_data
+from purine.data.order import Order, Reader
+from purine.data.prepare import prepare
+from purine.data.source import DataSet, Field, Source
+from purine.data.synthetic import (
+    SyntheticImages,
+    SyntheticTokens,
+    synthetic_images,
+    synthetic_tokens,
+)
+from purine.data.torch_dataset import IterableSource, TorchSource
+
+__all__ = [
+    "ArraySource",
+    "DataSet",
+    "Field",
+    "IterableSource",
+    "Order",
+    "Reader",
+    "Source",
+    "SyntheticImages",
+    "SyntheticTokens",
+    "TorchSource",
+    "fashion_mini",
+    "idx_dataset",
+    "npy_dataset",
+    "npz_dataset",
+    "open_data",
+    "prepare",
+    "read_idx",
+    "synthetic_images",
+    "synthetic_tokens",
+]

@@ -1,0 +1,190 @@
+"""Samples that are held in memory (or mapped into it) as arrays.
+
+What is wrong with an array is said when the source is made, never while it is read. Fields named
+`image` and `label` follow the conventions of this package: images are [N, C, H, W] and keep their
+dtype, labels are [N], int64, and count from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
+from purine.errors import DataError
+
+__all__ = ["Array", "ArraySource", "array_dataset"]
+
+Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
+"""A numpy array or a torch tensor, one row per sample."""
+
+_CHANNELS = (1, 3, 4)
+
+
+class ArraySource(Source):
+    """Samples from arrays of equal length, one array per field.
+
+    `classes` defaults to the largest label and one. `origins` says in messages where each array is
+    from.
+
+    >>> images, labels = np.zeros((5, 28, 28), np.uint8), np.arange(5)
+    >>> source = ArraySource(images, labels)
+    >>> print(*source.fields, sep=", ")
+    image: uint8 1x28x28, label: int64 scalar
+    >>> source.batch(np.array([4, 2]))[1]
+    tensor([4, 2])
+    """
+
+    def __init__(
+        self,
+        *arrays: Array,
+        names: Sequence[str] = ("image", "label"),
+        classes: int | None = None,
+        origins: Sequence[str] | None = None,
+    ) -> None:
+        if not arrays or len(arrays) != len(names):
+            raise DataError(
+                f"{len(arrays)} arrays for {len(names)} fields",
+                expected=f"one array for each of {', '.join(names)}",
+                found=f"{len(arrays)} arrays",
+                remedy="pass names=(...) with a name for each array",
+            )
+        origins = origins or names
+        self.classes = classes
+        columns: list[npt.NDArray[Any]] = []
+        for name, array, origin in zip(names, arrays, origins, strict=True):
+            column = _as_numpy(array, origin)
+            if name == "image":
+                column = _as_images(column, origin)
+            elif name == "label":
+                column, self.classes = _as_labels(column, origin, classes)
+            columns.append(column)
+        for column, name, origin in zip(columns[1:], names[1:], origins[1:], strict=True):
+            if len(column) != len(columns[0]):
+                raise DataError(
+                    f"the number of {name}s differs from the number of {names[0]}s",
+                    where=origin,
+                    expected=f"{len(columns[0])}, as in {origins[0]}",
+                    found=str(len(column)),
+                    remedy="check that both files belong to one data set",
+                )
+        self._columns = tuple(columns)
+        self.fields = tuple(
+            Field(name, column.shape[1:], column.dtype.name)
+            for name, column in zip(names, columns, strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        check_indices(indices, len(self))
+        return tuple(torch.from_numpy(np.take(c, indices, axis=0)) for c in self._columns)
+
+
+def array_dataset(
+    name: str,
+    train: Mapping[str, Array],
+    test: Mapping[str, Array] | None = None,
+    *,
+    classes: int | None = None,
+) -> DataSet:
+    """A data set of images and labels; each mapping holds these two, by where they are from.
+
+    Test labels have to be among the classes of training.
+    """
+    train_source = ArraySource(*train.values(), origins=tuple(train), classes=classes)
+    if test is None:
+        return DataSet(name, train_source)
+    test_source = ArraySource(*test.values(), origins=tuple(test), classes=train_source.classes)
+    return DataSet(name, train_source, test_source)
+
+
+def _as_numpy(array: Array, origin: str) -> npt.NDArray[Any]:
+    """A plain array of native byte order, sharing memory where it can."""
+    if isinstance(array, torch.Tensor):
+        kind = str(array.dtype).removeprefix("torch.")
+        if kind in DTYPES:
+            return _usable(cast(npt.NDArray[Any], array.detach().cpu().numpy()), origin)
+    elif isinstance(array, np.ndarray):
+        kind = array.dtype.name
+        if kind in DTYPES:
+            return _usable(array, origin)
+    else:
+        raise DataError(
+            "this is not an array",
+            where=origin,
+            expected="a numpy array or a torch tensor",
+            found=type(array).__name__,
+            remedy="convert it with numpy.asarray",
+        )
+    raise DataError(
+        f"samples cannot be {kind}",
+        where=origin,
+        expected=f"one of {', '.join(DTYPES)}",
+        found=kind,
+        remedy="convert the array to one of these dtypes",
+    )
+
+
+def _usable(array: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
+    if array.ndim == 0 or array.size == 0:
+        raise DataError(
+            "there are no samples",
+            where=origin,
+            expected="one row or more, none of them empty",
+            found=f"shape {list(array.shape)}",
+            remedy="check how the array was made",
+        )
+    # numpy.take copies the whole of an array that is not contiguous, at every batch
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _as_images(array: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim != 4:
+        raise DataError(
+            f"images have {array.ndim} axes",
+            where=origin,
+            expected="[N, C, H, W], or [N, H, W] for one channel",
+            found=f"shape {list(array.shape)}",
+            remedy="reshape the array, or give the field another name with names=(...)",
+        )
+    if array.dtype == np.uint8 and array.shape[3] in _CHANNELS and array.shape[1] not in _CHANNELS:
+        raise DataError(
+            "the channels of the images are on the last axis",
+            where=origin,
+            expected="[N, C, H, W]",
+            found=f"shape {list(array.shape)}",
+            remedy="use numpy.moveaxis(images, -1, 1)",
+        )
+    return array
+
+
+def _as_labels(
+    array: npt.NDArray[Any], origin: str, classes: int | None
+) -> tuple[npt.NDArray[np.int64], int]:
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise DataError(
+            "these are not class labels",
+            where=origin,
+            expected="integers of shape [N]",
+            found=f"{array.dtype.name} of shape {list(array.shape)}",
+            remedy="convert labels to integers of one axis, or name the field other than label",
+        )
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < 0 or (classes is not None and largest >= classes):
+        wrong = smallest if smallest < 0 else largest
+        raise DataError(
+            f"label {wrong} is out of range",
+            where=origin,
+            expected="0 or more" if classes is None else f"0 to {classes - 1}",
+            found=f"{wrong} at sample {int(np.argmax(array == wrong))}",
+            remedy="number the classes from 0, and check that the file holds labels",
+        )
+    return array.astype(np.int64), largest + 1 if classes is None else classes

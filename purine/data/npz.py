@@ -1,0 +1,130 @@
+"""Images and labels from numpy's own files: one `.npz`, or a folder of `.npy`.
+
+The names of the arrays tell what they are. Pickled objects are never loaded: a data file cannot run
+code. `.npy` files are mapped, so a data set may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from purine.data.arrays import array_dataset
+from purine.data.source import DataSet
+from purine.errors import DataError
+
+__all__ = ["npy_dataset", "npz_dataset"]
+
+_Pair: TypeAlias = tuple[str, str]
+_Loader: TypeAlias = Callable[[str], npt.NDArray[Any]]
+
+_SPELLINGS: tuple[tuple[_Pair, _Pair | None], ...] = (
+    (("x_train", "y_train"), ("x_test", "y_test")),
+    (("train_images", "train_labels"), ("test_images", "test_labels")),
+    (("images", "labels"), None),
+)
+"""The names of images and labels, for training and for testing."""
+
+_FAULTS = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
+
+
+def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
+    """The data set in a `.npz` with x_train, y_train, x_test, y_test or the like."""
+    path = Path(path)
+    archive = _load(path, None)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise _unreadable(path, "a .npz archive", "a single array")
+    with archive:
+        return _from_names(
+            str(path),
+            path.stem,
+            archive.files,
+            lambda name: _member(archive, path, name),
+            classes,
+        )
+
+
+def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
+    """The data set of a folder with train_images.npy, train_labels.npy and so on."""
+    folder = Path(folder)
+    names = sorted(path.stem for path in folder.glob("*.npy"))
+    return _from_names(
+        str(folder),
+        folder.name,
+        names,
+        lambda name: cast(npt.NDArray[Any], _load(folder / f"{name}.npy", "r")),
+        classes,
+    )
+
+
+def _from_names(
+    where: str, title: str, names: Collection[str], load: _Loader, classes: int | None
+) -> DataSet:
+    for train, test in _SPELLINGS:
+        if not set(train) & set(names):
+            continue
+        parts = [train]
+        if test is not None and set(test) & set(names):
+            parts.append(test)
+        for name in (name for part in parts for name in part):
+            if name not in names:
+                raise _missing(where, name, names)
+        loaded = [{f"{where} ({name})": load(name) for name in part} for part in parts]
+        return array_dataset(title, *loaded, classes=classes)
+    known = " or ".join(", ".join(train + (test or ())) for train, test in _SPELLINGS)
+    raise _missing(where, known, names)
+
+
+def _missing(where: str, expected: str, names: Collection[str]) -> DataError:
+    return DataError(
+        "an array is missing",
+        where=where,
+        expected=expected,
+        found=", ".join(names) or "no arrays",
+        remedy="save the arrays under these names",
+    )
+
+
+def _member(archive: Any, path: Path, name: str) -> npt.NDArray[Any]:
+    try:
+        return cast(npt.NDArray[Any], archive[name])
+    except _FAULTS as error:
+        raise _fault(path, f"a readable array {name}", error) from error
+
+
+def _load(path: Path, mode: str | None) -> object:
+    try:
+        return cast(object, np.load(path, mmap_mode=cast(Any, mode), allow_pickle=False))
+    except _FAULTS as error:
+        raise _fault(path, f"a readable {path.suffix} file", error) from error
+
+
+def _fault(path: Path, expected: str, error: Exception) -> DataError:
+    text = str(error) or type(error).__name__
+    if "Object arrays" in text or "Python objects" in text:
+        return DataError(
+            "an array holds Python objects",
+            where=str(path),
+            expected="arrays of numbers",
+            found="dtype object, which would have to be unpickled",
+            remedy="save it again with a numeric dtype",
+        )
+    if "pickled" in text:
+        text = "neither .npy nor .npz data"
+    return _unreadable(path, expected, text)
+
+
+def _unreadable(path: Path, expected: str, found: str) -> DataError:
+    return DataError(
+        "the file cannot be read",
+        where=str(path),
+        expected=expected,
+        found=found,
+        remedy="check the path, or save the file again",
+    )

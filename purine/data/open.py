@@ -1,0 +1,160 @@
+"""Data sets by a short text, as job files and the command line name them.
+
+A name of ours comes before a path of the same spelling: write `./synthetic` for the folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from purine.data.embedded import fashion_mini
+from purine.data.idx import find_idx, idx_dataset
+from purine.data.npz import npy_dataset, npz_dataset
+from purine.data.source import DataSet
+from purine.data.synthetic import synthetic_images, synthetic_tokens
+from purine.errors import DataError
+
+__all__ = ["open_data"]
+
+_IMAGE = "CxHxW, such as 3x224x224"
+_WHOLE = "a whole number"
+_DTYPE = "float32 or uint8"
+
+
+def _image(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in text.split("x"))
+    if len(sizes) != 3:
+        raise ValueError(text)
+    return sizes
+
+
+_Options: TypeAlias = Mapping[str, tuple[str, Callable[[str], Any]]]
+
+_NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
+    "fashion-mini": (fashion_mini, {}),
+    "synthetic": (
+        synthetic_images,
+        {
+            "image": (_IMAGE, _image),
+            "classes": (_WHOLE, int),
+            "count": (_WHOLE, int),
+            "seed": (_WHOLE, int),
+            "dtype": (_DTYPE, str),
+        },
+    ),
+    "synthetic-tokens": (
+        synthetic_tokens,
+        {
+            "length": (_WHOLE, int),
+            "vocabulary": (_WHOLE, int),
+            "count": (_WHOLE, int),
+            "seed": (_WHOLE, int),
+        },
+    ),
+}
+
+_KNOWN = f"{', '.join(_NAMED)}, a folder of IDX files, a folder of .npy files, or a .npz file"
+
+
+def open_data(spec: str) -> DataSet:
+    """The data set that `spec` names: one of ours with its options, or a path.
+
+    Known are `fashion-mini`, `synthetic:image=3x224x224,classes=1000,count=1280`,
+    `synthetic-tokens:length=64,vocabulary=256,count=1280` (options may be left out), a folder of
+    IDX files, a folder of `.npy` files, and a `.npz` file.
+
+    >>> open_data("synthetic:image=1x8x8,classes=10,count=50").train.fields[0].shape
+    (1, 8, 8)
+    """
+    name, colon, options = spec.partition(":")
+    if name in _NAMED:
+        make, known = _NAMED[name]
+        return make(**_parse_options(spec, options, known) if colon else {})
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file():
+        if path.suffix == ".npz":
+            return npz_dataset(path)
+        raise DataError(
+            "this file is no data set",
+            where=spec,
+            expected=_KNOWN,
+            found=f"a file of type {path.suffix or 'unknown'}",
+            remedy="name the folder that holds the file"
+            if path.suffix in (".npy", ".gz")
+            else "convert it to .npz",
+        )
+    if path.parent != Path() or path.suffix in (".npz", ".npy") or "/" in spec:
+        raise DataError(
+            "there is no such file or folder",
+            where=spec,
+            expected=_KNOWN,
+            found="nothing at this path",
+            remedy=f"check the path (relative paths start at {Path.cwd()})",
+        )
+    raise DataError(
+        f"there is no data set {name!r}",
+        expected=_KNOWN,
+        found=repr(spec),
+        remedy=_suggest(name, _NAMED, "use one of these names or a path"),
+    )
+
+
+def _open_folder(path: Path) -> DataSet:
+    if find_idx(path, "train", "images") or find_idx(path, "train", "labels"):
+        return idx_dataset(path)
+    if any(path.glob("*.npy")):
+        return npy_dataset(path)
+    archives = sorted(file.name for file in path.glob("*.npz"))
+    raise DataError(
+        "this folder is no data set",
+        where=str(path),
+        expected="train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on",
+        found=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty folder",
+        remedy=f"name the file: {path / archives[0]}"
+        if archives
+        else "name the folder of the files",
+    )
+
+
+def _parse_options(spec: str, text: str, known: _Options) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for item in text.split(","):
+        key, _, value = item.partition("=")
+        if key not in known:
+            raise DataError(
+                f"there is no option {key!r}",
+                where=spec,
+                expected=", ".join(known) or "no options",
+                found=repr(item),
+                remedy=_suggest(key, known, "use these options, as in name:key=value,key=value"),
+            )
+        if key in options:
+            raise DataError(
+                f"option {key!r} is given twice",
+                where=spec,
+                expected="every option once",
+                found=repr(item),
+                remedy="leave one of them out",
+            )
+        form, convert = known[key]
+        try:
+            options[key] = convert(value)
+        except ValueError as error:
+            raise DataError(
+                f"option {key!r} cannot be read",
+                where=spec,
+                expected=form,
+                found=repr(value),
+                remedy=f"write {key}=" + ("3x224x224" if form == _IMAGE else "10"),
+            ) from error
+    return options
+
+
+def _suggest(name: str, known: Mapping[str, Any], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise

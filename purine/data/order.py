@@ -1,0 +1,123 @@
+"""The order in which samples are read.
+
+Positions run on without end: position p belongs to epoch p // N and is sample p % N of that epoch's
+permutation. The permutation is a function of (seed, epoch) and nothing else, the same with every
+release of numpy and on every host. A batch may span two epochs, so no sample is ever dropped; and a
+run that resumes at an iteration reads what an undisturbed run would have read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from purine.data.source import Indices, Source
+from purine.errors import ConfigError, DataError
+
+__all__ = ["Order", "Reader"]
+
+
+class Order:
+    """The numbers of the samples along an endless stream of epochs.
+
+    Permutations of the last two epochs asked for are kept.
+
+    >>> order = Order(4, seed=0, shuffle=False)
+    >>> order.indices(2, 5)
+    array([2, 3, 0, 1, 2])
+    """
+
+    def __init__(self, length: int, *, seed: int, shuffle: bool = True) -> None:
+        _require("the number of samples", length, 1)
+        _require("seed", seed, 0)
+        self.length = length
+        self.seed = seed
+        self.shuffle = shuffle
+        self._kept: dict[int, Indices] = {}
+
+    def indices(self, start: int, count: int) -> Indices:
+        """The samples at positions start to start + count - 1."""
+        _require("start", start, 0)
+        _require("count", count, 0)
+        if not self.shuffle:
+            return np.arange(start, start + count, dtype=np.int64) % self.length
+        pieces = [np.empty(0, dtype=np.int64)]
+        end = start + count
+        while start < end:
+            epoch, offset = divmod(start, self.length)
+            pieces.append(self._permutation(epoch)[offset : offset + end - start])
+            start += len(pieces[-1])
+        return np.concatenate(pieces)
+
+    def _permutation(self, epoch: int) -> Indices:
+        found = self._kept.get(epoch)
+        if found is None:
+            found = _draw_permutation(self.length, self.seed, epoch)
+            last = dict(list(self._kept.items())[-1:])
+            self._kept = last | {epoch: found}
+        return found
+
+
+class Reader:
+    """Reads the batches of one source, each a function of the iteration.
+
+    Where `parts` readers share the work (one per replica), part k of iteration i reads the batch of
+    positions that begins at (i * parts + k) * batch: together they read the stream that one reader
+    with a batch of parts * batch reads.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch: int,
+        seed: int,
+        shuffle: bool,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
+        _require("batch", batch, 1)
+        _require("parts", parts, 1)
+        if not 0 <= part < parts:
+            raise ConfigError(
+                f"part is {part}",
+                expected=f"0 to {parts - 1}",
+                found=str(part),
+                remedy="number the readers from 0",
+            )
+        if source.sequential and shuffle:
+            raise DataError(
+                "a sequential source cannot be shuffled",
+                expected="shuffle=False",
+                found="shuffle=True",
+                remedy="pass shuffle=False and let the iterable choose its order",
+            )
+        self.source = source.for_reader()
+        self.batch = batch
+        self.part = part
+        self.parts = parts
+        self._order = None if source.sequential else Order(len(source), seed=seed, shuffle=shuffle)
+
+    def read(self, iteration: int) -> tuple[torch.Tensor, ...]:
+        """The batch of this iteration, a tensor per field of the source."""
+        _require("iteration", iteration, 0)
+        start = (iteration * self.parts + self.part) * self.batch
+        if self._order is None:
+            return self.source.batch(np.arange(start, start + self.batch, dtype=np.int64))
+        return self.source.batch(self._order.indices(start, self.batch))
+
+
+def _draw_permutation(length: int, seed: int, epoch: int) -> Indices:
+    """Sort by random keys: raw bits stay the same over numpy's releases, `permutation` need not."""
+    generator = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
+    return np.argsort(generator.random_raw(length), kind="stable").astype(np.int64, copy=False)
+
+
+def _require(what: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(
+            f"{what} is {value}",
+            expected=f"{least} or more",
+            found=str(value),
+            remedy=f"use {least} or more",
+        )

@@ -1,0 +1,121 @@
+"""Fitting a net to a data set: the ops between the stored samples and what the net wants to see.
+
+Sources give samples as they are stored, nets want floating-point numbers. What lies between (crop,
+mirror, mean and scale) is ops of the graph on the `io` lane, so it is checked, traced and overlapped
+with compute like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from purine.data.source import Field, Source
+from purine.errors import DataError
+from purine.graph import Attribute, Builder, Graph, Op
+from purine.ops.infer import infer_op, spec_of
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    net: Graph,
+    source: Source,
+    *,
+    mean: float | Sequence[float] = 0.0,
+    scale: float | None = None,
+    crop: int | None = None,
+    pad: int = 0,
+    mirror: bool = False,
+) -> Graph:
+    """The net with ops that turn samples of `source` into what its `Data` ops are declared to give.
+
+    `scale` is by default 1/255 for bytes and 1 for anything else. `pad` zeros are put around an
+    image before a `crop` is taken from it, at random in training and from the middle in tests.
+    """
+    builder = Builder(net)
+    for op in net.ops.values():
+        if op.kind == "Data":
+            _prepare_op(builder, op, source, mean, scale, crop, pad, mirror)
+    return builder.graph()
+
+
+def _prepare_op(
+    builder: Builder,
+    op: Op,
+    source: Source,
+    mean: float | Sequence[float],
+    scale: float | None,
+    crop: int | None,
+    pad: int,
+    mirror: bool,
+) -> None:
+    if len(op.outputs) != len(source.fields):
+        raise _misfit(builder, op, source)
+    outputs = list(op.outputs)
+    for index, (name, field) in enumerate(zip(op.outputs, source.fields, strict=True)):
+        blob = builder.blobs[name]
+        assert blob.shape is not None
+        image = len(field.shape) == 3
+        changed = mean != 0.0 or scale is not None or crop or mirror
+        if (blob.shape[1:], blob.dtype) == (field.shape, field.dtype) and not (image and changed):
+            continue
+        if not image:
+            raise _misfit(builder, op, source)
+        raw = builder.fresh(f"{name}/raw")
+        builder.blob(raw, (blob.shape[0], *field.shape), field.dtype, blob.location)
+        outputs[index] = raw
+        chain: list[tuple[str, str, dict[str, Attribute]]] = []
+        if crop:
+            chain.append(("crop", "Crop", {"size": crop, "pad": pad, "stream": f"{name}/crop"}))
+        if mirror:
+            chain.append(("mirror", "Mirror", {"stream": f"{name}/mirror"}))
+        factor = scale if scale is not None else (1 / 255 if field.dtype == "uint8" else 1.0)
+        average = mean if isinstance(mean, int | float) else tuple(mean)
+        settings: dict[str, Attribute] = {"mean": average, "scale": factor, "dtype": blob.dtype}
+        chain.append(("normalize", "Normalize", settings))
+        _emit(builder, op, raw, name, chain, field)
+    builder.ops[op.name] = replace(op, outputs=tuple(outputs))
+
+
+def _emit(
+    builder: Builder,
+    op: Op,
+    raw: str,
+    target: str,
+    chain: Sequence[tuple[str, str, dict[str, Attribute]]],
+    field: Field,
+) -> None:
+    """Add the ops from blob `raw` to blob `target`, and check that they arrive at its shape."""
+    current = raw
+    for index, (label, kind, attributes) in enumerate(chain):
+        inputs = (current,) if kind == "Normalize" else (current, "seed", "iteration")
+        name = f"{target}/{label}"
+        draft = Op(name, kind, inputs, (), attributes, op.location, "io", op.where)
+        (spec,) = infer_op(draft, [spec_of(builder.blobs[item]) for item in inputs])
+        assert spec is not None
+        last = index == len(chain) - 1
+        if last and spec.shape != builder.blobs[target].shape:
+            raise DataError(
+                f"samples of {list(field.shape)} do not become {list(spec_of(builder.blobs[target]).shape[1:])}",
+                where=op.where,
+                op=op.name,
+                blob=target,
+                expected=f"blob {target!r} of {list(spec_of(builder.blobs[target]).shape)}",
+                found=f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}",
+                remedy="build the net for these samples, or give a crop of its size",
+            )
+        output = target if last else builder.blob(name, spec.shape, spec.dtype, op.location)
+        builder.add(replace(draft, outputs=(output,)))
+        current = output
+
+
+def _misfit(builder: Builder, op: Op, source: Source) -> DataError:
+    return DataError(
+        f"op {op.name!r} does not fit the data",
+        where=op.where,
+        op=op.name,
+        expected=", ".join(str(field) for field in source.fields),
+        found=", ".join(str(builder.blobs[name]) for name in op.outputs),
+        remedy="use a net for this kind of data",
+    )

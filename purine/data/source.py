@@ -1,0 +1,109 @@
+"""What a source of samples is.
+
+A source is a table: it has a length, fields of fixed shape and dtype, and gives the rows that are
+asked for. It knows nothing of epochs, seeds or batch sizes (see `purine.data.order`) and changes
+nothing (mean, scale, crop and mirror are ops of the graph). The main invariant: asked twice for the
+same indices it gives the same samples, so that a batch is a function of (seed, iteration) alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from purine.errors import DataError
+
+__all__ = ["DTYPES", "DataSet", "Field", "Indices", "Source", "check_indices"]
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+"""Numbers of samples, in the order in which they are wanted."""
+
+DTYPES = (
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+)
+"""The dtypes a field may have: those that numpy and torch share and that ops can read."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a source: its name, and the shape and dtype of one sample.
+
+    >>> print(Field("image", (1, 28, 28), "uint8"))
+    image: uint8 1x28x28
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+
+
+class Source(ABC):
+    """Samples by number.
+
+    `classes` is the number of classes of the labels where it is known. `sequential` says that
+    samples can only be read one after the other: positions then count on without end, and there is
+    no order to choose.
+    """
+
+    fields: tuple[Field, ...]
+    classes: int | None = None
+    sequential: bool = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @abstractmethod
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        """The samples of these numbers: a fresh contiguous tensor [len(indices), ...] per field."""
+
+    def for_reader(self) -> Source:
+        """The source that one reader reads: itself, unless it has to remember where it is."""
+        return self
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A source to train on and, where there is one, a source of the same fields to test on."""
+
+    name: str
+    train: Source
+    test: Source | None = None
+
+    def __post_init__(self) -> None:
+        if self.test is not None and self.test.fields != self.train.fields:
+            raise DataError(
+                "training and test samples differ in form",
+                where=self.name,
+                expected=f"{', '.join(map(str, self.train.fields))} as in training",
+                found=", ".join(map(str, self.test.fields)),
+                remedy="bring both to one shape and dtype",
+            )
+
+
+def check_indices(indices: Indices, length: int) -> None:
+    """Refuse numbers that are not those of samples."""
+    outside = indices[(indices < 0) | (indices >= length)]
+    if len(outside):
+        raise DataError(
+            f"there is no sample {outside[0]}",
+            expected=f"0 to {length - 1}",
+            found=str(outside[0]),
+            remedy="take the numbers from an Order of the source's length",
+        )

@@ -1,0 +1,287 @@
+"""Samples from the data sets of PyTorch, and from any iterable.
+
+A sample is a tuple of tensors, arrays and numbers; its form is taken from the first one and every
+other has to agree. The contract of a source holds as far as the data set keeps it: what draws
+random numbers when a sample is read gives other samples on resuming. Random crops and mirrors
+belong in the graph, whose randomness is a function of the iteration.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from purine.data.source import DTYPES, Field, Indices, Source, check_indices
+from purine.errors import DataError
+
+__all__ = ["IterableSource", "MapDataset", "TorchSource"]
+
+
+class MapDataset(Protocol):
+    """What `TorchSource` needs of a data set: samples by number, and how many."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+class TorchSource(Source):
+    """Samples of a map-style `torch.utils.data.Dataset`, or of any sequence of tuples.
+
+    `names` defaults to image and label; `classes` to the length of `dataset.classes` where it has
+    one, as those of torchvision do.
+
+    >>> source = TorchSource([(torch.zeros(1, 2, 2), 3), (torch.ones(1, 2, 2), 1)])
+    >>> print(*source.fields, sep=", ")
+    image: float32 1x2x2, label: int64 scalar
+    """
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        *,
+        names: Sequence[str] = ("image", "label"),
+        classes: int | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._length = len(dataset)
+        if self._length == 0:
+            raise _no_samples(dataset)
+        self.fields = _fields_of(dataset[0], names)
+        known = getattr(dataset, "classes", None)
+        if classes is None and isinstance(known, Sequence):
+            classes = len(known)
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        check_indices(indices, self._length)
+        numbers = [int(index) for index in indices]
+        return _stack([self._dataset[number] for number in numbers], numbers, self.fields)
+
+
+class IterableSource(Source):
+    """Samples of an `IterableDataset` or another iterable that can be started again.
+
+    It is read in its own order, and started again when it ends: position p is sample p of that
+    endless stream. Each start has to give the same samples. Going on from the last position costs
+    nothing; going elsewhere (resuming at an iteration, or being one of several parts) reads and
+    drops the samples between: two passes at most, one to learn the length and one to get there.
+    Each reader has its own place in the stream, so `parts` readers read every sample `parts` times.
+
+    `length`, the number of samples of one pass, is needed only where somebody asks for `len`.
+
+    >>> source = IterableSource([(10, 0), (11, 1), (12, 2)], names=("value", "label"))
+    >>> source.batch(np.arange(2, 6))[0]
+    tensor([12, 10, 11, 12])
+    """
+
+    sequential = True
+
+    def __init__(
+        self,
+        iterable: Iterable[object],
+        *,
+        names: Sequence[str] = ("image", "label"),
+        classes: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        if isinstance(iterable, Iterator):
+            raise DataError(
+                "this iterable can be read only once",
+                expected="an iterable that starts again with each iter()",
+                found=type(iterable).__name__,
+                remedy="pass an object whose __iter__ makes the generator",
+            )
+        self._iterable = iterable
+        self._names = tuple(names)
+        self._length = length
+        self.classes = classes
+        for sample in iterable:
+            self.fields = _fields_of(sample, names)
+            break
+        else:
+            raise _no_samples(iterable)
+        self._lock = threading.Lock()
+        self._pass_length = length
+        self._pass_start = 0
+        self._taken = 0
+        self._iterator: Iterator[object] | None = None
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise DataError(
+                "the number of samples of an iterable is not known",
+                expected="length=N",
+                found="no length",
+                remedy="pass length=N, the number of samples of one pass",
+            )
+        return self._length
+
+    def for_reader(self) -> IterableSource:
+        return IterableSource(
+            self._iterable, names=self._names, classes=self.classes, length=self._length
+        )
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        positions = [int(index) for index in indices]
+        if not positions or positions != list(range(positions[0], positions[0] + len(positions))):
+            raise DataError(
+                "an iterable is read in its own order",
+                expected="consecutive positions",
+                found=str(positions),
+                remedy="read it through a Reader with shuffle=False",
+            )
+        with self._lock:
+            try:
+                self._seek(positions[0])
+                samples = [self._take() for _ in positions]
+            except BaseException:
+                # an iterator that raised is spent, and its end is not the end of a pass
+                self._restart(0)
+                raise
+        return _stack(samples, positions, self.fields)
+
+    def _seek(self, position: int) -> None:
+        while position != self._pass_start + self._taken:
+            length = self._pass_length
+            start = 0 if length is None else position - position % length
+            behind = position < self._pass_start + self._taken
+            if behind or start > self._pass_start:
+                self._restart(start)
+            else:
+                self._take()
+
+    def _restart(self, start: int) -> None:
+        self._iterator = None
+        self._pass_start = start
+        self._taken = 0
+
+    def _take(self) -> object:
+        """The next sample; at the end of a pass, the first of the next."""
+        if self._iterator is None:
+            self._iterator = iter(self._iterable)
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            self._end_pass()
+            return self._take()
+        if self._taken == self._pass_length:
+            raise self._wrong_length(f"more than {self._taken}")
+        self._taken += 1
+        return sample
+
+    def _end_pass(self) -> None:
+        if self._taken == 0:
+            raise _no_samples(self._iterable)
+        if self._pass_length not in (None, self._taken):
+            raise self._wrong_length(str(self._taken))
+        self._pass_length = self._taken
+        self._restart(self._pass_start + self._taken)
+
+    def _wrong_length(self, found: str) -> DataError:
+        return DataError(
+            "a pass over the iterable has another length than before",
+            expected=f"{self._pass_length} samples, as given or as in the first pass",
+            found=found,
+            remedy="let each start of the iterable give the same samples, and check length=",
+        )
+
+
+def _no_samples(dataset: object) -> DataError:
+    return DataError(
+        "there are no samples",
+        expected="one sample or more",
+        found=f"an empty {type(dataset).__name__}",
+        remedy="check how the data set was made",
+    )
+
+
+def _fields_of(sample: object, names: Sequence[str]) -> tuple[Field, ...]:
+    values = _values(sample)
+    if len(values) != len(names):
+        raise DataError(
+            f"a sample has {len(values)} values for {len(names)} fields",
+            expected=f"a tuple of {', '.join(names)}",
+            found=f"{len(values)} values",
+            remedy="pass names=(...) with a name for each value",
+        )
+    fields = []
+    for name, value in zip(names, values, strict=True):
+        tensor = _as_tensor(value, name)
+        fields.append(Field(name, tuple(tensor.shape), _dtype(tensor)))
+    return tuple(fields)
+
+
+def _stack(
+    samples: list[object], numbers: list[int], fields: tuple[Field, ...]
+) -> tuple[torch.Tensor, ...]:
+    columns: list[list[torch.Tensor]] = [[] for _ in fields]
+    for sample, number in zip(samples, numbers, strict=True):
+        values = _values(sample)
+        if len(values) != len(fields):
+            raise _unlike(number, f"{len(fields)} values", f"{len(values)} values")
+        for value, field, column in zip(values, fields, columns, strict=True):
+            tensor = _as_tensor(value, field.name)
+            found = Field(field.name, tuple(tensor.shape), _dtype(tensor))
+            if found != field:
+                raise _unlike(number, str(field), str(found))
+            column.append(tensor)
+    return tuple(
+        torch.stack(column)
+        if column
+        else torch.empty((0, *field.shape), dtype=getattr(torch, field.dtype))
+        for column, field in zip(columns, fields, strict=True)
+    )
+
+
+def _unlike(number: int, expected: str, found: str) -> DataError:
+    return DataError(
+        f"sample {number} differs in form from the first",
+        expected=expected,
+        found=found,
+        remedy="give all samples one shape and dtype, for example by resizing",
+    )
+
+
+def _values(sample: object) -> tuple[object, ...]:
+    return tuple(sample) if isinstance(sample, tuple | list) else (sample,)
+
+
+def _as_tensor(value: object, name: str) -> torch.Tensor:
+    """A tensor; whole numbers become int64 as labels are, Python's floats float32."""
+    if isinstance(value, bool | int):
+        return torch.tensor(int(value), dtype=torch.int64)
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return torch.tensor(value, dtype=torch.float32)
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.name not in DTYPES:
+            raise _not_a_value(name, array.dtype.name)
+        value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    if not isinstance(value, torch.Tensor):
+        raise _not_a_value(name, type(value).__name__)
+    if _dtype(value) not in DTYPES:
+        raise _not_a_value(name, _dtype(value))
+    tensor = value.detach().cpu()
+    whole = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
+    return tensor.to(torch.int64) if tensor.dim() == 0 and whole else tensor
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _not_a_value(name: str, found: str) -> DataError:
+    return DataError(
+        f"the {name} of a sample cannot be used",
+        expected=f"a number, or a tensor or array of {', '.join(DTYPES)}",
+        found=found,
+        remedy="convert it in the data set, for example with torchvision's PILToTensor",
+    )

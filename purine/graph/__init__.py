@@ -1,0 +1,34 @@
+"""The bipartite graph of ops and blobs: values, a builder, rules and text forms."""
+
+from purine.graph.builder import Builder
+from purine.graph.dot import to_dot
+from purine.graph.graph import Graph
+from purine.graph.nodes import NOTHING, Attribute, Blob, Filler, Lane, Location, Op, State
+from purine.graph.text import to_text
+from purine.graph.verify import DTYPES, RULES, Kinds, Rule, problems, verify
+from purine.graph.yaml import from_yaml, load_yaml, save_yaml, to_yaml
+
+__all__ = [
+    "DTYPES",
+    "NOTHING",
+    "RULES",
+    "Attribute",
+    "Blob",
+    "Builder",
+    "Filler",
+    "Graph",
+    "Kinds",
+    "Lane",
+    "Location",
+    "Op",
+    "Rule",
+    "State",
+    "from_yaml",
+    "load_yaml",
+    "problems",
+    "save_yaml",
+    "to_dot",
+    "to_text",
+    "to_yaml",
+    "verify",
+]

@@ -1,0 +1,138 @@
+"""The one mutable thing in `graph/`: a notebook from which frozen graphs are made.
+
+Transforms start one from a graph, change it and freeze it again. It refuses what could never become
+a graph (two nodes of one name); everything else is left to `verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from purine.errors import GraphError
+from purine.graph.graph import Graph
+from purine.graph.nodes import Attribute, Blob, Filler, Lane, Location, Op, State
+
+__all__ = ["Builder"]
+
+
+class Builder:
+    """Collects nodes and freezes them into a `Graph`.
+
+    >>> b = Builder()
+    >>> x = b.blob("x", (2, 3))
+    >>> y = b.blob("y", (2, 3))
+    >>> _ = b.op("relu1", "Relu", [x], [y])
+    >>> print(b.graph())
+    y = relu1: Relu(x)    # float32 2x3
+    input x: float32 2x3
+    """
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        base = graph or Graph()
+        self.blobs: dict[str, Blob] = dict(base.blobs)
+        self.ops: dict[str, Op] = dict(base.ops)
+        self.states: dict[str, State] = dict(base.states)
+        self.control: set[tuple[str, str]] = set(base.control)
+        self.outputs: list[str] = list(base.outputs)
+
+    def blob(
+        self,
+        name: str,
+        shape: Sequence[int] | None,
+        dtype: str = "float32",
+        location: Location | None = None,
+        where: str | None = None,
+    ) -> str:
+        """Add a blob and return its name."""
+        size = None if shape is None else tuple(shape)
+        self.add(Blob(name, size, dtype, location or Location(), where))
+        return name
+
+    def op(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        location: Location | None = None,
+        lane: Lane = "compute",
+        where: str | None = None,
+    ) -> Op:
+        """Add an op and return it. Its blobs may be added before or after."""
+        op = Op(
+            name,
+            kind,
+            tuple(inputs),
+            tuple(outputs),
+            attributes or {},
+            location or Location(),
+            lane,
+            where,
+        )
+        self.add(op)
+        return op
+
+    def state(
+        self,
+        read: str,
+        next: str | None = None,
+        filler: Filler | None = None,
+        *,
+        trainable: bool = False,
+        lr_mult: float = 1.0,
+        decay_mult: float = 1.0,
+        where: str | None = None,
+    ) -> str:
+        """Make the blob `read` a state and return its name; without `next` it keeps its value."""
+        filler = filler or Filler()
+        self.add(State(read, next or read, filler, trainable, lr_mult, decay_mult, where))
+        return read
+
+    def add(self, node: Blob | Op | State) -> None:
+        """Add a node that exists already, for example in another graph."""
+        if isinstance(node, State):
+            _refuse_second("state of blob", node.read, node.where, self.states.get(node.read))
+            self.states[node.read] = node
+        elif isinstance(node, Op):
+            _refuse_second("op", node.name, node.where, self.ops.get(node.name))
+            self.ops[node.name] = node
+        else:
+            _refuse_second("blob", node.name, node.where, self.blobs.get(node.name))
+            self.blobs[node.name] = node
+
+    def fresh(self, name: str) -> str:
+        """`name`, or `name.1`, `name.2`, ... where an op or blob has it already."""
+        candidate, number = name, 0
+        while candidate in self.ops or candidate in self.blobs:
+            number += 1
+            candidate = f"{name}.{number}"
+        return candidate
+
+    def graph(self) -> Graph:
+        """The graph as it stands now."""
+        return Graph(
+            dict(self.blobs),
+            dict(self.ops),
+            dict(self.states),
+            frozenset(self.control),
+            tuple(self.outputs),
+        )
+
+
+def _refuse_second(
+    what: str, name: str, where: str | None, first: Blob | Op | State | None
+) -> None:
+    if first is None:
+        return
+    seen = f" (first at {first.where})" if first.where else ""
+    raise GraphError(
+        f"{what} {name!r} is declared twice",
+        where=where,
+        op=name if what == "op" else None,
+        blob=None if what == "op" else name,
+        expected="every name once",
+        found=f"a second {what} {name!r}{seen}",
+        remedy="give one of them another name",
+    )

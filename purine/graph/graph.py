@@ -1,0 +1,129 @@
+"""The graph: a frozen bipartite graph of blobs and ops, with states and control edges.
+
+A graph is a value. It holds no bytes, no counters and nothing of any execution; two graphs that say
+the same thing are equal and have the same digest, whatever the order in which they were built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from purine.graph.nodes import NOTHING, Blob, Op, State
+
+__all__ = ["Graph"]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Blobs and ops by name, states by the name of the blob they are read from.
+
+    `control` holds pairs (before, after) of op names. `outputs` are the blobs the host asks for.
+    Use `Builder` to make one, `verify` to check one.
+    """
+
+    blobs: Mapping[str, Blob] = field(default_factory=dict)
+    ops: Mapping[str, Op] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
+    control: frozenset[tuple[str, str]] = frozenset()
+    outputs: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __str__(self) -> str:
+        from purine.graph.text import to_text  # text imports Graph
+
+        return to_text(self)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Op]:
+        """The op that writes each blob; blobs that no op writes are not in it."""
+        return {name: op for op in self.ops.values() for name in op.outputs if name != NOTHING}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Op, ...]]:
+        """The ops that read each blob, in graph order, each once."""
+        found: dict[str, list[Op]] = {name: [] for name in self.blobs}
+        for op in self.ops.values():
+            for name in dict.fromkeys(op.inputs):
+                found.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Blobs that nothing in the graph gives a value: the caller has to feed them."""
+        return tuple(
+            name for name in self.blobs if name not in self.producers and name not in self.states
+        )
+
+    @cached_property
+    def sinks(self) -> tuple[str, ...]:
+        """Blobs that no op reads and no state carries on."""
+        carried = {state.next for state in self.states.values()} | set(self.states)
+        return tuple(
+            name for name in self.blobs if not self.consumers[name] and name not in carried
+        )
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Op names in a topological order of data and control edges, stable in graph order.
+
+        Ops on a cycle, and those behind one, are left out: `verify` reports them.
+        """
+        after = self.successors
+        waiting = dict.fromkeys(self.ops, 0)
+        for targets in after.values():
+            for target in targets:
+                waiting[target] += 1
+        ready = [name for name, count in waiting.items() if count == 0]
+        order: list[str] = []
+        for name in ready:  # grows while it is walked
+            order.append(name)
+            for target in after[name]:
+                waiting[target] -= 1
+                if waiting[target] == 0:
+                    ready.append(target)
+        return tuple(order)
+
+    @cached_property
+    def successors(self) -> Mapping[str, tuple[str, ...]]:
+        """For each op the ops that must run after it in the same iteration, each once."""
+        after: dict[str, dict[str, None]] = {name: {} for name in self.ops}
+        for op in self.ops.values():
+            for blob in op.outputs:
+                for consumer in self.consumers.get(blob, ()):
+                    after[op.name][consumer.name] = None
+        for before, later in sorted(self.control):
+            if before in after and later in self.ops:
+                after[before][later] = None
+        return {name: tuple(targets) for name, targets in after.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of everything that takes part in equality, the same on every machine."""
+        parts: Iterable[object] = (
+            [_plain(self.blobs[name]) for name in sorted(self.blobs)],
+            [_plain(self.ops[name]) for name in sorted(self.ops)],
+            [_plain(self.states[name]) for name in sorted(self.states)],
+            sorted(self.control),
+            self.outputs,
+        )
+        text = json.dumps(list(parts), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(node: Blob | Op | State) -> list[object]:
+    fields = (name for name in node.__dataclass_fields__ if name != "where")
+    return [_plain_value(getattr(node, name)) for name in fields]
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "__dataclass_fields__"):
+        return [_plain_value(getattr(value, name)) for name in value.__dataclass_fields__]
+    return value

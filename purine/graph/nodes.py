@@ -1,0 +1,138 @@
+"""The nodes of a graph: plain frozen values that hold names, never bytes.
+
+An op refers to blobs by name, so a node can be copied into another graph as it is, and equality of
+graphs is equality of values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from purine.errors import GraphError
+
+__all__ = ["NOTHING", "Attribute", "Blob", "Filler", "Lane", "Location", "Op", "State"]
+
+Attribute: TypeAlias = "bool | int | float | str | tuple[Attribute, ...] | None"
+"""What an op's attribute may hold; lists become tuples."""
+
+Lane: TypeAlias = str
+"""An ordered queue at a location: `compute`, `compute:1`, `inbound`, `outbound` or `io`."""
+
+NOTHING = ""
+"""Stands in `Op.outputs` for a result that nobody asked for: no blob, no buffer."""
+
+_DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
+_LANE = re.compile(r"(compute(:[1-9][0-9]*)?|inbound|outbound|io)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Location:
+    """Where a node lives: a machine (a process on it) and a device of that machine.
+
+    >>> print(Location(device="cuda:1"))
+    host 127.0.0.1, cuda:1
+    """
+
+    host: str = "127.0.0.1"
+    device: str = "cpu:0"
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise GraphError(
+                f"{self.device!r} is not a device",
+                expected="cpu:K or cuda:K with K = 0, 1, ...",
+                found=repr(self.device),
+                remedy="write for example cpu:0",
+            )
+
+    def __str__(self) -> str:
+        return f"host {self.host}, {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A data node: name, shape, dtype and location.
+
+    `shape` is None while it is still to be inferred from the op that produces the blob.
+    `where` is the place in a file that declared it, and takes no part in equality.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str = "float32"
+    location: Location = Location()
+    where: str | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        shape = "?" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"
+        return f"{self.name}: {self.dtype} {shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A compute node: what kind of work, on which blobs, where and in which lane."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict, hash=False)
+    location: Location = Location()
+    lane: Lane = "compute"
+    where: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        frozen = {key: _freeze(value) for key, value in self.attributes.items()}
+        object.__setattr__(self, "attributes", frozen)
+        if not _LANE.fullmatch(self.lane):
+            raise GraphError(
+                f"op {self.name!r} is on lane {self.lane!r}",
+                where=self.where,
+                op=self.name,
+                expected="compute, compute:K with K = 1, 2, ..., inbound, outbound or io",
+                found=repr(self.lane),
+                remedy="leave the lane (in YAML: thread) out to run on compute",
+            )
+
+    def __str__(self) -> str:
+        return f"op {self.name!r} ({self.kind}) at {self.location}"
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """How the first value of a state is made: a kind of filler and its settings."""
+
+    kind: str = "constant"
+    attributes: Mapping[str, Attribute] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        frozen = {key: _freeze(value) for key, value in self.attributes.items()}
+        object.__setattr__(self, "attributes", frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A pair of blobs: what iteration *i* writes to `next`, iteration *i + 1* reads from `read`.
+
+    A state whose `next` is its own `read` keeps its value: a parameter before a solver was added,
+    or a frozen one. `trainable` marks parameters; the multipliers scale a solver's rate and decay.
+    """
+
+    read: str
+    next: str
+    filler: Filler = Filler()
+    trainable: bool = False
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+    where: str | None = field(default=None, compare=False)
+
+
+def _freeze(value: object) -> Attribute:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Sequence):
+        return tuple(_freeze(item) for item in value)
+    raise TypeError(f"an attribute cannot hold {type(value).__name__}: {value!r}")

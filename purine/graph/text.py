@@ -1,0 +1,99 @@
+"""A graph as short text for people: one line per op, in an order in which they could run.
+
+The text is the same for the same graph, so it can be compared in tests. It is for reading only; the
+form that reads back is `purine.graph.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from purine.graph.graph import Graph
+from purine.graph.nodes import NOTHING, Attribute, Blob, Location, Op, State
+
+__all__ = ["to_text", "type_text"]
+
+_HERE = Location()
+
+
+def to_text(graph: Graph) -> str:
+    """The graph as text: its ops, then its inputs, states, control edges and outputs.
+
+    >>> from purine.graph.builder import Builder
+    >>> b = Builder()
+    >>> b.outputs = [b.blob("y", (2, 3))]
+    >>> _ = b.op("relu1", "Relu", [b.blob("x", (2, 3))], ["y"], {"slope": 0.1}, lane="io")
+    >>> print(to_text(b.graph()))
+    y = relu1: Relu(x, slope=0.1) lane io    # float32 2x3
+    input x: float32 2x3
+    output y
+    """
+    return "\n".join(_lines(graph))
+
+
+def type_text(blob: Blob | None) -> str:
+    """Dtype and shape of a blob, `?` for a blob that does not exist.
+
+    >>> type_text(Blob("x", (2, 3)))
+    'float32 2x3'
+    """
+    if blob is None:
+        return "?"
+    shape = "?" if blob.shape is None else "x".join(map(str, blob.shape)) or "scalar"
+    return f"{blob.dtype} {shape}"
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    for name in dict.fromkeys((*graph.order, *graph.ops)):  # those on a cycle come last
+        yield _op_line(graph, graph.ops[name])
+    for name in graph.inputs:
+        blob = graph.blobs[name]
+        yield f"input {name}: {type_text(blob)}{_place(blob.location)}"
+    for state in graph.states.values():
+        yield _state_line(graph, state)
+    for before, after in sorted(graph.control):
+        yield f"control {before} -> {after}"
+    for name in graph.outputs:
+        yield f"output {name}"
+
+
+def _op_line(graph: Graph, op: Op) -> str:
+    arguments = ", ".join((*op.inputs, *_settings(op.attributes)))
+    lane = "" if op.lane == "compute" else f" lane {op.lane}"
+    call = f"{op.name}: {op.kind}({arguments}){_place(op.location)}{lane}"
+    if not op.outputs:
+        return call
+    results = ", ".join(name or "_" for name in op.outputs)
+    types = ", ".join(_result_type(graph, op, name) for name in op.outputs)
+    return f"{results} = {call}    # {types}"
+
+
+def _result_type(graph: Graph, op: Op, name: str) -> str:
+    if name == NOTHING:
+        return "_"
+    blob = graph.blobs.get(name)
+    if blob is None or blob.location == op.location:
+        return type_text(blob)
+    return f"{type_text(blob)} @ {blob.location}"
+
+
+def _state_line(graph: Graph, state: State) -> str:
+    settings = ", ".join(_settings(state.filler.attributes))
+    notes = ["trainable"] if state.trainable else []
+    notes.append(f"{state.filler.kind}({settings})" if settings else state.filler.kind)
+    if state.lr_mult != 1.0:
+        notes.append(f"lr_mult={state.lr_mult}")
+    if state.decay_mult != 1.0:
+        notes.append(f"decay_mult={state.decay_mult}")
+    blob = graph.blobs.get(state.read)
+    place = "" if blob is None else _place(blob.location)
+    pair = f"state {state.read} -> {state.next}"
+    return f"{pair} ({', '.join(notes)}){place}    # {type_text(blob)}"
+
+
+def _settings(attributes: Mapping[str, Attribute]) -> Iterator[str]:
+    return (f"{key}={value!r}" for key, value in attributes.items())
+
+
+def _place(location: Location) -> str:
+    return "" if location == _HERE else f" @ {location}"

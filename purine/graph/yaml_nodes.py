@@ -1,0 +1,307 @@
+"""From YAML text to plain nodes that remember their line, without guessing and without trust.
+
+The text may come from anywhere, so nesting is limited before it can exhaust the stack, an alias may
+stand for little only, and a node cannot contain itself. Scalars follow YAML 1.2; those on which
+YAML 1.1 disagrees (`no`, `010`) are refused rather than read one way or the other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import yaml
+
+from purine.errors import FormatError
+
+try:
+    from yaml import CSafeLoader as _Loader
+except ImportError:  # PyYAML without libyaml
+    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
+
+__all__ = ["List", "Map", "Node", "Scalar", "describe", "entries"]
+
+_DEPTH = 64  # levels of nesting
+_ALIAS = 1000  # nodes that one alias may stand for
+_DIGITS = 3000  # of an integer; Python refuses to print and to read much longer ones
+
+_CONSTANTS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", "+.inf", ".Inf", "+.Inf", ".INF", "+.INF"), math.inf),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
+}
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+)
+_DISPUTED_WORDS = frozenset(("yes", "no", "on", "off"))
+_DISPUTED_NUMBER = re.compile(
+    r"[-+]?0[0-9_]+|0o[0-7]+|[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+"
+    r"|[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
+)
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """Null, a truth value, a number or text."""
+
+    line: int
+    value: bool | int | float | str | None
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Nodes in a row; `size` counts all nodes, with those that aliases repeat."""
+
+    line: int
+    items: list[Node]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Pairs of key and value, in the order of the text."""
+
+    line: int
+    pairs: list[tuple[Node, Node]]
+    size: int
+
+
+Node: TypeAlias = Scalar | List | Map
+
+_TaggedEvent: TypeAlias = yaml.ScalarEvent | yaml.SequenceStartEvent | yaml.MappingStartEvent
+
+
+def entries(text: str, file: str) -> Iterator[Node]:
+    """The items of the list that the text holds, one by one; `file` is its name in errors.
+
+    >>> [describe(node) for node in entries("[1, one, ~]", "net.yaml")]
+    ['the integer 1', "the text 'one'", 'null']
+    """
+    bad = _FORBIDDEN.search(text)
+    if bad:
+        raise FormatError(
+            "the text has a character that YAML does not allow",
+            where=f"{file}:{text.count(chr(10), 0, bad.start()) + 1}",
+            expected="printable characters",
+            found=f"the character U+{ord(bad.group()):04X}",
+            remedy="remove it, or write it as an escape in double quotes",
+        )
+    return _Parser(text, file).entries()
+
+
+def describe(node: Node) -> str:
+    """What a node is, in the words of an error."""
+    if isinstance(node, List):
+        return "a list"
+    if isinstance(node, Map):
+        return "a mapping"
+    value = node.value
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"the integer {value}"
+    if isinstance(value, float):
+        return f"the float {value}"
+    return f"the text {_short(value)!r}"
+
+
+class _Parser:
+    """Makes nodes of PyYAML's events; its own composer recurses in C without a limit."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self.text = text
+        self.anchors: dict[str, Node] = {}
+
+    def entries(self) -> Iterator[Node]:
+        self.loader = _Loader(self.text)
+        try:
+            self.event()  # the stream starts
+            if isinstance(self.event(), yaml.StreamEndEvent):
+                raise self.wrong(
+                    1, "the text is empty", "a list of entries", "nothing", "write [] at least"
+                )
+            start = self.event()
+            if not isinstance(start, yaml.SequenceStartEvent):
+                top = self.node(start, 0)
+                raise self.wrong(
+                    top.line,
+                    "a graph is a list of entries",
+                    "a list",
+                    describe(top),
+                    "begin each entry with '- '",
+                )
+            self.allow_tag(start, "seq")
+            event = self.event()
+            while not isinstance(event, yaml.SequenceEndEvent):
+                yield self.node(event, 1)
+                event = self.event()
+            self.event()  # the document ends
+            event = self.event()
+            if not isinstance(event, yaml.StreamEndEvent):
+                line = _line(event)
+                raise self.wrong(
+                    line, "the text goes on", "one list", "a second document", "join them"
+                )
+        finally:
+            self.loader.dispose()
+
+    def event(self) -> yaml.Event:
+        try:
+            event = self.loader.get_event()
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            raise self.syntax_error(error) from None
+        assert isinstance(event, yaml.Event)
+        return event
+
+    def node(self, event: yaml.Event, depth: int) -> Node:
+        if depth > _DEPTH:
+            raise self.wrong(
+                _line(event),
+                "the text is nested too deeply",
+                f"at most {_DEPTH} levels",
+                "more",
+                "make it flatter",
+            )
+        node: Node
+        if isinstance(event, yaml.ScalarEvent):
+            node = Scalar(_line(event), self.scalar(event))
+        elif isinstance(event, yaml.AliasEvent):
+            return self.alias(event)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            self.allow_tag(event, "seq")
+            items = self.until(yaml.SequenceEndEvent, depth)
+            node = List(_line(event), items, 1 + sum(item.size for item in items))
+        else:
+            assert isinstance(event, yaml.MappingStartEvent)
+            self.allow_tag(event, "map")
+            parts = self.until(yaml.MappingEndEvent, depth)
+            pairs = list(zip(parts[::2], parts[1::2], strict=True))
+            node = Map(_line(event), pairs, 1 + sum(part.size for part in parts))
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return node
+
+    def until(self, end: type[yaml.Event], depth: int) -> list[Node]:
+        nodes = []
+        event = self.event()
+        while not isinstance(event, end):
+            nodes.append(self.node(event, depth + 1))
+            event = self.event()
+        return nodes
+
+    def alias(self, event: yaml.AliasEvent) -> Node:
+        name = event.anchor
+        assert name is not None
+        node = self.anchors.get(name)
+        if node is None:
+            raise self.wrong(
+                _line(event),
+                f"the alias *{_short(name)} stands for nothing",
+                "an anchor that is complete before it",
+                f"no &{_short(name)} before, or one that contains this alias",
+                "write the value out",
+            )
+        if node.size > _ALIAS:
+            raise self.wrong(
+                _line(event),
+                f"the alias *{_short(name)} stands for too much",
+                f"at most {_ALIAS} values",
+                f"{node.size} values",
+                "write the values out",
+            )
+        return node
+
+    def scalar(self, event: yaml.ScalarEvent) -> bool | int | float | str | None:
+        text: str = event.value
+        self.allow_tag(event, "str")
+        if event.tag is not None or not event.implicit[0]:
+            return text
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        if text[0] not in "-+.0123456789":
+            if text.lower() in _DISPUTED_WORDS:
+                raise self.disputed(event, "true or false")
+            return text
+        if _INTEGER.fullmatch(text):
+            return self.integer(event)
+        if _FLOAT.fullmatch(text):
+            return self.floating(event)
+        if _DISPUTED_NUMBER.fullmatch(text):
+            raise self.disputed(event, "a plain decimal number")
+        return text
+
+    def integer(self, event: yaml.ScalarEvent) -> int:
+        if len(event.value) > _DIGITS:
+            raise self.too_large(event)
+        return int(event.value, 16 if event.value.startswith("0x") else 10)
+
+    def floating(self, event: yaml.ScalarEvent) -> float:
+        value = float(event.value)
+        if math.isinf(value):
+            raise self.too_large(event)
+        return value
+
+    def too_large(self, event: yaml.ScalarEvent) -> FormatError:
+        return self.wrong(
+            _line(event),
+            "the number is too large",
+            "a number that fits, or .inf",
+            _short(event.value),
+            "write a smaller number",
+        )
+
+    def disputed(self, event: yaml.ScalarEvent, instead: str) -> FormatError:
+        return self.wrong(
+            _line(event),
+            f"readers of YAML do not agree on what {event.value} means",
+            f"{instead}, or text in quotes",
+            event.value,
+            f"write {instead}, or quote it if it is meant as text",
+        )
+
+    def allow_tag(self, event: _TaggedEvent, name: str) -> None:
+        tag = event.tag
+        if tag is not None and tag not in ("!", f"tag:yaml.org,2002:{name}"):
+            found, remedy = f"the tag {_short(tag)}", "remove the tag"
+            raise self.wrong(_line(event), "the value has a tag", "no tag", found, remedy)
+
+    def wrong(self, line: int, what: str, expected: str, found: str, remedy: str) -> FormatError:
+        return FormatError(
+            what, where=f"{self.file}:{line}", expected=expected, found=found, remedy=remedy
+        )
+
+    def syntax_error(self, error: Exception) -> FormatError:
+        place, found = f"{self.file}:1", str(error)
+        if isinstance(error, yaml.MarkedYAMLError):
+            mark = error.problem_mark or error.context_mark
+            if mark is not None:
+                place = f"{self.file}:{mark.line + 1}:{mark.column + 1}"
+            found = ", ".join(part for part in (error.problem, error.context) if part)
+        return FormatError(
+            "the text is not YAML",
+            where=place,
+            expected="a list of entries in YAML",
+            found=found,
+            remedy="mend the text at this line and column",
+        )
+
+
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark is not None
+    return event.start_mark.line + 1
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,93 @@
+"""Activations: functions of each element alone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from purine.ops.net import Var
+from purine.ops.registry import kind
+
+__all__ = [
+    "Elu",
+    "Gelu",
+    "LeakyRelu",
+    "Relu",
+    "Sigmoid",
+    "Tanh",
+    "elu",
+    "gelu",
+    "leaky_relu",
+    "relu",
+    "sigmoid",
+    "tanh",
+]
+
+
+@kind
+def Relu(x: Tensor) -> Tensor:
+    """x where it is positive, else 0."""
+    return F.relu(x)
+
+
+@kind
+def LeakyRelu(x: Tensor, *, slope: float = 0.01) -> Tensor:
+    """x where it is positive, else `slope` times x."""
+    return F.leaky_relu(x, slope)
+
+
+@kind
+def Sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return torch.sigmoid(x)
+
+
+@kind
+def Tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent of x."""
+    return torch.tanh(x)
+
+
+@kind
+def Gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    """x times the normal distribution function of x, or its approximation by tanh."""
+    return F.gelu(x, approximate=approximate)
+
+
+@kind
+def Elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """x where it is positive, else `alpha` times (exp(x) - 1)."""
+    return F.elu(x, alpha)
+
+
+def relu(x: Var, *, name: str | None = None) -> Var:
+    """A rectified linear layer."""
+    return x.net.apply("Relu", [x], name=name)
+
+
+def leaky_relu(x: Var, *, slope: float = 0.01, name: str | None = None) -> Var:
+    """A rectified linear layer that lets `slope` of negative values pass."""
+    return x.net.apply("LeakyRelu", [x], {"slope": slope}, name=name or "leaky_relu")
+
+
+def sigmoid(x: Var, *, name: str | None = None) -> Var:
+    """A sigmoid layer."""
+    return x.net.apply("Sigmoid", [x], name=name)
+
+
+def tanh(x: Var, *, name: str | None = None) -> Var:
+    """A hyperbolic tangent layer."""
+    return x.net.apply("Tanh", [x], name=name)
+
+
+def gelu(x: Var, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Var:
+    """A Gaussian error linear layer."""
+    return x.net.apply("Gelu", [x], {"approximate": approximate}, name=name)
+
+
+def elu(x: Var, *, alpha: float = 1.0, name: str | None = None) -> Var:
+    """An exponential linear layer."""
+    return x.net.apply("Elu", [x], {"alpha": alpha}, name=name)

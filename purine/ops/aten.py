@@ -1,0 +1,276 @@
+"""ATen overloads as kinds: how an op's inputs and attributes become the arguments of a call.
+
+An op of kind `aten.addmm` lists its tensor arguments as inputs, in the order of the overload's
+schema, and everything else as attributes by the schema's names. A tensor argument that is absent
+is an attribute that holds null. Inside a list, the text `$k` stands for input k:
+
+    {op_type: aten.index.Tensor, inputs: [x, rows], indices: [null, $1]}
+
+Arguments that say where a result is created come from the op's location, never from attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from purine.graph import Attribute, Location, Op
+from purine.ops.registry import Attr, Kernel, Kind
+
+__all__ = [
+    "OVERWRITES",
+    "attributes_of",
+    "bind_over",
+    "device_of",
+    "dtype_name",
+    "dtype_of",
+    "kind_of",
+    "name_of",
+]
+
+_PLACED = ("device", "layout", "pin_memory")
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "preserve": torch.preserve_format,
+}
+_MAY_BE_VIEWS = frozenset({"aten.reshape", "aten.contiguous", "aten.to", "aten.flatten"})
+
+OVERWRITES: Mapping[str, tuple[int, ...]] = {
+    "aten.add.Tensor": (0, 1),
+    "aten.div.Tensor": (0,),
+    "aten.elu": (0,),
+    "aten.exp": (0,),
+    "aten.gelu": (0,),
+    "aten.gelu_backward": (0,),
+    "aten.leaky_relu": (0,),
+    "aten.leaky_relu_backward": (0,),
+    "aten.mul.Tensor": (0, 1),
+    "aten.neg": (0,),
+    "aten.relu": (0,),
+    "aten.sigmoid": (0,),
+    "aten.sigmoid_backward": (0,),
+    "aten.sub.Tensor": (0, 1),
+    "aten.tanh": (0,),
+    "aten.tanh_backward": (0,),
+    "aten.threshold_backward": (0,),
+}
+"""Elementwise kinds, and the inputs of each that its result may be written over."""
+
+_OUT_OVERLOADS = {name: "grad_input" for name in OVERWRITES if name.endswith("_backward")}
+
+
+def device_of(location: Location) -> torch.device:
+    """torch's device for a location: a `cpu:k` is a set of cores to us, and plain cpu to torch."""
+    name = location.device
+    return torch.device("cpu") if name.startswith("cpu") else torch.device(name)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's dtype for a blob's dtype name."""
+    found = getattr(torch, name, None)
+    assert isinstance(found, torch.dtype), name
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A blob's name for one of torch's dtypes."""
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def kind_of(name: str) -> Kind | None:
+    """The kind called `aten.NAME` or `aten.NAME.OVERLOAD`, or None where ATen has none."""
+    overload = _overload(name)
+    if overload is None:
+        return None
+    schema = overload._schema
+    tensors = [a for a in schema.arguments if _is_tensor(a)]
+    lists = [a for a in schema.arguments if _is_tensor_list(a)]
+    attributes = {}
+    for argument in schema.arguments:
+        if argument.name in _PLACED:
+            continue
+        required = not argument.has_default_value() and argument not in tensors + lists
+        default = argument.default_value if argument.has_default_value() else None
+        attributes[argument.name] = Attr(Any) if required else Attr(Any, default)
+    return Kind(
+        name=name,
+        function=overload,
+        inputs=tuple(a.name for a in tensors),
+        optional=len(tensors),
+        variadic=bool(lists),
+        attributes=attributes,
+        binder=lambda op: _bind(overload, op),
+        view=name in _MAY_BE_VIEWS or any(r.alias_info is not None for r in schema.returns),
+    )
+
+
+def bind_over(op: Op, index: int) -> Kernel:
+    """The kernel of an elementwise ATen op, with its result written over input `index`."""
+    assert index in OVERWRITES[op.kind], op
+    overload = _OUT_OVERLOADS.get(op.kind, "out")
+    call = _bind(getattr(getattr(torch.ops.aten, op.kind.split(".")[1]), overload), op, out=overload)
+
+    def over(*tensors: torch.Tensor) -> Any:
+        return call(*tensors, **{overload: tensors[index]})
+
+    return over
+
+
+def name_of(overload: Any) -> str:
+    """The kind of an overload: `aten.relu` for relu's default, else `aten.NAME.OVERLOAD`."""
+    namespace, _, name = overload._schema.name.partition("::")
+    suffix = overload._overloadname
+    return f"{namespace}.{name}" if suffix == "default" else f"{namespace}.{name}.{suffix}"
+
+
+def attributes_of(
+    overload: Any,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    number: Callable[[object], int | None],
+) -> tuple[list[int], dict[str, Attribute]]:
+    """The inputs and attributes of a recorded call; `number` gives a tensor's value number."""
+    inputs: list[int] = []
+    attributes: dict[str, Attribute] = {}
+    arguments = overload._schema.arguments
+    given = dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs)
+    for argument in arguments:
+        if argument.name in _PLACED or argument.name not in given:
+            continue
+        value = given[argument.name]
+        own = number(value)
+        if own is not None:
+            inputs.append(own)
+        elif _is_tensor_list(argument) and isinstance(value, list | tuple):
+            numbers = [number(item) for item in value]
+            if any(item is None for item in numbers) or _count_lists(arguments) > 1:
+                start = len(inputs)
+                attributes[argument.name] = _placeholders(numbers, start)
+            inputs += [item for item in numbers if item is not None]
+        elif not argument.has_default_value() or value != argument.default_value:
+            attributes[argument.name] = _encode(value)
+        elif _is_tensor(argument):
+            attributes[argument.name] = None
+    return inputs, attributes
+
+
+def _overload(name: str) -> Any:
+    parts = name.split(".")
+    if parts[0] != "aten" or not 2 <= len(parts) <= 3:
+        return None
+    packet = getattr(torch.ops.aten, parts[1], None)
+    wanted = parts[2] if len(parts) == 3 else "default"
+    if packet is None or not hasattr(packet, "overloads") or wanted not in packet.overloads():
+        return None
+    return getattr(packet, wanted)
+
+
+def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
+    positional: list[object] = []
+    keywords: dict[str, object] = {}
+    slots: list[tuple[int, int]] = []
+    lists: list[tuple[int, tuple[int | None, ...]]] = []
+    used = 0
+    arguments = [a for a in overload._schema.arguments if a.name != out]
+    single = [a for a in arguments if _is_tensor(a) and a.name not in op.attributes]
+    for argument in arguments:
+        name, value = argument.name, _argument(argument, op)
+        if _is_tensor_list(argument):
+            if name in op.attributes:
+                places = _places(op.attributes[name])
+                used += sum(place is not None for place in places)
+            else:
+                after = len([a for a in single if arguments.index(a) > arguments.index(argument)])
+                places = tuple(range(used, len(op.inputs) - after))
+                used += len(places)
+            lists.append((len(positional), places))
+        elif _is_tensor(argument) and name not in op.attributes and used < len(op.inputs):
+            slots.append((len(positional), used))
+            used += 1
+        if argument.kwarg_only:
+            if name in op.attributes or name in _PLACED or not argument.has_default_value():
+                keywords[name] = value
+        else:
+            positional.append(value)
+    if not lists and all(place == index for place, index in slots):
+        rest = tuple(positional[len(slots) :])
+
+        def direct(*tensors: torch.Tensor, **more: Any) -> Any:
+            return overload(*tensors, *rest, **keywords, **more)
+
+        return direct
+
+    def call(*tensors: torch.Tensor, **more: Any) -> Any:
+        filled = positional.copy()
+        for place, index in slots:
+            filled[place] = tensors[index]
+        for place, indices in lists:
+            filled[place] = [None if i is None else tensors[i] for i in indices]
+        return overload(*filled, **keywords, **more)
+
+    return call
+
+
+def _argument(argument: Any, op: Op) -> object:
+    if argument.name == "device":
+        return device_of(op.location)
+    if argument.name in op.attributes:
+        return _decode(argument, op.attributes[argument.name])
+    return argument.default_value if argument.has_default_value() else None
+
+
+def _encode(value: object) -> Attribute:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, torch.memory_format):
+        return next(name for name, known in _FORMATS.items() if known == value)
+    if isinstance(value, list | tuple):
+        return tuple(_encode(item) for item in value)
+    assert value is None or isinstance(value, bool | int | float | str), value
+    return value
+
+
+def _decode(argument: Any, value: Attribute) -> object:
+    real = str(argument.real_type)
+    if "ScalarType" in real and isinstance(value, str):
+        return dtype_of(value)
+    if "MemoryFormat" in real and isinstance(value, str):
+        return _FORMATS[value]
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def _placeholders(numbers: Sequence[int | None], start: int) -> tuple[Attribute, ...]:
+    places: list[Attribute] = []
+    for number in numbers:
+        places.append(None if number is None else f"${start}")
+        start += number is not None
+    return tuple(places)
+
+
+def _places(value: Attribute) -> tuple[int | None, ...]:
+    assert isinstance(value, tuple)
+    return tuple(None if item is None else int(str(item).removeprefix("$")) for item in value)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")
+
+
+def _is_tensor_list(argument: Any) -> bool:
+    return str(argument.type) in (
+        "List[Tensor]",
+        "List[Optional[Tensor]]",
+        "Optional[List[Tensor]]",
+        "Optional[List[Optional[Tensor]]]",
+    )
+
+
+def _count_lists(arguments: Sequence[Any]) -> int:
+    return sum(map(_is_tensor_list, arguments))

@@ -1,0 +1,27 @@
+"""The two states every training graph reads: the run's seed and the iteration number.
+
+They are blobs like any other, so a kernel that draws random numbers or reads a batch is a pure
+function of its inputs: the same seed and iteration give the same bits in whatever order ops run.
+"""
+
+from __future__ import annotations
+
+from purine.graph import Builder, Filler
+
+__all__ = ["ITERATION", "SEED", "add_clock"]
+
+SEED = "seed"
+ITERATION = "iteration"
+
+
+def add_clock(builder: Builder) -> None:
+    """Add the states `seed` and `iteration`, and the op that counts, where they are missing."""
+    if SEED not in builder.blobs:
+        builder.blob(SEED, (), "int64")
+        builder.state(SEED, filler=Filler("constant", {"value": 0}))
+    if ITERATION not in builder.blobs:
+        following = f"{ITERATION}/next"
+        builder.blob(ITERATION, (), "int64")
+        builder.blob(following, (), "int64")
+        builder.op(f"{ITERATION}/add", "aten.add.Scalar", [ITERATION], [following], {"other": 1})
+        builder.state(ITERATION, following)

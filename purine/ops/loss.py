@@ -1,0 +1,199 @@
+"""Losses and measures of a batch.
+
+A loss is a mean over the samples of its batch, so that the mean of the losses of equal parts of a
+batch is the loss of the whole (unless labels are ignored: the mean is then over those that count).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from purine.graph import Attribute
+from purine.ops.net import Var
+from purine.ops.registry import kind
+
+__all__ = [
+    "Accuracy",
+    "EuclideanLoss",
+    "HingeLoss",
+    "SigmoidCrossEntropyLoss",
+    "Softmax",
+    "SoftmaxLoss",
+    "accuracy",
+    "euclidean_loss",
+    "hinge_loss",
+    "sigmoid_cross_entropy_loss",
+    "softmax",
+    "softmax_loss",
+]
+
+# No label has this value; torch's own default would ignore the label -100 silently.
+_NO_LABEL = -(2**63)
+
+
+@kind
+def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
+    """exp(x), scaled to sum to 1 along `axis`."""
+    return F.softmax(x, axis)
+
+
+@kind(loss=True)
+def SoftmaxLoss(
+    x: Tensor, label: Tensor, *, axis: int = 1, ignore_label: int | None = None
+) -> Tensor:
+    """The mean of -log softmax(x) at the label, over all labels but `ignore_label`.
+
+    x has its classes along `axis`; label has the shape of x without that dimension.
+    """
+    label = _labels(x, label, axis)
+    if axis % x.ndim == x.ndim - 1:
+        x, label = x.flatten(0, -2), label.flatten()
+    else:
+        x = x.movedim(axis, 1)
+    if ignore_label is None:
+        return F.cross_entropy(x, label, ignore_index=_NO_LABEL)
+    total = F.cross_entropy(x, label, ignore_index=ignore_label, reduction="sum")
+    return total / (label != ignore_label).sum().clamp(min=1)
+
+
+@kind(loss=True)
+def SigmoidCrossEntropyLoss(x: Tensor, target: Tensor) -> Tensor:
+    """The cross entropy of sigmoid(x) and targets between 0 and 1, summed, per sample."""
+    total = F.binary_cross_entropy_with_logits(x, target.to(x.dtype), reduction="sum")
+    return total / x.shape[0]
+
+
+@kind(loss=True)
+def EuclideanLoss(x: Tensor, target: Tensor) -> Tensor:
+    """Half of the squared distance of x and target, per sample."""
+    _same_shape(x, target)
+    difference = x - target
+    return (difference * difference).sum() / (2 * x.shape[0])
+
+
+@kind(loss=True)
+def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
+    """The one-against-all hinge loss of scores [N, K], per sample.
+
+    Every score should be at least 1 at the label and at most -1 elsewhere; what is missing is
+    summed (`norm` 1), or its square is (2).
+    """
+    label = _labels(x, label, 1)
+    signs = torch.ones_like(x).scatter(1, label.unsqueeze(1), -1.0)
+    missing = F.relu(1 + signs * x)
+    if norm == 2:
+        missing = missing * missing
+    return missing.sum() / x.shape[0]
+
+
+@kind
+def Accuracy(
+    x: Tensor,
+    label: Tensor,
+    *,
+    top_k: int = 1,
+    axis: int = 1,
+    ignore_label: int | None = None,
+) -> Tensor:
+    """The share of labels that are among the `top_k` greatest scores along `axis`."""
+    label = _labels(x, label, axis)
+    if not 1 <= top_k <= x.shape[axis]:
+        raise ValueError(f"top_k is {top_k}, but there are {x.shape[axis]} classes")
+    best = x.detach().topk(top_k, axis).indices
+    correct = (best == label.unsqueeze(axis)).any(axis)
+    counts = torch.ones_like(correct) if ignore_label is None else label != ignore_label
+    return (correct & counts).sum().to(x.dtype) / counts.sum().clamp(min=1)
+
+
+def softmax(x: Var, *, axis: int = 1, name: str | None = None) -> Var:
+    """A softmax layer."""
+    return x.net.apply("Softmax", [x], {"axis": axis}, name=name)
+
+
+def softmax_loss(
+    x: Var,
+    label: Var,
+    *,
+    axis: int = 1,
+    ignore_label: int | None = None,
+    loss_weight: float = 1.0,
+    name: str | None = None,
+) -> Var:
+    """The softmax loss of scores and labels.
+
+    >>> from purine.ops import Net
+    >>> net = Net()
+    >>> softmax_loss(net.input("x", (8, 10)), net.input("label", (8,), "int64")).shape
+    ()
+    """
+    settings: dict[str, Attribute] = {
+        "axis": axis,
+        "ignore_label": ignore_label,
+        "loss_weight": loss_weight,
+    }
+    return x.net.apply("SoftmaxLoss", [x, label], settings, name=name or "softmax_loss")
+
+
+def sigmoid_cross_entropy_loss(
+    x: Var, target: Var, *, loss_weight: float = 1.0, name: str | None = None
+) -> Var:
+    """The cross entropy loss of independent yes-or-no targets."""
+    name = name or "sigmoid_cross_entropy_loss"
+    settings = {"loss_weight": loss_weight}
+    return x.net.apply("SigmoidCrossEntropyLoss", [x, target], settings, name=name)
+
+
+def euclidean_loss(
+    x: Var, target: Var, *, loss_weight: float = 1.0, name: str | None = None
+) -> Var:
+    """The Euclidean loss of values and targets."""
+    settings = {"loss_weight": loss_weight}
+    return x.net.apply("EuclideanLoss", [x, target], settings, name=name or "euclidean_loss")
+
+
+def hinge_loss(
+    x: Var,
+    label: Var,
+    *,
+    norm: Literal[1, 2] = 1,
+    loss_weight: float = 1.0,
+    name: str | None = None,
+) -> Var:
+    """The one-against-all hinge loss of scores and labels."""
+    settings: dict[str, Attribute] = {"norm": norm, "loss_weight": loss_weight}
+    return x.net.apply("HingeLoss", [x, label], settings, name=name or "hinge_loss")
+
+
+def accuracy(
+    x: Var,
+    label: Var,
+    *,
+    top_k: int = 1,
+    axis: int = 1,
+    ignore_label: int | None = None,
+    name: str | None = None,
+) -> Var:
+    """The share of labels that are among the greatest scores."""
+    settings: dict[str, Attribute] = {"top_k": top_k, "axis": axis, "ignore_label": ignore_label}
+    return x.net.apply("Accuracy", [x, label], settings, name=name)
+
+
+def _labels(x: Tensor, label: Tensor, axis: int) -> Tensor:
+    """The labels as int64, if they are one whole number for each row of scores."""
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
+    expected = [extent for place, extent in enumerate(x.shape) if place != axis % x.ndim]
+    if list(label.shape) != expected:
+        raise ValueError(f"label has shape {list(label.shape)}: scores like x need {expected}")
+    if label.dtype.is_floating_point:
+        raise ValueError(f"label is of {label.dtype}: labels are whole numbers")
+    return label.long()
+
+
+def _same_shape(x: Tensor, target: Tensor) -> None:
+    if x.shape != target.shape:
+        raise ValueError(f"x has shape {list(x.shape)}, target has {list(target.shape)}")

@@ -1,0 +1,164 @@
+"""Writing a net: handles to blobs that know the net they belong to.
+
+Layer functions (`conv`, `pool`, ...) take a `Var` and return one, so a net reads from top to bottom:
+
+    net = Net()
+    image, label = net.data((64, 1, 28, 28), classes=10)
+    x = relu(conv(image, 20, kernel=5, name="conv1"))
+    softmax_loss(inner_product(x, 10, name="fc"), label, name="loss")
+    graph = net.graph()
+
+Shapes are inferred as the net is written, so a mistake is reported at the line that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from purine.graph import NOTHING, Attribute, Blob, Builder, Filler, Graph, Lane, Op
+from purine.ops.clock import ITERATION, SEED, add_clock
+from purine.ops.infer import infer_op, spec_of
+from purine.ops.registry import IMPLIED, Kind, lookup
+
+__all__ = ["Net", "Var"]
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A blob of a net that is being written."""
+
+    net: Net
+    name: str
+
+    @property
+    def blob(self) -> Blob:
+        return self.net.builder.blobs[self.name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        assert self.blob.shape is not None
+        return self.blob.shape
+
+
+class Net:
+    """A net that is being written; `graph()` freezes it.
+
+    >>> net = Net()
+    >>> x = net.input("x", (2, 3))
+    >>> y = net.apply("Relu", [x], name="relu1")
+    >>> y.name, y.shape
+    ('relu1', (2, 3))
+    """
+
+    def __init__(self, *, dtype: str = "float32") -> None:
+        self.dtype = dtype
+        self.builder = Builder()
+
+    def input(self, name: str, shape: Sequence[int], dtype: str | None = None) -> Var:
+        """A blob that the caller of the graph feeds."""
+        return Var(self, self.builder.blob(name, shape, dtype or self.dtype))
+
+    def data(
+        self, shape: Sequence[int], *, classes: int | None = None, name: str = "data"
+    ) -> tuple[Var, Var]:
+        """The images and labels of a `Data` op: blobs `data` and `label`."""
+        del classes  # said for the reader; the loss checks labels against its own width
+        return self.source([(name, shape, self.dtype), ("label", shape[:1], "int64")], name=name)  # type: ignore[return-value]
+
+    def source(
+        self, fields: Sequence[tuple[str, Sequence[int], str]], *, name: str = "data"
+    ) -> tuple[Var, ...]:
+        """The blobs of a `Data` op with the given names, shapes and dtypes."""
+        add_clock(self.builder)
+        names = [self.builder.blob(blob, shape, dtype) for blob, shape, dtype in fields]
+        self.builder.op(name, "Data", [SEED, ITERATION], names, lane="io")
+        return tuple(Var(self, blob) for blob in names)
+
+    def parameter(
+        self,
+        name: str,
+        shape: Sequence[int],
+        filler: Filler,
+        *,
+        trainable: bool = True,
+        lr_mult: float = 1.0,
+        decay_mult: float = 1.0,
+    ) -> Var:
+        """A state that solvers update (or, where it is not trainable, that ops of the net do)."""
+        self.builder.blob(name, shape, self.dtype)
+        self.builder.state(
+            name, filler=filler, trainable=trainable, lr_mult=lr_mult, decay_mult=decay_mult
+        )
+        return Var(self, name)
+
+    def carry(self, state: Var, following: Var) -> None:
+        """Let the next iteration read `following` where this one reads `state`."""
+        old = self.builder.states.pop(state.name)
+        self.builder.state(state.name, following.name, old.filler, trainable=old.trainable)
+
+    def apply(
+        self,
+        kind: str,
+        inputs: Sequence[Var],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        name: str | None = None,
+        lane: Lane = "compute",
+    ) -> Var:
+        """Add an op of one result, which is named like the op."""
+        return self.apply_many(kind, inputs, attributes, name=name, labels=("",), lane=lane)[0]
+
+    def apply_many(
+        self,
+        kind: str,
+        inputs: Sequence[Var],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        name: str | None = None,
+        labels: Sequence[str | None],
+        lane: Lane = "compute",
+    ) -> tuple[Var, ...]:
+        """Add an op whose results are named `name/label`, or `name` where a label is empty.
+
+        A label of None drops that result; the others are returned.
+        """
+        name = self.builder.fresh(name or kind.lower())
+        outputs = [
+            NOTHING if label is None else f"{name}/{label}" if label else name for label in labels
+        ]
+        known = lookup(Op(name, kind, (), ()))
+        implied = [item for item in known.inputs if item in IMPLIED]
+        if implied:
+            add_clock(self.builder)
+        names = (*(variable.name for variable in inputs), *implied)
+        op = Op(name, kind, names, tuple(outputs), _without_defaults(known, attributes or {}), lane=lane)
+        for error in known.problems(op):
+            raise error
+        specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in op.inputs])
+        for output, spec in zip(outputs, specs, strict=True):
+            if output != NOTHING and spec is not None:
+                self.builder.blob(output, spec.shape, spec.dtype)
+        self.builder.add(op)
+        return tuple(Var(self, output) for output in outputs if output != NOTHING)
+
+    def output(self, *variables: Var) -> None:
+        """Ask for these blobs: they are what a run reports."""
+        self.builder.outputs += [variable.name for variable in variables]
+
+    def graph(self) -> Graph:
+        """The net as a graph. Without a call of `output`, it reports what nothing reads."""
+        graph = self.builder.graph()
+        if not graph.outputs:
+            self.builder.outputs = list(graph.sinks)
+            graph = self.builder.graph()
+        return graph
+
+
+def _without_defaults(kind: Kind, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    """The attributes that say something: a graph's text stays short."""
+    return {
+        key: value
+        for key, value in attributes.items()
+        if key not in kind.attributes or kind.attributes[key].default != value
+    }

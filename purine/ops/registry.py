@@ -1,0 +1,298 @@
+"""The one registry of kinds: what an op of a kind computes, takes and may be given.
+
+A kind is a pure function over tensors. Its positional parameters are the op's inputs, its
+keyword-only parameters the op's attributes, their annotations the attributes' types. Shapes, cost
+and gradients all come from running that function, so a new kind is usually one short function:
+
+    @kind
+    def Relu(x: Tensor) -> Tensor:
+        return F.relu(x)
+
+Any ATen overload is a kind without being registered (see `purine.ops.aten`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, Union
+
+from torch import Tensor
+
+from purine.errors import KindError
+from purine.graph import Attribute, Op
+
+__all__ = ["IMPLIED", "Attr", "Kernel", "Kind", "Results", "kind", "kinds", "lookup", "register"]
+
+Results = Tensor | tuple[Tensor, ...]
+Kernel = Callable[..., Results]
+
+IMPLIED = ("seed", "iteration")
+"""Inputs by these names need not be written: the blobs of the same names are meant."""
+
+_UNSET = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """An attribute that a kind takes: the annotation of its type, and its default if it has one."""
+
+    annotation: Any
+    default: object = _UNSET
+
+    @property
+    def required(self) -> bool:
+        return self.default is _UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is known of a kind of op.
+
+    `evaluation` names what an op of this kind becomes at test time: a kind that takes its place, or
+    "pass" where the first input simply takes the place of the first output.
+    `view` says that the result may share memory with the first input.
+    `overwrite` is a variant of `function` that writes result k over input `over[k]`.
+    `function` is None for sources, whose kernel is made for the run (`Data`).
+    `binder` makes the kernel of an op where attributes are not simply keyword arguments.
+    """
+
+    name: str
+    function: Kernel | None
+    inputs: tuple[str, ...]
+    optional: int = 0
+    variadic: bool = False
+    attributes: Mapping[str, Attr] = field(default_factory=dict)
+    evaluation: str | None = None
+    loss: bool = False
+    view: bool = False
+    overwrite: Kernel | None = None
+    over: tuple[int, ...] = ()
+    binder: Callable[[Op], Kernel] | None = None
+
+    def bind(self, op: Op) -> Kernel:
+        """The function of tensors alone that `op` stands for."""
+        if self.binder is not None:
+            return self.binder(op)
+        assert self.function is not None, f"{self.name} has no function of its own"
+        return partial(self.function, **self._settings(op))
+
+    def bind_overwrite(self, op: Op) -> Kernel:
+        """As `bind`, for the variant that writes over its inputs."""
+        assert self.overwrite is not None
+        return partial(self.overwrite, **self._settings(op))
+
+    def _settings(self, op: Op) -> dict[str, Attribute]:
+        return {
+            key: value
+            for key, value in op.attributes.items()
+            if not (self.loss and key == "loss_weight")
+        }
+
+    def problems(self, op: Op) -> Iterator[KindError]:
+        """What is wrong with the number of inputs and the attributes of `op`."""
+        yield from _input_problems(self, op)
+        for key, value in op.attributes.items():
+            attr = self.attributes.get(key)
+            if attr is None:
+                yield _unknown_attribute(self, op, key)
+            elif not conforms(value, attr.annotation):
+                yield KindError(
+                    f"op {op.name!r} ({op.kind}) at {op.location} has attribute {key} = {value!r}",
+                    where=op.where,
+                    op=op.name,
+                    location=str(op.location),
+                    expected=f"{key} to be {describe(attr.annotation)}",
+                    found=f"{type(value).__name__} {value!r}",
+                    remedy=f"change {key} of op {op.name!r}",
+                )
+        for key, attr in self.attributes.items():
+            if attr.required and key not in op.attributes:
+                yield KindError(
+                    f"op {op.name!r} ({op.kind}) at {op.location} has no attribute {key}",
+                    where=op.where,
+                    op=op.name,
+                    location=str(op.location),
+                    expected=f"{key}, which is {describe(attr.annotation)}",
+                    found=", ".join(op.attributes) or "no attributes",
+                    remedy=f"add {key} to op {op.name!r}",
+                )
+
+
+_KINDS: dict[str, Kind] = {}
+
+
+def register(kind: Kind) -> Kind:
+    """Add a kind to the registry."""
+    if kind.name in _KINDS:
+        raise ValueError(f"kind {kind.name!r} is registered twice")
+    _KINDS[kind.name] = kind
+    return kind
+
+
+def kind(
+    function: Kernel | None = None,
+    *,
+    evaluation: str | None = None,
+    loss: bool = False,
+    view: bool = False,
+    overwrite: Kernel | None = None,
+    over: Sequence[int] = (),
+) -> Any:
+    """Register a function as the kind of its own name; see `Kind` for the options."""
+    if function is None:
+        return partial(
+            kind,
+            evaluation=evaluation,
+            loss=loss,
+            view=view,
+            overwrite=overwrite,
+            over=over,
+        )
+    made = _from_signature(function)
+    register(
+        replace(
+            made,
+            evaluation=evaluation,
+            loss=loss,
+            view=view,
+            overwrite=overwrite,
+            over=tuple(over),
+            attributes={**made.attributes, "loss_weight": Attr(float, 1.0)}
+            if loss
+            else made.attributes,
+        )
+    )
+    return function
+
+
+def kinds() -> Mapping[str, Kind]:
+    """All named kinds."""
+    return types.MappingProxyType(_KINDS)
+
+
+def lookup(op: Op) -> Kind:
+    """The kind of an op; a KindError with the nearest names where there is none."""
+    from purine.ops import aten  # aten builds Kinds
+
+    found = _KINDS.get(op.kind) or aten.kind_of(op.kind)
+    if found is None:
+        near = difflib.get_close_matches(op.kind, _KINDS, n=3, cutoff=0.5)
+        raise KindError(
+            f"op {op.name!r} at {op.location} is of unknown kind {op.kind!r}",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected="a named kind, or an ATen overload such as aten.relu or aten.add.Tensor",
+            found=repr(op.kind),
+            remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show --kinds`",
+        )
+    return found
+
+
+def _from_signature(function: Kernel) -> Kind:
+    hints = typing.get_type_hints(function)
+    inputs: list[str] = []
+    optional, variadic = 0, False
+    attributes: dict[str, Attr] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            default = parameter.default
+            unset = default is inspect.Parameter.empty
+            attributes[name] = Attr(hints[name], _UNSET if unset else default)
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            variadic = True
+        else:
+            inputs.append(name)
+            optional += parameter.default is not inspect.Parameter.empty
+    name = function.__name__  # type: ignore[attr-defined]
+    return Kind(name, function, tuple(inputs), optional, variadic, attributes)
+
+
+def _input_problems(kind: Kind, op: Op) -> Iterator[KindError]:
+    given, most = len(op.inputs), len(kind.inputs)
+    least = most - kind.optional
+    if given < least or (given > most and not kind.variadic):
+        names = ", ".join(kind.inputs) + (", ..." if kind.variadic else "")
+        count = f"{least}" if least == most else f"{least} to {most}"
+        if kind.variadic:
+            count = f"{least} or more"
+        yield KindError(
+            f"op {op.name!r} ({op.kind}) at {op.location} has {given} inputs",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected=f"{count} ({names})" if names else count,
+            found=", ".join(op.inputs) or "none",
+            remedy=f"change the inputs of op {op.name!r}",
+        )
+
+
+def _unknown_attribute(kind: Kind, op: Op, key: str) -> KindError:
+    near = difflib.get_close_matches(key, kind.attributes, n=1, cutoff=0.5)
+    known = ", ".join(kind.attributes) or "none"
+    return KindError(
+        f"op {op.name!r} ({op.kind}) at {op.location} has unknown attribute {key!r}",
+        where=op.where,
+        op=op.name,
+        location=str(op.location),
+        expected=f"attributes of {op.kind}: {known}",
+        found=f"{key} = {op.attributes[key]!r}",
+        remedy=f"did you mean {near[0]!r}?" if near else f"remove {key!r}",
+    )
+
+
+def conforms(value: object, annotation: Any) -> bool:
+    """Whether an attribute's value is of an annotated type.
+
+    >>> conforms(2, int | tuple[int, int]), conforms((2, 3), int | tuple[int, int])
+    (True, True)
+    >>> conforms(True, int), conforms(1, float), conforms("max", Literal["max", "average"])
+    (False, True, True)
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(conforms(value, option) for option in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(conforms(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(conforms, value, arguments))
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, annotation)
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words, for error messages.
+
+    >>> describe(int | tuple[int, int])
+    'a whole number or a list of 2 whole numbers'
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(describe, arguments))
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple:
+        one = describe(arguments[0]).removeprefix("a ").removeprefix("an ") + "s"
+        many = len(arguments) == 2 and arguments[1] is Ellipsis
+        return f"a list of {one}" if many else f"a list of {len(arguments)} {one}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if annotation in (None, type(None)):
+        return "nothing"
+    return words.get(annotation, str(annotation))

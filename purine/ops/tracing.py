@@ -1,0 +1,218 @@
+"""Running functions on fake tensors: shapes, recorded calls, and the joint of an op and its gradient.
+
+The one module that touches private parts of torch (fake tensors, proxy tracing, the flop counter's
+registry), so that a new release of torch is a change in one place. What comes out is plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+from purine.graph import Attribute
+from purine.ops import aten
+from purine.ops.registry import Kernel
+
+__all__ = ["Call", "Joint", "Spec", "count_flops", "infer", "trace_joint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The shape, dtype and torch device of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call. Values are numbered: inputs, then cotangents, then results of calls.
+
+    `results` has one entry per result: its number and spec, or None where nobody uses it.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    attributes: dict[str, Attribute]
+    results: tuple[tuple[int, Spec] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A function and its gradient as calls, split at the cotangent.
+
+    `outputs` are the numbers of the function's results, `gradients` those of the gradients of its
+    inputs (None where there is none), `pulled` says which outputs have a cotangent.
+    """
+
+    forward: tuple[Call, ...]
+    backward: tuple[Call, ...]
+    outputs: tuple[int, ...]
+    gradients: tuple[int | None, ...]
+    pulled: tuple[bool, ...]
+
+
+def infer(function: Kernel, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
+    """The specs of a function's results, without computing them; None where one is absent."""
+    with FakeTensorMode(), torch.no_grad():
+        results = function(*map(_empty, inputs))
+    return tuple(None if result is None else _spec(result) for result in _as_tuple(results))
+
+
+def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
+    """The floating-point operations of a call, as torch's flop counter has them."""
+    with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function(*map(_empty, inputs))
+    return int(counter.get_total_flops())
+
+
+def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]) -> Joint:
+    """Record a function together with the gradient of its `wanted` inputs.
+
+    Calls that do not depend on a cotangent are the forward part, saved values included; the others
+    are the backward part.
+    """
+    count = len(inputs)
+    with FakeTensorMode():
+        values = [
+            _empty(spec).requires_grad_(want) for spec, want in zip(inputs, wanted, strict=True)
+        ]
+        results = _as_tuple(function(*values))
+        pulled = tuple(result.requires_grad for result in results)
+        cotangents = [
+            torch.empty_like(result.detach())
+            for result, pull in zip(results, pulled, strict=True)
+            if pull
+        ]
+
+    def joint(*arguments: Tensor) -> tuple[Tensor | None, ...]:
+        values, cotangents = arguments[:count], arguments[count:]
+        results = _as_tuple(function(*values))
+        sources = [value for value, want in zip(values, wanted, strict=True) if want]
+        pulls = [result for result, pull in zip(results, pulled, strict=True) if pull]
+        found = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
+        return (*results, *(next(found) if want else None for want in wanted))
+
+    module = make_fx(joint)(*values, *cotangents)
+    return _Recorder(module.graph.nodes, count, len(results), pulled).joint()
+
+
+class _Recorder:
+    """Turns the nodes of a traced joint into numbered calls."""
+
+    def __init__(
+        self, nodes: Any, inputs: int, outputs: int, pulled: tuple[bool, ...]
+    ) -> None:
+        self.nodes: list[Node] = list(nodes)
+        self.inputs = inputs
+        self.outputs = outputs
+        self.pulled = pulled
+        self.numbers: dict[Node, int] = {}
+        self.late: set[int] = set()
+        self.transposed: dict[int, int] = {}
+        self.next = 0
+
+    def joint(self) -> Joint:
+        forward: list[Call] = []
+        backward: list[Call] = []
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.numbers[node] = self._new()
+                if self.numbers[node] >= self.inputs:
+                    self.late.add(self.numbers[node])
+            elif node.op == "call_function" and node.target is not getitem:
+                for call in self._calls(node):
+                    late = any(number in self.late for number in call.inputs)
+                    (backward if late else forward).append(call)
+                    if late:
+                        self.late.update(r[0] for r in call.results if r is not None)
+        final = [None if n is None else self.numbers[n] for n in self.nodes[-1].args[0]]  # type: ignore[union-attr, arg-type, index]
+        results, gradients = final[: self.outputs], final[self.outputs :]
+        assert None not in results
+        return Joint(
+            tuple(forward),
+            tuple(backward),
+            tuple(number for number in results if number is not None),
+            tuple(gradients),
+            self.pulled,
+        )
+
+    def _new(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+    def _calls(self, node: Node) -> tuple[Call, ...]:
+        call = self._call(node)
+        if call is None:
+            return ()
+        return _split_convolution_backward(call)
+
+    def _call(self, node: Node) -> Call | None:
+        overload: Any = node.target
+        kind = aten.name_of(overload)
+        inputs, attributes = aten.attributes_of(overload, node.args, node.kwargs, self._number)
+        if kind in ("aten.detach", "aten.alias"):
+            self.numbers[node] = inputs[0]
+            return None
+        if kind == "aten.t" and inputs[0] in self.transposed:
+            self.numbers[node] = self.transposed[inputs[0]]
+            return None
+        if kind in ("aten.view", "aten._unsafe_view"):
+            # A view asks for strides that the recorded layout had and the run's need not have.
+            kind, attributes = "aten.reshape", {"shape": attributes["size"]}
+        value = node.meta["val"]
+        if not isinstance(value, tuple | list):
+            number = self.numbers[node] = self._new()
+            if kind == "aten.t":
+                self.transposed[number] = inputs[0]
+            return Call(kind, tuple(inputs), attributes, ((number, _spec(value)),))
+        used = {user.args[1]: user for user in node.users if user.target is getitem and user.users}
+        results: list[tuple[int, Spec] | None] = []
+        for index, item in enumerate(value):
+            if index in used and item is not None:
+                number = self.numbers[used[index]] = self._new()
+                results.append((number, _spec(item)))
+            else:
+                results.append(None)
+        return Call(kind, tuple(inputs), attributes, tuple(results))
+
+    def _number(self, value: object) -> int | None:
+        return self.numbers[value] if isinstance(value, Node) else None
+
+
+def _split_convolution_backward(call: Call) -> tuple[Call, ...]:
+    """The input gradient of a convolution and its weight gradient as two calls.
+
+    Nothing but the solver waits for a weight gradient: pipelines defer it, and the input gradient
+    need not wait for it.
+    """
+    wanted = [result is not None for result in call.results]
+    if call.kind != "aten.convolution_backward" or not (wanted[0] and any(wanted[1:])):
+        return (call,)
+    parts = []
+    for mask in ((False, wanted[1], wanted[2]), (True, False, False)):
+        results = tuple(r if keep else None for r, keep in zip(call.results, mask, strict=True))
+        parts.append(Call(call.kind, call.inputs, {**call.attributes, "output_mask": mask}, results))
+    return tuple(parts)
+
+
+def _empty(spec: Spec) -> Tensor:
+    return torch.empty(spec.shape, dtype=aten.dtype_of(spec.dtype), device=spec.device)
+
+
+def _spec(value: Tensor) -> Spec:
+    return Spec(tuple(value.shape), aten.dtype_name(value.dtype), str(value.device))
+
+
+def _as_tuple(results: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)

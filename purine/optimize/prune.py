@@ -1,0 +1,128 @@
+"""Pruning: from what is asked for backwards; what nothing needs is gone.
+
+Training, evaluation and inference graphs of one net are prunings of it: `evaluation` first puts the
+test-time form of each kind in its place (no dropout, running statistics), `inference` also takes
+away the source, so that the caller feeds the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from purine.errors import GraphError
+from purine.graph import NOTHING, Builder, Graph, Op
+from purine.ops.infer import complete
+from purine.ops.registry import lookup
+
+__all__ = ["evaluation", "inference", "prune"]
+
+
+def prune(
+    graph: Graph, outputs: Sequence[str] | None = None, *, states: Sequence[str] | None = None
+) -> Graph:
+    """The part of a graph that its outputs and states need.
+
+    `outputs` are the blobs to keep asking for, by default those of the graph; `states` the states
+    that matter in themselves, by default all. A state that something needs is kept in any case,
+    together with whatever makes its next value.
+    """
+    wanted = tuple(graph.outputs if outputs is None else outputs)
+    for name in wanted:
+        if name not in graph.blobs:
+            raise _no_such_blob(graph, name)
+    roots = graph.states if states is None else states
+    stack = [*wanted, *roots, *(graph.states[name].next for name in roots)]
+    blobs: set[str] = set()
+    ops: set[str] = set()
+    while stack:
+        name = stack.pop()
+        if name in blobs:
+            continue
+        blobs.add(name)
+        if name in graph.states:
+            stack.append(graph.states[name].next)
+        producer = graph.producers.get(name)
+        if producer is not None and producer.name not in ops:
+            ops.add(producer.name)
+            stack += producer.inputs
+    return Graph(
+        {name: blob for name, blob in graph.blobs.items() if name in blobs},
+        {name: _without(op, blobs) for name, op in graph.ops.items() if name in ops},
+        {name: state for name, state in graph.states.items() if name in blobs},
+        frozenset((a, b) for a, b in graph.control if a in ops and b in ops),
+        wanted,
+    )
+
+
+def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
+    """The graph that measures a net: test-time kinds, the test source in order, no gradients.
+
+    >>> from purine.zoo import nin
+    >>> any(op.kind == "Dropout" for op in evaluation(nin(batch=2)).ops.values())
+    False
+    """
+    net = complete(net)
+    builder = Builder(net)
+    passed: dict[str, str] = {}
+    for name in net.order:
+        op = net.ops[name]
+        op = replace(op, inputs=tuple(passed.get(item, item) for item in op.inputs))
+        builder.ops[name] = op
+        form = lookup(op).evaluation
+        if op.kind == "Data":
+            settings = {**op.attributes, "source": "test", "shuffle": False}
+            builder.ops[name] = replace(op, attributes=settings)
+        elif form == "pass" and op.outputs[0] not in net.outputs:
+            passed[op.outputs[0]] = op.inputs[0]
+            del builder.ops[name]
+        elif form == "pass":
+            builder.ops[name] = Op(name, "StopGradient", op.inputs[:1], op.outputs, {}, op.location)
+        elif form is not None:
+            _replace_by(builder, op, form)
+    made = {blob for op in builder.ops.values() for blob in op.outputs}
+    for name, state in builder.states.items():
+        if state.next not in made:
+            builder.states[name] = replace(state, next=name)
+    return prune(builder.graph(), outputs, states=())
+
+
+def inference(net: Graph, outputs: Sequence[str]) -> Graph:
+    """The graph that computes `outputs` from data that the caller feeds.
+
+    >>> from purine.zoo import lenet
+    >>> inference(lenet(batch=2), ["fc2"]).inputs
+    ('data',)
+    """
+    measured = evaluation(net, outputs)
+    builder = Builder(measured)
+    for op in measured.ops.values():
+        if op.kind == "Data":
+            del builder.ops[op.name]
+    return prune(builder.graph(), outputs, states=())
+
+
+def _replace_by(builder: Builder, op: Op, kind: str) -> None:
+    """Let an op be of its test-time kind, which takes the implied inputs only where it names them."""
+    draft = replace(op, kind=kind)
+    count = len(lookup(draft).inputs)
+    builder.ops[op.name] = replace(draft, inputs=op.inputs[:count], outputs=op.outputs[:1])
+
+
+def _without(op: Op, kept: set[str]) -> Op:
+    if all(name in kept or name == NOTHING for name in op.outputs):
+        return op
+    return replace(op, outputs=tuple(name if name in kept else NOTHING for name in op.outputs))
+
+
+def _no_such_blob(graph: Graph, name: str) -> GraphError:
+    import difflib
+
+    near = difflib.get_close_matches(name, graph.blobs, n=3, cutoff=0.4)
+    return GraphError(
+        f"there is no blob {name!r} to ask for",
+        blob=name,
+        expected="the name of a blob of the graph",
+        found=repr(name),
+        remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show` for the names",
+    )

@@ -1,0 +1,1 @@
+"""Running a graph: the dispatcher core, its executors, traces and checkpoints."""

@@ -1,0 +1,243 @@
+"""The dispatcher's core: a state machine over a graph, with no threads, no I/O and no torch.
+
+`compile_plan` turns a graph into integers once. `Core` then answers one question: this op of this
+iteration is complete, so what has become ready? Executors, tests and the simulator all drive this
+one core.
+
+A *token* stands for one op in one iteration: `iteration * len(plan.ops) + op`. Ops are numbered by
+urgency, so of two ready tokens the smaller one should run first.
+
+There is no barrier between iterations. An op waits for its own inputs only: from ops of the same
+iteration, and through states from ops of the iteration before. The credit bounds how many
+iterations are in flight: iteration i opens when iteration i - credit is complete.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from purine.graph import Graph, Lane, Location, Op
+
+__all__ = ["Core", "Plan", "Station", "compile_plan"]
+
+Station = tuple[Location, Lane]
+"""A lane at a location: what runs ops one at a time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph as integers. Op k is `ops[k]`; a smaller number is more urgent.
+
+    `same[k]` are the ops of the same iteration that wait for op k, `later[k]` those of the next one.
+    `needs[k]` counts what op k waits for; `carried[k]` is the part of it from the iteration before.
+    An op that waits for nothing of its own iteration is a root: it also waits for the credit.
+    """
+
+    ops: tuple[str, ...]
+    stations: tuple[Station, ...]
+    station: tuple[int, ...]
+    same: tuple[tuple[int, ...], ...]
+    later: tuple[tuple[int, ...], ...]
+    needs: tuple[int, ...]
+    carried: tuple[int, ...]
+    roots: tuple[int, ...]
+
+
+def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> Plan:
+    """Number the ops of a verified graph and count what each waits for.
+
+    With one compute lane per device, order decides memory and not time: what leads quickly to an end
+    (a weight gradient, its update) runs before the long chain goes on, so that buffers are released
+    early. With several, the longest remaining path by `cost` runs first.
+    """
+    names = _urgency(graph, cost or (lambda op: 1.0))
+    number = {name: index for index, name in enumerate(names)}
+    stations: dict[Station, int] = {}
+    station = []
+    for name in names:
+        op = graph.ops[name]
+        station.append(stations.setdefault((op.location, op.lane), len(stations)))
+    same: list[tuple[int, ...]] = []
+    later: list[set[int]] = [set() for _ in names]
+    for name in names:
+        same.append(tuple(sorted(number[target] for target in graph.successors[name])))
+    for state in graph.states.values():
+        producer = graph.producers.get(state.next)
+        if producer is not None:
+            readers = {number[op.name] for op in graph.consumers[state.read]}
+            later[number[producer.name]] |= readers
+    needs, carried = [0] * len(names), [0] * len(names)
+    for targets in same:
+        for target in targets:
+            needs[target] += 1
+    roots = tuple(index for index, count in enumerate(needs) if count == 0)
+    for reading in later:
+        for target in reading:
+            needs[target] += 1
+            carried[target] += 1
+    return Plan(
+        tuple(names),
+        tuple(stations),
+        tuple(station),
+        tuple(same),
+        tuple(tuple(sorted(targets)) for targets in later),
+        tuple(needs),
+        tuple(carried),
+        roots,
+    )
+
+
+def _urgency(graph: Graph, cost: Callable[[Op], float]) -> list[str]:
+    """Op names in a topological order: the order in which one lane would run them all."""
+    remaining = _remaining_paths(graph, cost)
+    busiest: dict[Location, set[Lane]] = {}
+    for op in graph.ops.values():
+        if op.lane.startswith("compute"):
+            busiest.setdefault(op.location, set()).add(op.lane)
+    concurrent = any(len(lanes) > 1 for lanes in busiest.values())
+    waiting = dict.fromkeys(graph.ops, 0)
+    for targets in graph.successors.values():
+        for target in targets:
+            waiting[target] += 1
+    order: list[str] = []
+    step = 0
+    ready: list[tuple[float, float, int, str]] = []
+
+    def push(names: Sequence[str]) -> None:
+        nonlocal step
+        step += 1
+        for place, name in enumerate(names):
+            if concurrent:
+                heapq.heappush(ready, (-remaining[name], step, place, name))
+            else:
+                heapq.heappush(ready, (-step, remaining[name], place, name))
+
+    push([name for name, count in waiting.items() if count == 0])
+    while ready:
+        name = heapq.heappop(ready)[-1]
+        order.append(name)
+        released = []
+        for target in graph.successors[name]:
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                released.append(target)
+        push(released)
+    assert len(order) == len(graph.ops), "the graph has a cycle: verify it first"
+    return order
+
+
+def _remaining_paths(graph: Graph, cost: Callable[[Op], float]) -> Mapping[str, float]:
+    """For each op the cost of the longest path from it to the end of the iteration."""
+    remaining: dict[str, float] = {}
+    for name in reversed(graph.order):
+        after = (remaining[target] for target in graph.successors[name])
+        remaining[name] = cost(graph.ops[name]) + max(after, default=0.0)
+    return remaining
+
+
+class Core:
+    """The state of one execution: counters per iteration in flight.
+
+    >>> from purine.graph import Builder
+    >>> b = Builder()
+    >>> for name in ("x", "y"):
+    ...     _ = b.blob(name, ())
+    >>> _ = b.op("first", "Relu", [], ["x"]), b.op("second", "Relu", ["x"], ["y"])
+    >>> core = Core(compile_plan(b.graph()), credit=1)
+    >>> core.extend(1)      # one iteration may run: token 0 is op "first" of iteration 0
+    [0]
+    >>> core.complete(0)    # ... and makes op "second" ready
+    [1]
+    >>> core.complete(1), core.completed
+    ([], 1)
+    """
+
+    def __init__(self, plan: Plan, *, start: int = 0, credit: int = 2) -> None:
+        assert credit >= 1
+        self.plan = plan
+        self.size = len(plan.ops)
+        self.credit = credit
+        self.completed = start
+        """Iterations below this one are complete."""
+        self.limit = start
+        """Iterations below this one may start, credit permitting."""
+        self._opened = start
+        # One slot more than the credit: the iteration that is not open yet already counts down
+        # what the one before it gives it.
+        self._slots = credit + 1
+        gated = list(plan.needs)
+        for root in plan.roots:
+            gated[root] += 1
+        self._fresh = gated
+        self._counts = [gated.copy() for _ in range(self._slots)]
+        self._left = [self.size] * self._slots
+        first = self._counts[start % self._slots]
+        for op, count in enumerate(plan.carried):
+            first[op] -= count
+
+    def extend(self, limit: int) -> list[int]:
+        """Let iterations below `limit` start; returns the tokens that are ready."""
+        self.limit = max(self.limit, limit)
+        return self._open()
+
+    def complete(self, token: int) -> list[int]:
+        """Note that an op of an iteration is complete; returns the tokens that became ready."""
+        size, slots = self.size, self._slots
+        op = token % size
+        base = token - op
+        iteration = token // size
+        slot = iteration % slots
+        counts = self._counts[slot]
+        ready = []
+        plan = self.plan
+        for target in plan.same[op]:
+            counts[target] -= 1
+            if not counts[target]:
+                ready.append(base + target)
+        later = plan.later[op]
+        if later:
+            counts = self._counts[(iteration + 1) % slots]
+            base += size
+            for target in later:
+                counts[target] -= 1
+                if not counts[target]:
+                    ready.append(base + target)
+        self._left[slot] -= 1
+        if not self._left[slot]:
+            ready += self._advance()
+        return ready
+
+    def _advance(self) -> list[int]:
+        while self.completed < self._opened and not self._left[self.completed % self._slots]:
+            slot = self.completed % self._slots
+            self._counts[slot] = self._fresh.copy()
+            self._left[slot] = self.size
+            self.completed += 1
+        return self._open()
+
+    def _open(self) -> list[int]:
+        ready = []
+        while self._opened < min(self.limit, self.completed + self.credit):
+            counts = self._counts[self._opened % self._slots]
+            for root in self.plan.roots:
+                counts[root] -= 1
+                if not counts[root]:
+                    ready.append(self._opened * self.size + root)
+            self._opened += 1
+        return ready
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that may run has run."""
+        return self.completed == self.limit
+
+    def waiting(self) -> list[tuple[int, str, int]]:
+        """What open iterations still wait for: (iteration, op, number of things it waits for)."""
+        return [
+            (iteration, self.plan.ops[op], count)
+            for iteration in range(self.completed, self._opened)
+            for op, count in enumerate(self._counts[iteration % self._slots])
+            if count > 0
+        ]

@@ -1,0 +1,136 @@
+"""Kernels for `Data` ops: a data set bound to the blobs that want its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from purine.data import DataSet, Reader, Source
+from purine.errors import DataError
+from purine.graph import Graph, Op
+from purine.ops.registry import Kernel
+
+__all__ = ["data_ops", "read_rows", "read_stream"]
+
+
+def data_ops(graph: Graph) -> list[Op]:
+    """The ops that read from a data set."""
+    return [op for op in graph.ops.values() if op.kind == "Data"]
+
+
+def read_stream(
+    graph: Graph, data: DataSet | None, *, layout: torch.memory_format
+) -> Mapping[str, Kernel]:
+    """For each `Data` op a kernel that reads the batch of an iteration from the endless stream."""
+    kernels: dict[str, Kernel] = {}
+    for op in data_ops(graph):
+        source = _source(op, data)
+        _check_fields(graph, op, source)
+        kernels[op.name] = _stream_kernel(graph, op, source, layout)
+    return kernels
+
+
+def read_rows(
+    graph: Graph, data: DataSet | None, start: int, *, layout: torch.memory_format
+) -> Mapping[str, Kernel]:
+    """For each `Data` op a kernel that reads its source from row `start` on, in order and once."""
+    kernels: dict[str, Kernel] = {}
+    for op in data_ops(graph):
+        source = _source(op, data)
+        _check_fields(graph, op, source)
+        kernels[op.name] = _rows_kernel(source, start, _batch(graph, op), layout)
+    return kernels
+
+
+def _stream_kernel(
+    graph: Graph, op: Op, source: Source, layout: torch.memory_format
+) -> Kernel:
+    settings = {key: op.attributes.get(key, default) for key, default in _STREAM.items()}
+    readers: dict[int, Reader] = {}
+
+    def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
+        key = int(seed)
+        if key not in readers:
+            readers[key] = Reader(source, batch=_batch(graph, op), seed=key, **settings)  # type: ignore[arg-type]
+        return _laid_out(readers[key].read(int(iteration)), layout)
+
+    return kernel
+
+
+_STREAM: Mapping[str, object] = {"shuffle": True, "part": 0, "parts": 1}
+
+
+def _rows_kernel(source: Source, start: int, batch: int, layout: torch.memory_format) -> Kernel:
+    def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
+        first = start + int(iteration) * batch
+        return _laid_out(source.batch(np.arange(first, first + batch)), layout)
+
+    return kernel
+
+
+def _laid_out(
+    values: tuple[Tensor, ...], layout: torch.memory_format
+) -> tuple[Tensor, ...] | Tensor:
+    made = tuple(v.contiguous(memory_format=layout) if v.dim() == 4 else v for v in values)
+    return made if len(made) > 1 else made[0]
+
+
+def _batch(graph: Graph, op: Op) -> int:
+    blob = graph.blobs[next(name for name in op.outputs if name)]
+    assert blob.shape
+    return blob.shape[0]
+
+
+def _source(op: Op, data: DataSet | None) -> Source:
+    wanted = op.attributes.get("source", "train")
+    if data is None:
+        raise DataError(
+            f"op {op.name!r} reads data, and the run has none",
+            where=op.where,
+            op=op.name,
+            expected="a data set",
+            found="none",
+            remedy="pass data=, for example data=purine.data.fashion_mini()",
+        )
+    source = {"train": data.train, "test": data.test}.get(str(wanted))
+    if source is None:
+        raise DataError(
+            f"op {op.name!r} reads source {wanted!r}, which data set {data.name!r} does not have",
+            where=op.where,
+            op=op.name,
+            expected="train" if data.test is None else "train or test",
+            found=repr(wanted),
+            remedy="use a data set with a test part" if wanted == "test" else "mend `source`",
+        )
+    return source
+
+
+def _check_fields(graph: Graph, op: Op, source: Source) -> None:
+    if len(op.outputs) != len(source.fields):
+        raise DataError(
+            f"op {op.name!r} has {len(op.outputs)} outputs, the data has {len(source.fields)} fields",
+            where=op.where,
+            op=op.name,
+            expected=", ".join(str(field) for field in source.fields),
+            found=", ".join(op.outputs),
+            remedy="name one output for each field; ~ for one that is not needed",
+        )
+    for name, field in zip(op.outputs, source.fields, strict=True):
+        if not name:
+            continue
+        blob = graph.blobs[name]
+        assert blob.shape is not None
+        if (blob.shape[1:], blob.dtype) != (field.shape, field.dtype):
+            raise DataError(
+                f"blob {name!r} does not fit field {field.name!r} of the data",
+                where=blob.where or op.where,
+                op=op.name,
+                blob=name,
+                location=str(blob.location),
+                expected=f"{field.dtype}, {list(field.shape)} a sample",
+                found=f"{blob.dtype}, {list(blob.shape[1:])} a sample",
+                remedy="run purine.data.prepare on the net, or build it for these samples",
+            )

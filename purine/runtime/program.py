@@ -1,0 +1,172 @@
+"""A plan with its kernels: what an executor on this machine does for each op.
+
+Everything about buffers is decided here, before anything runs: when a value is released, which
+results are written over an input that nobody reads again, and which states may be updated in place.
+
+Values that may share memory (an input and its views) form one *family*. A kernel may write over a
+value only when nothing else of its family is read afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from purine.graph import NOTHING, Graph, Op
+from purine.ops import aten
+from purine.ops.registry import Kernel, lookup
+from purine.runtime.core import Plan
+
+__all__ = ["Program", "Step", "compile_program"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do for one op; blobs are numbers into the values of an iteration.
+
+    `writes` has -1 for results that nobody needs. `carries` are pairs (result, read blob of the next
+    iteration). `drops` are values that this op alone reads; `shared` are values with several
+    readers, released by the last. `families` are the watched families that it reads. `over` are
+    pairs (input position, family) that the kernel writes over: when this op is not the family's last
+    reader, it gets a copy.
+    """
+
+    kernel: Kernel
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    carries: tuple[tuple[int, int], ...]
+    drops: tuple[int, ...]
+    shared: tuple[int, ...]
+    families: tuple[int, ...]
+    over: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps by op number, and the layout of an iteration's values."""
+
+    steps: tuple[Step, ...]
+    blobs: Mapping[str, int]
+    uses: tuple[int, ...]
+    watched: tuple[int, ...]
+    constants: tuple[str, ...]
+
+
+def compile_program(graph: Graph, plan: Plan, sources: Mapping[str, Kernel]) -> Program:
+    """Decide for every op of a plan what its execution does.
+
+    `sources` are the kernels of ops whose kind has none of its own, by op name.
+    """
+    layout = _Layout(graph)
+    steps = tuple(layout.step(graph.ops[name], sources) for name in plan.ops)
+    return Program(
+        steps,
+        layout.numbers,
+        tuple(layout.uses[name] for name in graph.blobs),
+        tuple(layout.watched_uses[family] for family in layout.watched),
+        tuple(layout.constants),
+    )
+
+
+class _Layout:
+    """What is known of the blobs of a graph while its program is compiled."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.numbers = {name: index for index, name in enumerate(graph.blobs)}
+        self.constants = [
+            name for name, state in graph.states.items() if state.next == name
+        ] + list(graph.inputs)
+        self.kept = set(self.constants) | set(graph.outputs)
+        self.carried: dict[str, list[str]] = {}
+        for state in graph.states.values():
+            if state.next != state.read:
+                self.carried.setdefault(state.next, []).append(state.read)
+        self.family = _families(graph)
+        self.uses: Counter[str] = Counter()
+        for name, readers in graph.consumers.items():
+            self.uses[name] = len(readers)
+        overwriting = [op for op in graph.ops.values() if lookup(op).overwrite is not None]
+        written = (op.inputs[place] for op in overwriting for place in lookup(op).over)
+        self.watched = {
+            name: index
+            for index, name in enumerate(dict.fromkeys(self.family[item] for item in written))
+        }
+        self.watched_uses: Counter[str] = Counter()
+        for op in graph.ops.values():
+            self.watched_uses.update({self.family[name] for name in op.inputs})
+        pinned = [self.family[name] for name in self.kept]
+        for state in graph.states.values():
+            if state.next != state.read:
+                # Memory that lives on in the next iteration: nobody may write over it in this one,
+                # and in the next one only if nobody of this one may still be reading it.
+                if self.watched_uses[self.family[state.next]] or state.next in self.kept:
+                    pinned.append(self.family[state.read])
+                pinned.append(self.family[state.next])
+        self.watched_uses.update(pinned)
+
+    def step(self, op: Op, sources: Mapping[str, Kernel]) -> Step:
+        kind = lookup(op)
+        over: tuple[tuple[int, int], ...] = ()
+        if kind.function is None:
+            kernel = sources[op.name]
+        elif kind.overwrite is not None:
+            kernel = kind.bind_overwrite(op)
+            over = tuple((place, self.watched[self.family[op.inputs[place]]]) for place in kind.over)
+        else:
+            place = self._overwritable(op)
+            kernel = kind.bind(op) if place is None else aten.bind_over(op, place)
+        reads = dict.fromkeys(op.inputs)
+        families = {self.family[name] for name in reads}
+        return Step(
+            kernel,
+            tuple(self.numbers[name] for name in op.inputs),
+            tuple(self._write(name) for name in op.outputs),
+            tuple(
+                (place, self.numbers[read])
+                for place, name in enumerate(op.outputs)
+                for read in self.carried.get(name, ())
+            ),
+            tuple(self.numbers[n] for n in reads if self.uses[n] == 1 and n not in self.kept),
+            tuple(self.numbers[n] for n in reads if self.uses[n] > 1 and n not in self.kept),
+            tuple(self.watched[family] for family in families if family in self.watched),
+            over,
+        )
+
+    def _write(self, name: str) -> int:
+        if name == NOTHING or not (self.uses[name] or name in self.kept):
+            return -1
+        return self.numbers[name]
+
+    def _overwritable(self, op: Op) -> int | None:
+        """The input that an elementwise op may write its result over: nobody else ever reads it."""
+        graph = self.graph
+        for place in aten.OVERWRITES.get(op.kind, ()):
+            if place >= len(op.inputs) or len(op.outputs) != 1:
+                continue
+            name = op.inputs[place]
+            before, after = graph.blobs[name], graph.blobs[op.outputs[0]]
+            if (
+                (before.shape, before.dtype) == (after.shape, after.dtype)
+                and self.watched_uses[self.family[name]] == 1
+                and op.inputs.count(name) == 1
+                and name in graph.producers
+            ):
+                return place
+        return None
+
+
+def _families(graph: Graph) -> dict[str, str]:
+    """For each blob the first of those it may share memory with.
+
+    The two blobs of a state share memory too, but in different iterations: `_Layout` sees to that.
+    """
+    family: dict[str, str] = {}
+    for name in graph.order:
+        op = graph.ops[name]
+        if lookup(op).view and op.inputs:
+            for output in op.outputs:
+                family[output] = family.setdefault(op.inputs[0], op.inputs[0])
+    return {name: family.get(name, name) for name in chain(graph.blobs, [NOTHING])}

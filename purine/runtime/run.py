@@ -1,0 +1,310 @@
+"""A run: one graph, its data, its seed, and the values of its states.
+
+The same seed gives the same bits, whatever the interleaving; a run that is resumed from a checkpoint
+goes on with the bits of one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from purine.data import DataSet
+from purine.errors import ConfigError, RunError
+from purine.graph import Graph
+from purine.ops.aten import dtype_of
+from purine.ops.clock import ITERATION, SEED
+from purine.ops.fillers import fill
+from purine.ops.infer import check, with_batch
+from purine.runtime import checkpoint
+from purine.runtime.executor import Executor
+from purine.runtime.feeding import data_ops, read_rows, read_stream
+from purine.runtime.memory import keep_heap
+from purine.runtime.trace import Trace
+
+__all__ = ["Result", "Run", "compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one iteration gave: the blobs that the graph lists as outputs."""
+
+    iteration: int
+    outputs: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.outputs[name])
+
+    @property
+    def loss(self) -> float:
+        """The value of blob `loss`."""
+        return self["loss"]
+
+
+class Run:
+    """An execution of a training step, to be stepped, measured, saved and resumed.
+
+    `prefetch` is how many iterations `Data` ops may be ahead; `threads` the number of threads that
+    one kernel may use; `channels_last` how images and filters lie in memory; `record` keeps a trace.
+
+    >>> import purine as pu
+    >>> net = pu.zoo.mlp(batch=32)
+    >>> data = pu.data.fashion_mini()
+    >>> step = pu.solvers.sgd(pu.backward(pu.data.prepare(net, data.train)), lr=0.1)
+    >>> with pu.Run(step, data=data, seed=0) as run:
+    ...     losses = [result.loss for result in run.steps(20)]
+    >>> losses[-1] < losses[0]
+    True
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        data: DataSet | None = None,
+        seed: int = 0,
+        prefetch: int = 2,
+        threads: int | None = None,
+        channels_last: bool = False,
+        record: bool = False,
+    ) -> None:
+        for name, value, least in (("prefetch", prefetch, 0), ("threads", threads or 1, 1)):
+            if value < least:
+                raise ConfigError(
+                    f"{name} is {value}", expected=f"{least} or more", found=str(value)
+                )
+        self.graph = check(graph)
+        if not self.graph.ops:
+            raise ConfigError("the graph has no ops", expected="at least one op", found="none")
+        self.data = data
+        self.seed = seed
+        self.credit = prefetch + 1
+        self.threads = threads
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.record = record
+        self.iteration = 0
+        """The next iteration whose result `steps` gives."""
+        self._sources = read_stream(self.graph, data, layout=self.layout)
+        self._states = initial_states(self.graph, seed)
+        self._executor: Executor | None = None
+        keep_heap()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def steps(self, count: int) -> Iterator[Result]:
+        """Run `count` iterations and give their results in order.
+
+        Later iterations are in flight while a result is looked at, as far as the credit goes.
+        """
+        if count < 0:
+            raise ConfigError(f"{count} steps asked for", expected="0 or more", found=str(count))
+        executor = self._started()
+        last = self.iteration + count
+        while self.iteration < last:
+            executor.extend(min(last, self.iteration + self.credit))
+            outputs = executor.wait(self.iteration)
+            self.iteration += 1
+            yield Result(self.iteration - 1, outputs)
+
+    def states(self) -> dict[str, Tensor]:
+        """Copies of all states, after the iterations in flight are complete."""
+        return {name: value.clone() for name, value in self._settled()[1].items()}
+
+    def set_states(self, values: Mapping[str, Tensor]) -> None:
+        """Put values in place of the states named, for example parameters from elsewhere."""
+        iteration, states = self._settled()
+        for name, value in values.items():
+            if name not in states or states[name].shape != value.shape:
+                known = list(states[name].shape) if name in states else "no such state"
+                raise RunError(
+                    f"state {name!r} cannot take this value",
+                    blob=name,
+                    expected=f"{known}",
+                    found=f"{list(value.shape)}",
+                    remedy="see run.graph.states for the names",
+                )
+        fresh = {name: values.get(name, value) for name, value in states.items()}
+        self._restart(iteration, fresh)
+
+    def evaluate(self, graph: Graph, *, data: DataSet | None = None) -> dict[str, float]:
+        """The means of a graph's scalar outputs over the whole test set, each sample counted once.
+
+        `graph` is what `purine.evaluation(net)` gives: its parameters are this run's.
+        """
+        data = data or self.data
+        graph = check(graph)
+        sources = data_ops(graph)
+        if not sources or data is None or data.test is None:
+            raise ConfigError(
+                "there is nothing to evaluate on",
+                expected="a graph with a Data op, and data with a test part",
+                found=f"{len(sources)} Data ops, data {data.name if data else None!r}",
+                remedy="pass data= with a test part",
+            )
+        blob = graph.blobs[sources[0].outputs[0] or sources[0].outputs[-1]]
+        assert blob.shape
+        batch, count = blob.shape[0], len(data.test)
+        values = self._settled()[1]
+        totals = dict.fromkeys(graph.outputs, 0.0)
+        for size, start, times in ((batch, 0, count // batch), (count % batch, count - count % batch, 1)):
+            if size and times:
+                part = graph if size == batch else with_batch(graph, size)
+                for name, total in self._sum(part, data, values, start, times).items():
+                    totals[name] += total * size
+        return {name: total / count for name, total in totals.items()}
+
+    def save(self, folder: Path | str, *, extra: Mapping[str, object] | None = None) -> Path:
+        """Write a checkpoint under `folder`; the iterations in flight are completed first."""
+        iteration, values = self._settled()
+        return checkpoint.save(
+            Path(folder),
+            iteration=iteration,
+            values=values,
+            seed=self.seed,
+            digest=self.graph.digest,
+            extra=extra,
+        )
+
+    def load(self, folder: Path | str) -> int:
+        """Go on from a checkpoint, or from the newest of a run folder; returns its iteration."""
+        saved = checkpoint.load(Path(folder))
+        checkpoint.match(saved, self.graph)
+        self.seed = saved.seed
+        self._restart(saved.iteration, saved.values)
+        return saved.iteration
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded since the run was made or loaded; empty without `record=True`."""
+        return self._started().trace()
+
+    def close(self) -> None:
+        """End the lanes. A run that is closed can still be read, saved and stepped again."""
+        if self._executor is not None:
+            try:
+                self._settle()
+            finally:
+                executor, self._executor = self._executor, None
+                executor.close()
+
+    def _settle(self) -> None:
+        assert self._executor is not None
+        self._executor.drain()
+        self._states = self._executor.states()
+        self.iteration = max(self.iteration, self._executor.core.completed)
+
+    def _settled(self) -> tuple[int, dict[str, Tensor]]:
+        """The number of complete iterations and the states behind them, with nothing in flight."""
+        if self._executor is None:
+            return self.iteration, self._states
+        completed = self._executor.drain()
+        return completed, self._executor.states()
+
+    def _restart(self, iteration: int, values: Mapping[str, Tensor]) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+        self._states = {name: values[name].clone() for name in self.graph.states}
+        self.iteration = iteration
+
+    def _started(self) -> Executor:
+        if self._executor is None:
+            self._states = {name: self._laid_out(value) for name, value in self._states.items()}
+            self._executor = Executor(
+                self.graph,
+                states=self._states,
+                sources=self._sources,
+                start=self.iteration,
+                credit=self.credit,
+                threads=self.threads,
+                record=self.record,
+            )
+        return self._executor
+
+    def _laid_out(self, value: Tensor) -> Tensor:
+        return value.contiguous(memory_format=self.layout) if value.dim() == 4 else value
+
+    def _sum(
+        self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
+    ) -> dict[str, float]:
+        states = initial_states(graph, self.seed)
+        states |= {name: values[name] for name in states if name in values and name != ITERATION}
+        executor = Executor(
+            graph,
+            states=states,
+            sources=read_rows(graph, data, start, layout=self.layout),
+            credit=self.credit,
+            threads=self.threads,
+        )
+        totals = dict.fromkeys(graph.outputs, 0.0)
+        try:
+            executor.extend(times)
+            for iteration in range(times):
+                for name, value in executor.wait(iteration).items():
+                    totals[name] += float(value)
+        finally:
+            executor.close()
+        return totals
+
+
+def initial_states(graph: Graph, seed: int) -> dict[str, Tensor]:
+    """The first values of all states: a function of the seed and their names."""
+    values = {}
+    for name, state in graph.states.items():
+        blob = graph.blobs[name]
+        assert blob.shape is not None
+        values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
+    if SEED in values:
+        values[SEED] = torch.tensor(seed, dtype=dtype_of(graph.blobs[SEED].dtype))
+    return values
+
+
+def compute(
+    graph: Graph,
+    feeds: Mapping[str, Tensor] | None = None,
+    *,
+    states: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Run one iteration of a graph whose inputs are fed, and return its outputs.
+
+    >>> from purine.ops import Net, relu
+    >>> net = Net()
+    >>> y = relu(net.input("x", (2,)), name="y")
+    >>> compute(net.graph(), {"x": torch.tensor([-1.0, 2.0])})["y"].tolist()
+    [0.0, 2.0]
+    """
+    graph = check(graph)
+    feeds = feeds or {}
+    for name in graph.inputs:
+        if name not in feeds:
+            raise RunError(
+                f"input blob {name!r} is not fed",
+                blob=name,
+                expected=f"a value for each of {', '.join(graph.inputs)}",
+                found=", ".join(feeds) or "none",
+                remedy=f"add {name!r} to feeds",
+            )
+    values = {name: value.clone() for name, value in (states or {}).items()}
+    executor = Executor(
+        graph, states={**initial_states(graph, seed), **values}, feeds=feeds, credit=1
+    )
+    try:
+        executor.extend(1)
+        return executor.wait(0)
+    finally:
+        executor.close()
