@@ -324,7 +324,9 @@ class _Emitter:
         for index, spec in enumerate(specs):
             given = outputs[index] if outputs is not None else None
             if given is None and spec is not None:
-                given = name if len(specs) == 1 and not main else self.builder.fresh(f"{name}/{index}")
+                given = (
+                    name if len(specs) == 1 and not main else self.builder.fresh(f"{name}/{index}")
+                )
                 self.builder.blob(given, spec.shape, spec.dtype, self.op.location)
             elif given and spec is not None and given not in self.builder.blobs:
                 self.builder.blob(given, spec.shape, spec.dtype, self.op.location)

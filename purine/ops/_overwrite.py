@@ -1,9 +1,9 @@
 """The kinds of `purine.ops.update` once more, each writing its results over its own inputs.
 
-They compute what the pure kinds compute, to rounding, and never write to the gradient (`clip` is the
-exception: the gradient is its result). On a CPU, torch's fused kernels take one pass over memory.
-They walk the bytes of all tensors side by side, so they are used only where every tensor is
-contiguous and of one dtype.
+They compute what the pure kinds compute, to rounding, and leave the gradient as it is; only `clip`
+and `add_scaled` write over it. On a CPU, torch's fused kernels take one pass over memory. They walk
+the bytes of all tensors side by side, so they are used only where every tensor is contiguous and of
+one dtype.
 """
 
 from __future__ import annotations

@@ -113,7 +113,9 @@ def bind_over(op: Op, index: int) -> Kernel:
     """The kernel of an elementwise ATen op, with its result written over input `index`."""
     assert index in OVERWRITES[op.kind], op
     overload = _OUT_OVERLOADS.get(op.kind, "out")
-    call = _bind(getattr(getattr(torch.ops.aten, op.kind.split(".")[1]), overload), op, out=overload)
+    call = _bind(
+        getattr(getattr(torch.ops.aten, op.kind.split(".")[1]), overload), op, out=overload
+    )
 
     def over(*tensors: torch.Tensor) -> Any:
         return call(*tensors, **{overload: tensors[index]})

@@ -23,5 +23,13 @@ def add_clock(builder: Builder) -> None:
         following = f"{ITERATION}/next"
         builder.blob(ITERATION, (), "int64")
         builder.blob(following, (), "int64")
-        builder.op(f"{ITERATION}/add", "aten.add.Scalar", [ITERATION], [following], {"other": 1})
+        # On the lane of those who run ahead: behind compute it would hold prefetching up.
+        builder.op(
+            f"{ITERATION}/add",
+            "aten.add.Scalar",
+            [ITERATION],
+            [following],
+            {"other": 1},
+            lane="io",
+        )
         builder.state(ITERATION, following)

@@ -87,7 +87,8 @@ def CropGradient(
     """The gradient of a `Crop` put back where it was cut from images of `height` and `width`."""
     samples, channels = gradient.shape[:2]
     whole = gradient.new_zeros(samples, channels, height + 2 * pad, width + 2 * pad)
-    whole[_places(whole, seed, iteration, size, stream, offset)] = gradient
+    places = _places(whole, seed, iteration, size, stream, offset)
+    whole = whole.index_put(places, gradient)
     return whole[:, :, pad : pad + height, pad : pad + width].contiguous()
 
 
@@ -169,6 +170,19 @@ def _pull_crop(
     return (*emit("CropGradient", inputs, {**extents, **op.attributes}, label="crop"), None, None)
 
 
+def _pull_crop_gradient(
+    emit: Emit,
+    op: Op,
+    saved: Sequence[str],
+    cotangents: Sequence[str | None],
+    wanted: Sequence[bool],
+) -> Sequence[str | None]:
+    (cotangent,) = cotangents
+    assert cotangent is not None
+    settings = {key: op.attributes[key] for key in op.attributes if key not in ("height", "width")}
+    return (*emit("Crop", [cotangent, *op.inputs[1:]], settings), None, None)
+
+
 def _pull_mirror(
     emit: Emit,
     op: Op,
@@ -183,6 +197,7 @@ def _pull_mirror(
 
 
 RULES["Crop"] = Rule(_lower, _pull_crop)
+RULES["CropGradient"] = Rule(_lower, _pull_crop_gradient)
 RULES["Mirror"] = Rule(_lower, _pull_mirror)
 
 

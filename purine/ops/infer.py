@@ -229,9 +229,7 @@ def _wrong_count(op: Op, count: int) -> KindError:
     )
 
 
-def _disagreement(
-    op: Op, blob: Blob, spec: Spec, inputs: Sequence[Blob]
-) -> Iterator[KindError]:
+def _disagreement(op: Op, blob: Blob, spec: Spec, inputs: Sequence[Blob]) -> Iterator[KindError]:
     for what, declared, found in (
         ("size", list(blob.shape or ()), list(spec.shape)),
         ("dtype", blob.dtype, spec.dtype),

@@ -132,7 +132,9 @@ class Net:
         if implied:
             add_clock(self.builder)
         names = (*(variable.name for variable in inputs), *implied)
-        op = Op(name, kind, names, tuple(outputs), _without_defaults(known, attributes or {}), lane=lane)
+        op = Op(
+            name, kind, names, tuple(outputs), _without_defaults(known, attributes or {}), lane=lane
+        )
         for error in known.problems(op):
             raise error
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in op.inputs])

@@ -83,7 +83,8 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
     are the backward part.
     """
     count = len(inputs)
-    with FakeTensorMode():
+    fake = FakeTensorMode()
+    with fake:
         values = [
             _empty(spec).requires_grad_(want) for spec, want in zip(inputs, wanted, strict=True)
         ]
@@ -103,16 +104,15 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
         found = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
         return (*results, *(next(found) if want else None for want in wanted))
 
-    module = make_fx(joint)(*values, *cotangents)
+    with fake:  # also what the function creates has to be fake
+        module = make_fx(joint)(*values, *cotangents)
     return _Recorder(module.graph.nodes, count, len(results), pulled).joint()
 
 
 class _Recorder:
     """Turns the nodes of a traced joint into numbered calls."""
 
-    def __init__(
-        self, nodes: Any, inputs: int, outputs: int, pulled: tuple[bool, ...]
-    ) -> None:
+    def __init__(self, nodes: Any, inputs: int, outputs: int, pulled: tuple[bool, ...]) -> None:
         self.nodes: list[Node] = list(nodes)
         self.inputs = inputs
         self.outputs = outputs
@@ -139,6 +139,9 @@ class _Recorder:
         final = [None if n is None else self.numbers[n] for n in self.nodes[-1].args[0]]  # type: ignore[union-attr, arg-type, index]
         results, gradients = final[: self.outputs], final[self.outputs :]
         assert None not in results
+        live = {number for number in final if number is not None}
+        backward = _without_dead(backward, live)
+        forward = _without_dead(forward, live)
         return Joint(
             tuple(forward),
             tuple(backward),
@@ -159,7 +162,7 @@ class _Recorder:
 
     def _call(self, node: Node) -> Call | None:
         overload: Any = node.target
-        kind = aten.name_of(overload)
+        kind = _out_of_place(aten.name_of(overload))
         inputs, attributes = aten.attributes_of(overload, node.args, node.kwargs, self._number)
         if kind in ("aten.detach", "aten.alias"):
             self.numbers[node] = inputs[0]
@@ -190,6 +193,23 @@ class _Recorder:
         return self.numbers[value] if isinstance(value, Node) else None
 
 
+def _without_dead(calls: Sequence[Call], live: set[int]) -> list[Call]:
+    """The calls that something live depends on; `live` grows by what they read."""
+    kept = []
+    for call in reversed(calls):
+        if any(result is not None and result[0] in live for result in call.results):
+            live.update(call.inputs)
+            kept.append(call)
+    return kept[::-1]
+
+
+def _out_of_place(kind: str) -> str:
+    """The kind that returns what an in-place one writes: every recorded value is written once."""
+    space, name, *overload = kind.split(".")
+    plain = ".".join((space, name.removesuffix("_"), *overload))
+    return plain if name.endswith("_") and aten.kind_of(plain) is not None else kind
+
+
 def _split_convolution_backward(call: Call) -> tuple[Call, ...]:
     """The input gradient of a convolution and its weight gradient as two calls.
 
@@ -202,7 +222,9 @@ def _split_convolution_backward(call: Call) -> tuple[Call, ...]:
     parts = []
     for mask in ((False, wanted[1], wanted[2]), (True, False, False)):
         results = tuple(r if keep else None for r, keep in zip(call.results, mask, strict=True))
-        parts.append(Call(call.kind, call.inputs, {**call.attributes, "output_mask": mask}, results))
+        parts.append(
+            Call(call.kind, call.inputs, {**call.attributes, "output_mask": mask}, results)
+        )
     return tuple(parts)
 
 

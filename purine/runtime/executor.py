@@ -8,19 +8,19 @@ of it, and torch's kernels release the interpreter's lock as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from purine.errors import KernelError, RunError, StallError
+from purine.errors import RunError, StallError
 from purine.graph import Graph
 from purine.ops.registry import Kernel
+from purine.runtime.buffers import Buffers
 from purine.runtime.core import Core, compile_plan
-from purine.runtime.program import Step, compile_program
+from purine.runtime.program import compile_program
 from purine.runtime.trace import Event, Trace, edges_of
 
 __all__ = ["Executor"]
@@ -48,21 +48,17 @@ class Executor:
     ) -> None:
         self.graph = graph
         self.plan = compile_plan(graph)
-        self.program = compile_program(graph, self.plan, sources or {})
         self.core = Core(self.plan, start=start, credit=credit)
+        self.buffers = Buffers(
+            graph,
+            self.plan,
+            compile_program(graph, self.plan, sources or {}),
+            states=states,
+            feeds=feeds or {},
+            start=start,
+            credit=credit,
+        )
         self.threads = threads or torch.get_num_threads()
-        self._slots = credit + 1
-        numbers = self.program.blobs
-        constants = {**states, **(feeds or {})}
-        self._values: list[list[Any]] = [[None] * len(numbers) for _ in range(self._slots)]
-        for values in self._values:
-            for name in self.program.constants:
-                values[numbers[name]] = constants[name]
-        for name in graph.states:
-            self._values[start % self._slots][numbers[name]] = states[name]
-        self._uses = [list(self.program.uses) for _ in range(self._slots)]
-        self._watched = [list(self.program.watched) for _ in range(self._slots)]
-        self._outputs = [(name, numbers[name]) for name in graph.outputs]
         self._results: dict[int, dict[str, Tensor]] = {}
         self._collected = start
         self._lock = threading.Lock()
@@ -84,7 +80,10 @@ class Executor:
     def extend(self, limit: int) -> None:
         """Let iterations below `limit` run."""
         with self._lock:
-            self._enqueue(self.core.extend(limit), -1)
+            for token in self.core.extend(limit):
+                station = self.plan.station[token % self.core.size]
+                heappush(self._queues[station], token)
+                self._wake[station].notify()
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
         """The outputs of an iteration, once all of it is complete."""
@@ -107,8 +106,7 @@ class Executor:
     def states(self) -> dict[str, Tensor]:
         """The values of all states after `drain`: not copies, they change when the run goes on."""
         assert self.core.idle
-        values = self._values[self.core.completed % self._slots]
-        return {name: values[self.program.blobs[name]] for name in self.graph.states}
+        return self.buffers.states(self.core.completed)
 
     def trace(self) -> Trace:
         """What was recorded so far."""
@@ -167,54 +165,24 @@ class Executor:
 
     def _run_from(self, station: int, first: int) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
-        steps, size, slots = self.program.steps, self.core.size, self._slots
-        all_values, all_uses, all_watched = self._values, self._uses, self._watched
-        queue, lock, complete = self._queues[station], self._lock, self.core.complete
-        place, record = self.plan.station, self._records[station] if self._record else None
+        queue, lock, place, size = (
+            self._queues[station],
+            self._lock,
+            self.plan.station,
+            self.core.size,
+        )
+        run, release, complete = self.buffers.run, self.buffers.release, self.core.complete
+        record = self._records[station] if self._record else None
         token: int | None = first
-        begin = 0
         while token is not None:
-            slot = token // size % slots
-            step = steps[token % size]
-            values = all_values[slot]
-            arguments = [values[number] for number in step.reads]
-            if step.over:
-                _separate(step, arguments, all_watched[slot])
-            if record is not None:
-                begin = perf_counter_ns()
-            try:
-                results = step.kernel(*arguments)
-            except Exception as error:
-                raise self._kernel_error(token, arguments, error) from error
-            if record is not None:
-                record.append((token, begin, perf_counter_ns()))
-            del arguments
-            writes = step.writes
-            if len(writes) == 1:
-                if writes[0] >= 0:
-                    values[writes[0]] = results
-                if step.carries:
-                    all_values[(slot + 1) % slots][step.carries[0][1]] = results
+            if record is None:
+                run(token)
             else:
-                for number, result in zip(writes, results, strict=True):
-                    if number >= 0:
-                        values[number] = result
-                for index, number in step.carries:
-                    all_values[(slot + 1) % slots][number] = results[index]
-            del results
-            for number in step.drops:
-                values[number] = None
+                begin = perf_counter_ns()
+                run(token)
+                record.append((token, begin, perf_counter_ns()))
             with lock:
-                if step.shared:
-                    uses = all_uses[slot]
-                    for number in step.shared:
-                        uses[number] -= 1
-                        if not uses[number]:
-                            values[number] = None
-                if step.families:
-                    watched = all_watched[slot]
-                    for family in step.families:
-                        watched[family] -= 1
+                release(token)
                 ready = complete(token)
                 if self.core.completed != self._collected:
                     self._collect()
@@ -226,24 +194,10 @@ class Executor:
                 stop = self._closing or self._failure is not None
                 token = heappop(queue) if queue and not stop else None
 
-    def _enqueue(self, tokens: Sequence[int], station: int) -> None:
-        for token in tokens:
-            target = self.plan.station[token % self.core.size]
-            heappush(self._queues[target], token)
-            if target != station:
-                self._wake[target].notify()
-
     def _collect(self) -> None:
-        """Take the outputs of iterations that became complete and make their slots anew."""
+        """Take the outputs of the iterations that became complete. Holds the lock."""
         while self._collected < self.core.completed:
-            slot = self._collected % self._slots
-            values = self._values[slot]
-            self._results[self._collected] = {name: values[n] for name, n in self._outputs}
-            for name, number in self._outputs:
-                if name not in self.program.constants:
-                    values[number] = None
-            self._uses[slot] = list(self.program.uses)
-            self._watched[slot] = list(self.program.watched)
+            self._results[self._collected] = self.buffers.collect(self._collected)
             self._collected += 1
         self._host.notify_all()
 
@@ -253,31 +207,6 @@ class Executor:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
         for wake in (*self._wake, self._host):
             wake.notify_all()
-
-    def _kernel_error(self, token: int, inputs: Sequence[Tensor], error: Exception) -> KernelError:
-        iteration, index = divmod(token, self.core.size)
-        op = self.graph.ops[self.plan.ops[index]]
-        given = ", ".join(
-            f"{name}: {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-            for name, value in zip(op.inputs, inputs, strict=True)
-        )
-        return KernelError(
-            f"op {op.name!r} ({op.kind}) at {op.location}, lane {op.lane}, "
-            f"failed in iteration {iteration}: {error}",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
-            expected="a kernel that takes its inputs",
-            found=f"{type(error).__name__} on {given or 'no inputs'}",
-            remedy="mend the inputs or the op; the last checkpoint is intact",
-        )
-
-
-def _separate(step: Step, arguments: list[Any], watched: Sequence[int]) -> None:
-    """Copy what the kernel writes over and somebody else has still to read."""
-    for place, family in step.over:
-        if watched[family] != 1:
-            arguments[place] = arguments[place].clone()
 
 
 def _stall(core: Core, graph: Graph) -> StallError:

@@ -45,9 +45,7 @@ def read_rows(
     return kernels
 
 
-def _stream_kernel(
-    graph: Graph, op: Op, source: Source, layout: torch.memory_format
-) -> Kernel:
+def _stream_kernel(graph: Graph, op: Op, source: Source, layout: torch.memory_format) -> Kernel:
     settings = {key: op.attributes.get(key, default) for key, default in _STREAM.items()}
     readers: dict[int, Reader] = {}
 

@@ -98,6 +98,9 @@ class _Layout:
         for op in graph.ops.values():
             self.watched_uses.update({self.family[name] for name in op.inputs})
         pinned = [self.family[name] for name in self.kept]
+        for op in overwriting:
+            families = [self.family[name] for name in op.inputs]
+            pinned += [family for family in set(families) if families.count(family) > 1]
         for state in graph.states.values():
             if state.next != state.read:
                 # Memory that lives on in the next iteration: nobody may write over it in this one,
@@ -114,7 +117,9 @@ class _Layout:
             kernel = sources[op.name]
         elif kind.overwrite is not None:
             kernel = kind.bind_overwrite(op)
-            over = tuple((place, self.watched[self.family[op.inputs[place]]]) for place in kind.over)
+            over = tuple(
+                (place, self.watched[self.family[op.inputs[place]]]) for place in kind.over
+            )
         else:
             place = self._overwritable(op)
             kernel = kind.bind(op) if place is None else aten.bind_over(op, place)

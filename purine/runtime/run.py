@@ -160,7 +160,10 @@ class Run:
         batch, count = blob.shape[0], len(data.test)
         values = self._settled()[1]
         totals = dict.fromkeys(graph.outputs, 0.0)
-        for size, start, times in ((batch, 0, count // batch), (count % batch, count - count % batch, 1)):
+        for size, start, times in (
+            (batch, 0, count // batch),
+            (count % batch, count - count % batch, 1),
+        ):
             if size and times:
                 part = graph if size == batch else with_batch(graph, size)
                 for name, total in self._sum(part, data, values, start, times).items():

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from purine.graph import Filler, Graph
-from purine.ops import Net, Var, accuracy, conv, dropout, flatten, global_pool, pool, relu, softmax_loss
+from purine.ops import (
+    Net,
+    Var,
+    accuracy,
+    conv,
+    dropout,
+    flatten,
+    global_pool,
+    pool,
+    relu,
+    softmax_loss,
+)
 
 __all__ = ["nin"]
 
 
-def nin(
-    batch: int = 128, *, image: tuple[int, int, int] = (3, 32, 32), classes: int = 10
-) -> Graph:
+def nin(batch: int = 128, *, image: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> Graph:
     """Each block is a convolution followed by two of 1x1; the last one ends in one map per class."""
     net = Net()
     data, label = net.data((batch, *image))

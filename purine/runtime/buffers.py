@@ -1,0 +1,142 @@
+"""The values of the iterations in flight, and what running one op does to them.
+
+No threads in here: executors call `run` from the lane the op belongs to and `release` one at a time;
+tests call both in any order the core allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from purine.errors import KernelError
+from purine.graph import Graph
+from purine.runtime.core import Plan
+from purine.runtime.program import Program, Step
+
+__all__ = ["Buffers"]
+
+
+class Buffers:
+    """One list of values per iteration in flight, and one more that states are carried into."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        program: Program,
+        *,
+        states: Mapping[str, Tensor],
+        feeds: Mapping[str, Tensor],
+        start: int,
+        credit: int,
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.program = program
+        self.size = len(plan.ops)
+        self.slots = credit + 1
+        numbers = program.blobs
+        given = {**states, **feeds}
+        self._values: list[list[Any]] = [[None] * len(numbers) for _ in range(self.slots)]
+        for values in self._values:
+            for name in program.constants:
+                values[numbers[name]] = given[name]
+        for name in graph.states:
+            self._values[start % self.slots][numbers[name]] = states[name]
+        self._uses = [list(program.uses) for _ in range(self.slots)]
+        self._watched = [list(program.watched) for _ in range(self.slots)]
+        self._outputs = [(name, numbers[name]) for name in graph.outputs]
+
+    def run(self, token: int) -> None:
+        """Call the kernel of an op and put its results in place."""
+        slot = token // self.size % self.slots
+        step = self.program.steps[token % self.size]
+        values = self._values[slot]
+        arguments = [values[number] for number in step.reads]
+        if step.over:
+            _separate(step, arguments, self._watched[slot])
+        try:
+            results = step.kernel(*arguments)
+        except Exception as error:
+            raise self._kernel_error(token, arguments, error) from error
+        writes = step.writes
+        if len(writes) == 1:
+            if writes[0] >= 0:
+                values[writes[0]] = results
+            if step.carries:
+                self._values[(slot + 1) % self.slots][step.carries[0][1]] = results
+        else:
+            for number, result in zip(writes, results, strict=True):
+                if number >= 0:
+                    values[number] = result
+            for index, number in step.carries:
+                self._values[(slot + 1) % self.slots][number] = results[index]
+        for number in step.drops:
+            values[number] = None
+
+    def release(self, token: int) -> None:
+        """Let go of what the op was the last to read. One caller at a time."""
+        step = self.program.steps[token % self.size]
+        if not (step.shared or step.families):
+            return
+        slot = token // self.size % self.slots
+        uses, values = self._uses[slot], self._values[slot]
+        for number in step.shared:
+            uses[number] -= 1
+            if not uses[number]:
+                values[number] = None
+        watched = self._watched[slot]
+        for family in step.families:
+            watched[family] -= 1
+
+    def collect(self, iteration: int) -> dict[str, Tensor]:
+        """The outputs of a complete iteration, whose slot is made ready for another."""
+        slot = iteration % self.slots
+        values = self._values[slot]
+        outputs = {name: values[number] for name, number in self._outputs}
+        for name, number in self._outputs:
+            if name not in self.program.constants:
+                values[number] = None
+        self._uses[slot] = list(self.program.uses)
+        self._watched[slot] = list(self.program.watched)
+        return outputs
+
+    def states(self, iteration: int) -> dict[str, Tensor]:
+        """The states that `iteration` reads, once the one before it is complete."""
+        values = self._values[iteration % self.slots]
+        return {name: values[self.program.blobs[name]] for name in self.graph.states}
+
+    def held(self) -> int:
+        """How many values are held at present, constants not counted."""
+        constants = len(self.program.constants)
+        return (
+            sum(v is not None for values in self._values for v in values) - constants * self.slots
+        )
+
+    def _kernel_error(self, token: int, inputs: Sequence[Tensor], error: Exception) -> KernelError:
+        iteration, index = divmod(token, self.size)
+        op = self.graph.ops[self.plan.ops[index]]
+        given = ", ".join(
+            f"{name}: {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+            for name, value in zip(op.inputs, inputs, strict=True)
+        )
+        return KernelError(
+            f"op {op.name!r} ({op.kind}) at {op.location}, lane {op.lane}, "
+            f"failed in iteration {iteration}: {error}",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected="a kernel that takes its inputs",
+            found=f"{type(error).__name__} on {given or 'no inputs'}",
+            remedy="mend the inputs or the op; the last checkpoint is intact",
+        )
+
+
+def _separate(step: Step, arguments: list[Any], watched: Sequence[int]) -> None:
+    """Copy what the kernel writes over and somebody else has still to read."""
+    for place, family in step.over:
+        if watched[family] != 1:
+            arguments[place] = arguments[place].clone()

@@ -1,0 +1,99 @@
+"""What all solvers share: an update op per parameter, its states and the learning rate.
+
+The parameters of a graph are its trainable states that have a gradient. Each keeps its name; its
+state carries on to the blob `<name>/next` that the op `update/<name>` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import purine.ops.update  # noqa: F401  (registers the kinds)
+from purine.autodiff import gradient_of
+from purine.errors import GraphError
+from purine.graph import Attribute, Blob, Builder, Filler, Graph
+from purine.ops.clock import ITERATION
+from purine.ops.registry import kinds
+from purine.solvers._options import not_negative
+from purine.solvers.rates import Rate, add_rate
+
+__all__ = ["attach", "parameters"]
+
+
+def parameters(graph: Graph) -> tuple[str, ...]:
+    """The trainable states that have a gradient and nothing that updates them yet."""
+    names = tuple(
+        name
+        for name, state in graph.states.items()
+        if state.trainable and state.lr_mult != 0 and gradient_of(name) in graph.blobs
+    )
+    if not names:
+        trainable = [name for name, state in graph.states.items() if state.trainable]
+        raise GraphError(
+            "the graph has no gradients",
+            expected="a blob grad/NAME for the trainable states",
+            found=f"trainable: {', '.join(trainable) or 'none'}; no gradient of any",
+            remedy="run backward first: sgd(backward(net))",
+        )
+    for name in names:
+        state = graph.states[name]
+        if state.next != state.read:
+            raise GraphError(
+                f"parameter {name!r} is updated already",
+                where=state.where,
+                blob=name,
+                expected="a graph to which no solver was added",
+                found=f"a state that carries on to {state.next!r}",
+                remedy="add one solver, and accumulate or clip before it",
+            )
+    return names
+
+
+def attach(
+    graph: Graph,
+    kind: str,
+    *,
+    lr: float | Rate,
+    slots: Sequence[str] = (),
+    weight_decay: float = 0.0,
+    attributes: Mapping[str, Attribute] | None = None,
+) -> Graph:
+    """The graph with an update op of `kind` for each parameter.
+
+    The op reads the weight, its gradient, a state `<slot>/<name>` for each slot, and the rate; and
+    the number of the iteration where its kind asks for it.
+    """
+    not_negative("weight_decay", weight_decay)
+    names = parameters(graph)
+    builder = Builder(graph)
+    rate = add_rate(builder, lr)
+    builder.outputs.append(rate)
+    known = kinds()[kind]
+    clock = [ITERATION] if ITERATION in known.inputs else []
+    for name in names:
+        weight, state = builder.blobs[name], builder.states[name]
+        states = [f"{slot}/{name}" for slot in slots]
+        for item in states:
+            builder.blob(item, weight.shape, weight.dtype, weight.location)
+            builder.state(item, _following(builder, item, weight), Filler())
+        builder.states[name] = replace(state, next=_following(builder, name, weight))
+        settings: dict[str, Attribute] = {
+            **(attributes or {}),
+            "weight_decay": weight_decay * state.decay_mult,
+            "lr_mult": state.lr_mult,
+        }
+        builder.op(
+            f"update/{name}",
+            kind,
+            [name, gradient_of(name), *states, rate, *clock],
+            [builder.states[item].next for item in (name, *states)],
+            {k: v for k, v in settings.items() if v != known.attributes[k].default},
+            location=weight.location,
+        )
+    return builder.graph()
+
+
+def _following(builder: Builder, name: str, like: Blob) -> str:
+    """Add the blob that carries a state on."""
+    return builder.blob(f"{name}/next", like.shape, like.dtype, like.location)

@@ -1,0 +1,51 @@
+"""Checks of the numbers that solvers and policies are given."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from purine.errors import ConfigError
+
+__all__ = ["at_least", "fraction", "nearest", "not_negative", "positive"]
+
+
+def positive(what: str, value: float) -> None:
+    """Refuse a number that is not above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise _out_of_range(what, value, "a number above 0")
+
+
+def not_negative(what: str, value: float) -> None:
+    """Refuse a number below 0."""
+    if not (value >= 0 and math.isfinite(value)):
+        raise _out_of_range(what, value, "0 or a number above 0")
+
+
+def fraction(what: str, value: float) -> None:
+    """Refuse a number that is not at least 0 and below 1."""
+    if not 0 <= value < 1:
+        raise _out_of_range(what, value, "at least 0 and below 1")
+
+
+def at_least(what: str, value: int, least: int) -> None:
+    """Refuse what is not a whole number, or one that is too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _out_of_range(what, value, f"a whole number, {least} or more")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A remedy for a name that is not known."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+
+
+def _out_of_range(what: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{what} is {value!r}",
+        expected=expected,
+        found=repr(value),
+        remedy=f"change {what}",
+    )

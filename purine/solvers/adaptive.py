@@ -1,0 +1,117 @@
+"""Solvers that give every element of a parameter a step of its own size.
+
+Names and defaults of the options are those of `torch.optim`, and so are the numbers.
+"""
+
+from __future__ import annotations
+
+from purine.graph import Graph
+from purine.solvers._attach import attach
+from purine.solvers._options import fraction, not_negative
+from purine.solvers.rates import Rate
+
+__all__ = ["adadelta", "adagrad", "adam", "adamw", "rmsprop"]
+
+
+def adagrad(
+    graph: Graph, *, lr: float | Rate = 0.01, eps: float = 1e-10, weight_decay: float = 0.0
+) -> Graph:
+    """Steps divided by the root of the sum of all squared gradients."""
+    not_negative("eps", eps)
+    return attach(
+        graph,
+        "AdaGradUpdate",
+        lr=lr,
+        slots=["total"],
+        weight_decay=weight_decay,
+        attributes={"eps": eps},
+    )
+
+
+def rmsprop(
+    graph: Graph,
+    *,
+    lr: float | Rate = 0.01,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Graph:
+    """Steps divided by the root of a decaying mean of squared gradients."""
+    fraction("alpha", alpha)
+    not_negative("eps", eps)
+    return attach(
+        graph,
+        "RmsPropUpdate",
+        lr=lr,
+        slots=["square"],
+        weight_decay=weight_decay,
+        attributes={"alpha": alpha, "eps": eps},
+    )
+
+
+def adadelta(
+    graph: Graph,
+    *,
+    lr: float | Rate = 1.0,
+    rho: float = 0.9,
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+) -> Graph:
+    """As `rmsprop`, with steps also scaled by the root of a decaying mean of squared steps."""
+    fraction("rho", rho)
+    not_negative("eps", eps)
+    return attach(
+        graph,
+        "AdaDeltaUpdate",
+        lr=lr,
+        slots=["square", "delta"],
+        weight_decay=weight_decay,
+        attributes={"rho": rho, "eps": eps},
+    )
+
+
+def adam(
+    graph: Graph,
+    *,
+    lr: float | Rate = 0.001,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Graph:
+    """Steps along the mean gradient divided by the root of the mean squared gradient."""
+    return _adam(graph, lr, betas, eps, weight_decay, decoupled=False)
+
+
+def adamw(
+    graph: Graph,
+    *,
+    lr: float | Rate = 0.001,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Graph:
+    """As `adam`, with a decay that acts on the weights alone, not through the means."""
+    return _adam(graph, lr, betas, eps, weight_decay, decoupled=True)
+
+
+def _adam(
+    graph: Graph,
+    lr: float | Rate,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    *,
+    decoupled: bool,
+) -> Graph:
+    beta1, beta2 = betas
+    fraction("the first of betas", beta1)
+    fraction("the second of betas", beta2)
+    not_negative("eps", eps)
+    return attach(
+        graph,
+        "AdamUpdate",
+        lr=lr,
+        slots=["mean", "square"],
+        weight_decay=weight_decay,
+        attributes={"beta1": beta1, "beta2": beta2, "eps": eps, "decoupled": decoupled},
+    )

@@ -1,0 +1,51 @@
+"""Clipping: gradients scaled down together where their norm is too large.
+
+It comes between `backward` and a solver, which finds the clipped gradients under the names of the
+raw ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import purine.ops.update  # noqa: F401  (registers the kinds)
+from purine.autodiff import GRADIENT, gradient_of
+from purine.graph import Builder, Graph
+from purine.solvers._attach import parameters
+from purine.solvers._options import positive
+
+__all__ = ["clip_by_norm"]
+
+
+def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
+    """The graph with gradients clipped as `torch.nn.utils.clip_grad_norm_` does it.
+
+    The raw gradient of parameter p is blob `grad/p/raw`, the clipped one `grad/p`; blob `grad/norm`
+    holds the norm before clipping.
+    """
+    positive("max_norm", max_norm)
+    raw = {gradient_of(name): f"{gradient_of(name)}/raw" for name in parameters(graph)}
+    builder = Builder(graph)
+    for old, new in raw.items():
+        builder.add(replace(builder.blobs[old], name=new))
+    for op in graph.ops.values():
+        if not raw.keys().isdisjoint((*op.inputs, *op.outputs)):
+            builder.ops[op.name] = replace(
+                op,
+                inputs=tuple(raw.get(name, name) for name in op.inputs),
+                outputs=tuple(raw.get(name, name) for name in op.outputs),
+            )
+    location = builder.blobs[next(iter(raw))].location
+    norm = builder.fresh(f"{GRADIENT}/norm")
+    builder.blob(norm, (), "float64", location)
+    builder.op(norm, "GlobalNorm", list(raw.values()), [norm], location=location)
+    for clipped, gradient in raw.items():
+        builder.op(
+            builder.fresh(f"{clipped}/clip"),
+            "ClipGradient",
+            [gradient, norm],
+            [clipped],
+            {"max_norm": max_norm},
+            location=builder.blobs[clipped].location,
+        )
+    return builder.graph()

@@ -1,0 +1,278 @@
+"""Learning-rate policies as values that check their own settings, and their text form.
+
+Each policy stands for an op of the kind of its name in `purine.ops.rates`, with its fields as the
+op's attributes; `add_rate` adds that op to a graph.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from typing import TypeAlias
+
+import purine.ops.rates  # noqa: F401  (registers the kinds)
+from purine.errors import ConfigError
+from purine.graph import Attribute, Builder
+from purine.ops.clock import ITERATION, add_clock
+from purine.solvers._options import at_least, nearest, not_negative, positive
+
+__all__ = [
+    "POLICIES",
+    "Cosine",
+    "Exp",
+    "Fixed",
+    "Inv",
+    "MultiStep",
+    "Poly",
+    "Rate",
+    "Sigmoid",
+    "Step",
+    "Warmup",
+    "add_rate",
+    "parse_rate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same rate for ever."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rate times `gamma` after every `step` iterations."""
+
+    lr: float
+    _: KW_ONLY
+    step: int
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        at_least("step", self.step, 1)
+        positive("gamma", self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiStep:
+    """The rate times `gamma` at each of the iterations `steps`."""
+
+    lr: float
+    _: KW_ONLY
+    steps: tuple[int, ...]
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        positive("gamma", self.gamma)
+        for step in self.steps:
+            at_least("a step of steps", step, 1)
+        if list(self.steps) != sorted(set(self.steps)) or not self.steps:
+            raise ConfigError(
+                f"steps are {self.steps!r}",
+                expected="one or more iterations, each later than the one before",
+                found=repr(self.steps),
+                remedy="write them in order, for example (1000, 2000)",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Exp:
+    """The rate times `gamma` after every iteration."""
+
+    lr: float
+    _: KW_ONLY
+    gamma: float
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        positive("gamma", self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class Inv:
+    """lr * (1 + gamma * iteration) ^ -power."""
+
+    lr: float
+    _: KW_ONLY
+    gamma: float
+    power: float
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        not_negative("gamma", self.gamma)
+        not_negative("power", self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class Poly:
+    """Down to 0 at `max_iterations` along a power of what is left: a line where `power` is 1."""
+
+    lr: float
+    _: KW_ONLY
+    max_iterations: int
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        at_least("max_iterations", self.max_iterations, 1)
+        positive("power", self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class Sigmoid:
+    """lr / (1 + exp(-gamma * (iteration - step))); falls where gamma is negative."""
+
+    lr: float
+    _: KW_ONLY
+    gamma: float
+    step: int
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        at_least("step", self.step, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """Half a cosine from the rate down to `floor` at `max_iterations`."""
+
+    lr: float
+    _: KW_ONLY
+    max_iterations: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        at_least("max_iterations", self.max_iterations, 1)
+        not_negative("floor", self.floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Another policy, times a factor that grows from `start` to 1 over the first iterations.
+
+    >>> Warmup(Fixed(0.1), iterations=100)
+    Warmup(rate=Fixed(lr=0.1), iterations=100, start=0.0)
+    """
+
+    rate: Rate
+    _: KW_ONLY
+    iterations: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least("iterations", self.iterations, 1)
+        not_negative("start", self.start)
+
+
+Rate: TypeAlias = Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine | Warmup
+"""Any learning-rate policy."""
+
+Policy: TypeAlias = type[Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine]
+
+POLICIES: Mapping[str, Policy] = {
+    "fixed": Fixed,
+    "step": Step,
+    "multistep": MultiStep,
+    "exp": Exp,
+    "inv": Inv,
+    "poly": Poly,
+    "sigmoid": Sigmoid,
+    "cosine": Cosine,
+}
+"""The policies by the names that `parse_rate` knows."""
+
+
+def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
+    """Add the op that makes the rate of each iteration in blob `name`, and return that name."""
+    if isinstance(rate, int | float):
+        rate = Fixed(float(rate))
+    add_clock(builder)
+    location = builder.blobs[ITERATION].location
+    inputs, settings = [ITERATION], _settings(rate)
+    if isinstance(rate, Warmup):
+        inputs.insert(0, add_rate(builder, rate.rate, name=f"{name}/base"))
+    builder.blob(name, (), "float64", location)
+    kind = f"{type(rate).__name__}Rate"
+    builder.op(name, kind, inputs, [name], settings, location=location)
+    return name
+
+
+def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
+    """The policy that a text such as `step:step=1000,gamma=0.1` names.
+
+    `iterations` is the length of the run, for policies that end with it. Any policy takes
+    `warmup=N` as well. A list is written with bars: `multistep:steps=100|200`.
+
+    >>> parse_rate("poly:power=0.5,warmup=10", lr=0.1, iterations=100)
+    Warmup(rate=Poly(lr=0.1, max_iterations=100, power=0.5), iterations=10, start=0.0)
+    """
+    name, _, rest = text.partition(":")
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ConfigError(
+            f"there is no learning-rate policy {name!r}",
+            expected=f"one of {', '.join(POLICIES)}",
+            found=repr(text),
+            remedy=nearest(name, POLICIES),
+        )
+    types = {key: hint for key, hint in typing.get_type_hints(policy).items() if key != "_"}
+    types = {**types, "warmup": int}
+    del types["lr"]
+    values: dict[str, typing.Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key not in types:
+            raise ConfigError(
+                f"policy {name!r} has no setting {key!r}",
+                expected=f"settings of {name}: {', '.join(types)}",
+                found=repr(text),
+                remedy=nearest(key, types),
+            )
+        values[key] = _value(key, value, types[key])
+    warmup = values.pop("warmup", 0)
+    at_least("warmup", warmup, 0)
+    if "max_iterations" in types:
+        values.setdefault("max_iterations", iterations)
+    needed = [item.name for item in fields(policy) if item.default is MISSING][1:]
+    missing = [key for key in needed if key not in values]
+    if missing:
+        raise ConfigError(
+            f"policy {name!r} needs {' and '.join(missing)}",
+            expected=f"{name}:{','.join(f'{key}=...' for key in needed)}",
+            found=repr(text),
+            remedy=f"add {missing[0]}=...",
+        )
+    rate: Rate = policy(lr, **values)
+    return Warmup(rate, iterations=warmup) if warmup else rate
+
+
+def _settings(rate: Rate) -> dict[str, Attribute]:
+    """The fields that say something, which are the attributes of the op."""
+    values = {item.name: (getattr(rate, item.name), item.default) for item in fields(rate)}
+    return {key: v for key, (v, default) in values.items() if v != default and key != "rate"}
+
+
+def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
+    try:
+        if hint is int:
+            return int(text)
+        if hint is float:
+            return float(text)
+        return tuple(int(item) for item in text.split("|"))
+    except ValueError:
+        words = {int: "a whole number", float: "a number"}
+        expected = words[hint] if hint in (int, float) else "whole numbers with bars between them"
+        raise ConfigError(
+            f"{key} is {text!r}",
+            expected=expected,
+            found=repr(text),
+            remedy=f"write for example {key}={'100|200' if hint not in (int, float) else '1'}",
+        ) from None

@@ -1,0 +1,354 @@
+"""Runs: seeds, resuming, evaluating, and the bits of plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import purine as pu
+from purine.errors import CheckpointError, ConfigError, DataError, RunError
+from purine.graph import Builder, Graph
+from tests.runtime.random_graphs import same_bits
+
+
+def small_data(count: int = 50) -> pu.data.DataSet:
+    full = pu.data.fashion_mini()
+
+    def part(source: pu.data.Source, size: int) -> pu.data.Source:
+        images, labels = source.batch(np.arange(size))
+        return pu.data.ArraySource(images, labels, classes=10)
+
+    return pu.data.DataSet("small", part(full.train, count), part(full.test, 23))
+
+
+def training(data: pu.data.DataSet, net: Graph | None = None) -> tuple[Graph, Graph]:
+    net = pu.data.prepare(net or pu.zoo.mlp(batch=8, hidden=(16,)), data.train)
+    step = pu.solvers.sgd(pu.backward(net), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    return step, pu.evaluation(net)
+
+
+def in_lanes(graph: Graph, lanes: int) -> Graph:
+    """The same graph with its compute ops dealt out over several lanes."""
+    b = Builder(graph)
+    for index, op in enumerate(graph.ops.values()):
+        if op.lane == "compute" and index % lanes:
+            b.ops[op.name] = replace(op, lane=f"compute:{index % lanes}")
+    return b.graph()
+
+
+def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(same_bits(left[k], right[k]) for k in left)
+
+
+@pytest.mark.parametrize("net", ["lenet", "nin"])
+def test_one_seed_gives_the_same_bits_on_one_lane_and_on_four(net: str) -> None:
+    data = small_data()
+    graph = pu.zoo.NETS[net](batch=4, image=(1, 28, 28))
+    step, _ = training(data, graph)
+    finals = []
+    for lanes, prefetch in ((1, 0), (1, 2), (4, 1), (4, 3)):
+        with pu.Run(
+            in_lanes(step, lanes), data=data, seed=3, threads=1, prefetch=prefetch
+        ) as run:
+            losses = [result.loss for result in run.steps(6)]
+            finals.append((losses, run.states()))
+    for losses, states in finals[1:]:
+        assert losses == finals[0][0]
+        assert equal(states, finals[0][1])
+
+
+def test_another_seed_gives_another_run() -> None:
+    data = small_data()
+    step, _ = training(data)
+    losses = []
+    for seed in (0, 1):
+        with pu.Run(step, data=data, seed=seed) as run:
+            losses.append([result.loss for result in run.steps(3)])
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("net", ["mlp", "nin"])
+def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(net: str, tmp_path: Path) -> None:
+    data = small_data()
+    graph = pu.zoo.NETS[net](batch=4, image=(1, 28, 28))
+    step, _ = training(data, graph)
+    with pu.Run(step, data=data, seed=5) as run:
+        losses = [result.loss for result in run.steps(9)]
+        whole = run.states()
+    with pu.Run(step, data=data, seed=5) as run:
+        list(run.steps(4))
+        run.save(tmp_path)
+    with pu.Run(step, data=data, seed=99) as run:
+        assert run.load(tmp_path) == 4
+        assert [result.loss for result in run.steps(5)] == losses[4:]
+        assert equal(run.states(), whole)
+
+
+def test_saving_while_iterations_are_in_flight_changes_nothing(tmp_path: Path) -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data) as run:
+        undisturbed = [result.loss for result in run.steps(8)]
+    losses = []
+    with pu.Run(step, data=data) as run:
+        for result in run.steps(8):
+            losses.append(result.loss)
+            if result.iteration == 3:
+                run.save(tmp_path)
+    assert losses == undisturbed
+    with pu.Run(step, data=data) as run:
+        start = run.load(tmp_path)
+        assert [result.loss for result in run.steps(8 - start)] == undisturbed[start:]
+
+
+def test_steps_that_are_abandoned_go_on_where_they_were_left() -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data) as run:
+        expected = [result.loss for result in run.steps(6)]
+    found = []
+    with pu.Run(step, data=data) as run:
+        for result in run.steps(6):
+            found.append(result.loss)
+            if result.iteration == 2:
+                break
+        found += [result.loss for result in run.steps(3)]
+    assert found == expected
+
+
+def test_a_run_can_be_closed_and_stepped_again() -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data) as run:
+        expected = [result.loss for result in run.steps(6)]
+    run = pu.Run(step, data=data)
+    found = [result.loss for result in run.steps(3)]
+    run.close()
+    found += [result.loss for result in run.steps(3)]
+    run.close()
+    assert found == expected
+
+
+def test_evaluation_counts_every_test_sample_once() -> None:
+    """23 samples in batches of 8: the last batch is smaller."""
+    data = small_data()
+    assert data.test is not None
+    step, test = training(data)
+    with pu.Run(step, data=data) as run:
+        list(run.steps(3))
+        found = run.evaluate(test)
+        states = run.states()
+    images, labels = data.test.batch(np.arange(23))
+    x = images.float() / 255
+    x = F.relu(F.linear(x.flatten(1), states["fc1/weight"], states["fc1/bias"]))
+    x = F.linear(x, states["fc2/weight"], states["fc2/bias"])
+    assert found["loss"] == pytest.approx(F.cross_entropy(x, labels).item(), rel=1e-5)
+    assert found["accuracy"] == pytest.approx((x.argmax(1) == labels).float().mean().item())
+
+
+def test_evaluation_leaves_the_run_as_it_was() -> None:
+    data = small_data()
+    step, test = training(data)
+    with pu.Run(step, data=data) as run:
+        expected = [result.loss for result in run.steps(6)]
+    with pu.Run(step, data=data) as run:
+        found = [result.loss for result in run.steps(3)]
+        run.evaluate(test)
+        found += [result.loss for result in run.steps(3)]
+    assert found == expected
+
+
+def test_states_can_be_set() -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data) as run:
+        list(run.steps(2))
+        run.set_states({"fc1/bias": torch.full((16,), 0.25)})
+        assert run.states()["fc1/bias"].tolist() == [0.25] * 16
+        assert run.iteration == 2
+        with pytest.raises(RunError, match="fc9/bias"):
+            run.set_states({"fc9/bias": torch.zeros(1)})
+
+
+def test_channels_last_gives_the_same_numbers() -> None:
+    data = small_data()
+    step, test = training(data, pu.zoo.nin(batch=4, image=(1, 28, 28)))
+    found = []
+    for channels_last in (False, True):
+        with pu.Run(step, data=data, channels_last=channels_last) as run:
+            found.append([result.loss for result in run.steps(4)] + [run.evaluate(test)["loss"]])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_wrong_data_is_refused_before_anything_runs() -> None:
+    data = small_data()
+    step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
+    with pytest.raises(DataError) as caught:
+        pu.Run(step, data=data)
+    assert "blob 'data' does not fit field 'image'" in str(caught.value)
+    assert "expected: uint8, [1, 28, 28] a sample" in str(caught.value)
+    with pytest.raises(DataError, match="the run has none"):
+        pu.Run(step)
+
+
+def test_wrong_options_are_refused() -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pytest.raises(ConfigError, match="prefetch is -1"):
+        pu.Run(step, data=data, prefetch=-1)
+    with pu.Run(step, data=data) as run, pytest.raises(ConfigError, match="-2 steps"):
+        list(run.steps(-2))
+
+
+def test_a_checkpoint_of_another_net_is_refused(tmp_path: Path) -> None:
+    data = small_data()
+    step, _ = training(data)
+    other, _ = training(data, pu.zoo.mlp(batch=8, hidden=(17,)))
+    with pu.Run(step, data=data) as run:
+        list(run.steps(1))
+        run.save(tmp_path)
+    with pu.Run(other, data=data) as run, pytest.raises(CheckpointError, match="fc1/weight"):
+        run.load(tmp_path)
+
+
+def in_double(net: Graph) -> Graph:
+    """The net with float64 in the place of float32."""
+    b = Builder(net)
+    for name, blob in net.blobs.items():
+        if blob.dtype == "float32":
+            b.blobs[name] = replace(blob, dtype="float64")
+    return b.graph()
+
+
+class TorchNet:
+    """`lenet` and `nin` in plain PyTorch, over the parameters of the graph."""
+
+    def __init__(self, net: str, run: pu.Run) -> None:
+        self.net = net
+        self.p = {
+            name: value.clone().requires_grad_()
+            for name, value in run.states().items()
+            if run.graph.states[name].trainable
+        }
+
+    def loss(self, x: Tensor, label: Tensor, masks: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(getattr(self, self.net)(x, masks), label)
+
+    def lenet(self, x: Tensor, masks: dict[str, Tensor]) -> Tensor:
+        x = F.max_pool2d(self.conv("conv1", x), 2, 2)
+        x = F.max_pool2d(self.conv("conv2", x), 2, 2)
+        x = F.relu(F.linear(x.flatten(1), self.p["fc1/weight"], self.p["fc1/bias"]))
+        return F.linear(x, self.p["fc2/weight"], self.p["fc2/bias"])
+
+    def nin(self, x: Tensor, masks: dict[str, Tensor]) -> Tensor:
+        x = self.block(x, 1, 2)
+        x = F.max_pool2d(x, 3, 2, ceil_mode=True) * masks["drop1"]
+        x = self.block(x, 2, 2)
+        x = F.avg_pool2d(x, 3, 2, ceil_mode=True) * masks["drop2"]
+        return self.block(x, 3, 1).mean((2, 3))
+
+    def block(self, x: Tensor, number: int, pad: int) -> Tensor:
+        x = F.relu(self.conv(f"conv{number}", x, pad))
+        for name in (f"cccp{number}a", f"cccp{number}b"):
+            x = F.relu(self.conv(name, x))
+        return x
+
+    def conv(self, name: str, x: Tensor, pad: int = 0) -> Tensor:
+        return F.conv2d(x, self.p[f"{name}/weight"], self.p[f"{name}/bias"], padding=pad)
+
+
+class Lars(torch.optim.Optimizer):
+    """Layer-wise adaptive rates, as torch has none."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        lr, eta, momentum, decay, eps = 0.1, 0.01, 0.9, 1e-3, 1e-8
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    w, g = p.norm(), p.grad.norm()
+                    plain = bool(w == 0) or bool(g == 0)
+                    ratio = 1.0 if plain else eta * w / (g + decay * w + eps)
+                    buffer = self.state[p].get("v", torch.zeros_like(p))
+                    buffer = momentum * buffer + ratio * (p.grad + decay * p)
+                    self.state[p]["v"] = buffer
+                    p -= lr * buffer
+
+
+Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+SOLVERS: dict[str, tuple[Callable[[Graph], Graph], Optimizer]] = {
+    "sgd": (
+        lambda g: pu.solvers.sgd(g, lr=0.05),
+        lambda p: torch.optim.SGD(p, lr=0.05),
+    ),
+    "momentum": (
+        lambda g: pu.solvers.sgd(g, lr=0.02, momentum=0.9, weight_decay=1e-3),
+        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=1e-3),
+    ),
+    "nesterov": (
+        lambda g: pu.solvers.sgd(g, lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    ),
+    "adagrad": (
+        lambda g: pu.solvers.adagrad(g, lr=0.01, weight_decay=1e-3),
+        lambda p: torch.optim.Adagrad(p, lr=0.01, weight_decay=1e-3),
+    ),
+    "rmsprop": (
+        lambda g: pu.solvers.rmsprop(g, lr=0.001, weight_decay=1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=0.001, weight_decay=1e-3),
+    ),
+    "adadelta": (
+        lambda g: pu.solvers.adadelta(g, lr=1.0, weight_decay=1e-3),
+        lambda p: torch.optim.Adadelta(p, lr=1.0, weight_decay=1e-3),
+    ),
+    "adam": (
+        lambda g: pu.solvers.adam(g, lr=0.001, weight_decay=1e-3),
+        lambda p: torch.optim.Adam(p, lr=0.001, weight_decay=1e-3),
+    ),
+    "adamw": (
+        lambda g: pu.solvers.adamw(g, lr=0.001, weight_decay=1e-2),
+        lambda p: torch.optim.AdamW(p, lr=0.001, weight_decay=1e-2),
+    ),
+    "lars": (
+        lambda g: pu.solvers.lars(g, lr=0.1, eta=0.01, momentum=0.9, weight_decay=1e-3),
+        Lars,
+    ),
+}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("net", ["lenet", "nin"])
+def test_twenty_iterations_agree_with_plain_pytorch(net: str, solver: str) -> None:
+    attach, optimizer_of = SOLVERS[solver]
+    data = small_data()
+    image = (1, 28, 28) if net == "lenet" else (1, 16, 16)
+    graph = in_double(pu.zoo.NETS[net](batch=2, image=image))
+    crop = None if net == "lenet" else 16
+    graph = pu.data.prepare(graph, data.train, crop=crop)
+    step = attach(pu.backward(graph))
+    masks = [op for op in step.ops.values() if op.kind == "RandomMask"]
+    step = replace(
+        step, outputs=(*step.outputs, "data", "label", *(op.outputs[0] for op in masks))
+    )
+    with pu.Run(step, data=data, seed=1) as run:
+        model = TorchNet(net, run)
+        optimizer = optimizer_of(list(model.p.values()))
+        for result in run.steps(20):
+            drawn = {op.name.removesuffix("/mask"): result.outputs[op.outputs[0]] for op in masks}
+            optimizer.zero_grad()
+            loss = model.loss(result.outputs["data"], result.outputs["label"], drawn)
+            loss.backward()
+            optimizer.step()
+            assert result.loss == pytest.approx(loss.item(), rel=1e-9), result.iteration
+        final = run.states()
+    for name, value in model.p.items():
+        torch.testing.assert_close(final[name], value.detach(), rtol=1e-9, atol=1e-11)
