@@ -94,7 +94,8 @@ def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
     x, seed, iteration = op.inputs
     blob = emit.blob(x)
     ratio = op.attributes.get("ratio", 0.5)
-    assert isinstance(ratio, float | int) and blob.shape is not None
+    assert isinstance(ratio, float | int)
+    assert blob.shape is not None
     (mask,) = emit(
         "RandomMask",
         [seed, iteration],

@@ -68,7 +68,7 @@ def test_implied_inputs_that_are_written_stay() -> None:
         ("op_type: Relu, inputs: [x, x], outputs: [y]", KindError, "has 2 inputs"),
         ("op_type: Relu, inputs: [x], outputs: [y, z]", KindError, "has 2 outputs"),
         ("op_type: Split, inputs: [x], outputs: [y, z], parts: 2", KindError, "equal parts"),
-        ("op_type: Data, outputs: [y]", KindError, "writes blob 'y' of unknown size"),
+        ("op_type: Data, inputs: [], outputs: [y]", KindError, "writes blob 'y' of unknown size"),
         ("op_type: Relu, inputs: [nothing], outputs: [y]", GraphError, "'nothing'"),
     ],
 )

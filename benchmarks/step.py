@@ -1,0 +1,204 @@
+"""How long does a training step take on the CPU, and how much memory: Purine against PyTorch?
+
+Contenders: Purine; PyTorch eager and `torch.compile`, both tuned (channels-last, fused SGD). Each is
+a process of its own, all are started first, and they take turns of a few steps, so that whatever
+else the machine does hits all of them alike. Reported are the medians over turns and their spread.
+Memory is the peak of a process beyond what it held after its imports.
+
+    python benchmarks/step.py --net nin --batch 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+IMAGES = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "nin": (3, 32, 32)}
+LR, MOMENTUM, DECAY, CLASSES, COUNT = 0.01, 0.9, 5e-4, 10, 512
+CONTENDERS = ("purine", "eager", "compile")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--net", choices=sorted(IMAGES), default="nin")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=4, help="steps per turn")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options)
+    else:
+        compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Start a worker per contender, let them take turns, and report."""
+    workers = {name: start(name, options) for name in options.contenders}
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    try:
+        for turn in range(options.turns + 1):
+            for name, worker in workers.items():
+                found = ask(worker, f"{options.steps}")
+                if turn:  # the first turn warms up
+                    times[name].append(found)
+            print(f"turn {turn}/{options.turns}", file=sys.stderr, end="\r", flush=True)
+        peaks = {name: ask(worker, "memory") for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    print(file=sys.stderr)
+    report(options, times, peaks)
+
+
+def report(
+    options: argparse.Namespace, times: dict[str, list[float]], peaks: dict[str, float]
+) -> None:
+    import torch
+
+    print(f"{options.net}, batch {options.batch}, torch {torch.__version__}, {platform.machine()}")
+    print(f"{'':10}{'ms/step':>10}{'quartiles':>20}{'images/s':>10}{'peak MB':>10}")
+    rows = {}
+    for name, found in times.items():
+        median = statistics.median(found)
+        low, _, high = statistics.quantiles(found, n=4)
+        rows[name] = median
+        print(
+            f"{name:10}{median * 1e3:10.1f}{f'{low * 1e3:.1f} to {high * 1e3:.1f}':>20}"
+            f"{options.batch / median:10.1f}{peaks[name] / 1e6:10.0f}"
+        )
+    result: dict[str, object] = {
+        "net": options.net,
+        "batch": options.batch,
+        "ms": {name: round(value * 1e3, 3) for name, value in rows.items()},
+        "peak_mb": {name: round(value / 1e6, 1) for name, value in peaks.items()},
+    }
+    for rival in ("eager", "compile"):
+        if rival in rows and "purine" in rows:
+            pairs = zip(times[rival], times["purine"], strict=True)
+            result[f"{rival}_ratio"] = round(statistics.median(a / b for a, b in pairs), 4)
+    if "eager" in peaks and "purine" in peaks:
+        result["memory_ratio"] = round(peaks["purine"] / peaks["eager"], 4)
+    print(json.dumps(result))
+
+
+def start(name: str, options: argparse.Namespace) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--worker", name, "--net", options.net]
+    command += ["--batch", str(options.batch), "--threads", str(options.threads)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print(f"preparing {name} ...", file=sys.stderr, flush=True)
+    ask(worker, "1")
+    return worker
+
+
+def ask(worker: subprocess.Popen[str], question: str) -> float:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    print(question, file=worker.stdin, flush=True)
+    answer = worker.stdout.readline()
+    if not answer:
+        sys.exit(f"a worker ended with {worker.wait()}")
+    return float(answer)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Answer questions: a number asks for that many steps, `memory` for the peak."""
+    import torch
+
+    import purine  # noqa: F401  all contenders start from the same imports
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    torch.randn(64, 64) @ torch.randn(64, 64)
+    before = held()
+    makers = {"purine": purine_steps, "eager": torch_steps, "compile": compiled_steps}
+    run = makers[options.worker](options)
+    for line in sys.stdin:
+        if line.strip() == "memory":
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(peak - before, flush=True)
+        else:
+            count = int(line)
+            begin = time.perf_counter()
+            run(count)
+            print((time.perf_counter() - begin) / count, flush=True)
+
+
+def held() -> int:
+    """Resident bytes of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmRSS in /proc/self/status")
+
+
+def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
+    import purine as pu
+
+    net = pu.zoo.NETS[options.net](batch=options.batch, classes=CLASSES)
+    step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    data = pu.data.synthetic_images(IMAGES[options.net], classes=CLASSES, count=COUNT)
+    images, labels = data.train.batch(__import__("numpy").arange(COUNT))
+    data = pu.data.DataSet("memory", pu.data.ArraySource(images, labels, classes=CLASSES))
+    threads = options.threads or None
+    run = pu.Run(pu.prune(step, ["loss"]), data=data, seed=0, threads=threads, channels_last=True)
+
+    def steps(count: int) -> None:
+        for result in run.steps(count):
+            assert result.loss == result.loss
+
+    return steps
+
+
+def torch_steps(
+    options: argparse.Namespace, compiled: bool = False
+) -> Callable[[int], None]:
+    import torch
+    from rivals import RIVALS
+
+    model = RIVALS[options.net](IMAGES[options.net][0], CLASSES)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True
+    )
+    loss_of = torch.nn.CrossEntropyLoss()
+    if compiled:
+        model = torch.compile(model)
+    images = torch.randn(COUNT, *IMAGES[options.net]).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(CLASSES, (COUNT,))
+    position = 0
+
+    def steps(count: int) -> None:
+        nonlocal position
+        for _ in range(count):
+            rows = slice(position, position + options.batch)
+            position = (position + options.batch) % (COUNT - options.batch + 1)
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(model(images[rows]), labels[rows])
+            loss.backward()
+            optimizer.step()
+            value = loss.item()
+            assert value == value
+
+    return steps
+
+
+def compiled_steps(options: argparse.Namespace) -> Callable[[int], None]:
+    return torch_steps(options, compiled=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""`purine show`: a graph as a table, text, dot or YAML; and the kinds there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from purine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from purine.graph import Graph
+
+__all__ = ["show"]
+
+
+class Format(StrEnum):
+    """The forms in which a graph can be shown."""
+
+    table = "table"
+    text = "text"
+    dot = "dot"
+    yaml = "yaml"
+
+
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(help="A graph in YAML.", show_default=False)
+    ] = None,
+    net: Annotated[
+        str | None, typer.Option(help="A net by name, instead of a file.", show_default=False)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How to show it.")] = Format.table,
+    step: Annotated[
+        bool, typer.Option("--step", help="Show the training step (with sgd) of the net.")
+    ] = False,
+    kinds: Annotated[
+        bool, typer.Option("--kinds", help="List all kinds with their inputs and attributes.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to a file.", show_default="the terminal"),
+    ] = None,
+) -> None:
+    """Show a graph: its ops with shapes, parameters, work and memory.
+
+    \b
+    purine show --net lenet --batch 1
+    purine show net.yaml --step --format dot -o step.dot
+    purine show --kinds
+    """
+    text = _kinds_text() if kinds else _graph_text(_graph(file, net, batch, step=step), format)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        from purine.job.folder import write_whole
+
+        write_whole(output, text)
+
+
+def _graph(file: Path | None, net: str | None, batch: int | None, *, step: bool) -> Graph:
+    from purine.autodiff import backward
+    from purine.graph import load_yaml
+    from purine.ops import check
+    from purine.ops.infer import with_batch
+    from purine.solvers import sgd
+    from purine.zoo import NETS
+
+    if (file is None) == (net is None):
+        raise ConfigError(
+            "there is nothing to show" if file is None else "both a file and --net are given",
+            expected="a graph in a YAML file, or --net with one of " + ", ".join(NETS),
+            found="neither" if file is None else f"{file} and --net {net}",
+            remedy="write for example purine show --net lenet",
+        )
+    if file is not None:
+        graph = check(load_yaml(file))
+        graph = graph if batch is None else with_batch(graph, batch)
+    elif net is not None and net in NETS:
+        graph = check(NETS[net]() if batch is None else NETS[net](batch))
+    else:
+        raise ConfigError(
+            f"there is no net {net!r}",
+            expected="one of " + ", ".join(NETS),
+            found=repr(net),
+            remedy="name a file without --net to show a graph of your own",
+        )
+    return check(sgd(backward(graph), momentum=0.9)) if step else graph
+
+
+def _graph_text(graph: Graph, format: Format) -> str:
+    from purine.graph import to_dot, to_text, to_yaml
+
+    if format is Format.table:
+        return _table_text(graph)
+    if format is Format.text:
+        return to_text(graph) + "\n"
+    text = to_dot(graph) if format is Format.dot else to_yaml(graph)
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _table_text(graph: Graph) -> str:
+    from purine.ops.infer import cost, size_in_bytes
+
+    rows = [("op", "kind", "output", "parameters", "MFLOP", "kB")]
+    counted: set[str] = set()
+    totals = [0, 0.0, 0.0]
+    for name in graph.order:
+        op = graph.ops[name]
+        blobs = [graph.blobs[item] for item in op.outputs if item]
+        own = [n for n in op.inputs if n in graph.states and graph.states[n].trainable]
+        parameters = sum(prod(graph.blobs[n].shape or ()) for n in own if n not in counted)
+        counted.update(own)
+        mflop = cost(op, graph.blobs).flops / 1e6
+        size = sum(size_in_bytes(blob) for blob in blobs) / 1e3
+        shapes = ", ".join("x".join(map(str, blob.shape or ())) or "scalar" for blob in blobs)
+        number = f"{parameters:,}" if parameters else ""
+        rows.append((name, op.kind, shapes, number, f"{mflop:,.2f}", f"{size:,.1f}"))
+        totals = [totals[0] + parameters, totals[1] + mflop, totals[2] + size]
+    count = f"{len(graph.ops)} ops, {len(graph.blobs)} blobs"
+    rows.append((count, "", "", f"{totals[0]:,}", f"{totals[1]:,.2f}", f"{totals[2]:,.1f}"))
+    return _columns(rows, left=3)
+
+
+def _kinds_text() -> str:
+    import purine.solvers  # noqa: F401  (registers the kinds of updates)
+    from purine.ops.registry import describe, kinds
+
+    lines = []
+    for name, kind in sorted(kinds().items()):
+        required = len(kind.inputs) - kind.optional
+        inputs = [f"{item}{'' if at < required else '?'}" for at, item in enumerate(kind.inputs)]
+        lines.append(f"{name}({', '.join([*inputs, *(['...'] if kind.variadic else [])])})")
+        doc = (kind.function.__doc__ or "").strip() if kind.function is not None else ""
+        if doc:
+            lines.append(f"    {doc.splitlines()[0]}")
+        for key, attr in kind.attributes.items():
+            default = "required" if attr.required else f"default {attr.default!r}"
+            lines.append(f"    {key}: {describe(attr.annotation)} ({default})")
+    return "\n".join(lines) + "\n"
+
+
+def _columns(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
+    """Columns two spaces apart; the first `left` hold text, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,165 @@
+"""`purine train`: options, signals, and what is printed while a job runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from purine.errors import ConfigError
+
+__all__ = ["train"]
+
+
+def _option(
+    help: str, default: str | None = None, *names: str, metavar: str | None = None
+) -> typer.models.OptionInfo:
+    """An option whose default is told but not filled in, so that one can see what was given."""
+    info = typer.Option(*names, help=help, show_default=default or False, metavar=metavar)
+    assert isinstance(info, typer.models.OptionInfo)
+    return info
+
+
+def train(
+    context: typer.Context,
+    job: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="JOB.yaml",
+            show_default=False,
+            help="A file with the options below as keys (`lr_policy: cosine`); options given on "
+            "the command line count more. A run's config.yaml repeats that run.",
+        ),
+    ] = None,
+    net: Annotated[
+        str | None, _option("A net by name (lenet, mlp, nin) or a graph in a .yaml file.", "lenet")
+    ] = None,
+    data: Annotated[
+        str | None,
+        _option(
+            "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, a folder of IDX or .npy files, "
+            "or a .npz file.",
+            "fashion-mini",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, _option("Samples in a batch.", "64, or what the net's file says")
+    ] = None,
+    epochs: Annotated[int | None, _option("Epochs to train.", "1")] = None,
+    iters: Annotated[int | None, _option("Iterations to train, instead of epochs.")] = None,
+    solver: Annotated[
+        str | None,
+        _option("sgd, adam, adamw, adagrad, adadelta, rmsprop or lars.", "sgd"),
+    ] = None,
+    lr: Annotated[float | None, _option("Learning rate.", "the solver's own; 0.01 for sgd")] = None,
+    momentum: Annotated[float | None, _option("Momentum, for sgd and lars.", "0.9")] = None,
+    weight_decay: Annotated[
+        float | None, _option("Weight decay.", "0.0005 for sgd and lars, else the solver's own")
+    ] = None,
+    lr_policy: Annotated[
+        str | None,
+        _option(
+            "How the rate changes: fixed, step:step=1000,gamma=0.1, multistep:steps=100|200, "
+            "exp:gamma=0.999, inv:gamma=0.0001,power=0.75, poly:power=1, cosine, "
+            "sigmoid:gamma=-0.01,step=500; each also with warmup=100.",
+            "fixed",
+        ),
+    ] = None,
+    clip: Annotated[
+        float | None, _option("Scale gradients down to this norm where it is larger.")
+    ] = None,
+    accumulate: Annotated[
+        int | None, _option("Batches whose gradients are averaged for one update.", "1")
+    ] = None,
+    seed: Annotated[
+        int | None, _option("Decides first weights, order of samples and dropout.", "0")
+    ] = None,
+    devices: Annotated[
+        str | None, _option("Where to train; one device in this version.", "cpu:0")
+    ] = None,
+    threads: Annotated[int | None, _option("Threads that one kernel may use.", "all cores")] = None,
+    prefetch: Annotated[int | None, _option("Iterations that data is read ahead.", "2")] = None,
+    out: Annotated[
+        str | None, _option("Folder of the run.", "runs/NET-DATA-NUMBER", metavar="DIR")
+    ] = None,
+    save_every: Annotated[
+        int | None, _option("Iterations between checkpoints; one more at the end.", "every epoch")
+    ] = None,
+    keep: Annotated[int | None, _option("Newest checkpoints to keep.", "2")] = None,
+    test_every: Annotated[
+        int | None, _option("Iterations between tests; one more at the end.", "every epoch")
+    ] = None,
+    log_every: Annotated[
+        int | None, _option("Iterations between lines of metrics.jsonl.", "10")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --out from its newest checkpoint; "
+            "--epochs or --iters may be raised to train longer.",
+        ),
+    ] = False,
+    trace: Annotated[
+        bool | None, _option("Write trace.json, for Perfetto and `purine trace`.", "no-trace")
+    ] = None,
+    trace_iters: Annotated[int | None, _option("Iterations in the trace.", "50")] = None,
+    mean: Annotated[
+        str | None,
+        _option("Subtracted from the samples as stored: a number, or one a channel as R,G,B.", "0"),
+    ] = None,
+    scale: Annotated[
+        float | None, _option("Factor after the mean.", "1/255 for bytes, else 1")
+    ] = None,
+    crop: Annotated[
+        int | None,
+        _option("Size of the part cut from images: at random, in tests from the middle."),
+    ] = None,
+    pad: Annotated[int | None, _option("Zeros around images before they are cropped.", "0")] = None,
+    mirror: Annotated[
+        bool | None, _option("Mirror images at random, not in tests.", "no-mirror")
+    ] = None,
+    channels_last: Annotated[
+        bool | None, _option("Keep images and filters channels-last in memory.")
+    ] = None,
+) -> None:
+    """Train a net and write a run folder: config, net, metrics, summary and checkpoints.
+
+    Ctrl-C (or SIGTERM) ends a run after the iterations in flight with a checkpoint to resume from;
+    a second one ends it at once.
+
+    \b
+    purine train --net lenet --epochs 5 --out runs/a
+    purine train --net nin --data cifar.npz --crop 28 --mirror --solver adam --lr 0.001
+    purine train --resume --out runs/a --epochs 10
+    purine train runs/a/config.yaml --seed 1 --out runs/b
+    """
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if value is not None and key not in ("job", "resume")
+    }
+    if mean is not None:
+        given["mean"] = _numbers(mean)
+
+    from purine.cli.progress import run_job
+    from purine.job import read_options
+
+    layers: list[dict[str, Any]] = [] if job is None else [read_options(job)]
+    code = run_job([*layers, given], resumed=resume)
+    if code:
+        raise typer.Exit(code)
+
+
+def _numbers(text: str) -> float | tuple[float, ...]:
+    try:
+        values = tuple(float(item) for item in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"mean is {text!r}",
+            expected="a number, or one for each channel with commas between them",
+            found=repr(text),
+            remedy="write for example --mean 125.3,123.0,113.9",
+        ) from None
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,312 @@
+"""What a job is asked to do: options with their ranges, from a file or from anywhere else.
+
+A `Job` that exists has options of the right type and range that go together. Whether the net, the
+data and the solver they name exist is found out when the job is planned.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from purine.errors import ConfigError
+from purine.ops.registry import conforms, describe
+
+__all__ = ["Job", "Options", "job_text", "merge", "read_options"]
+
+Options: TypeAlias = Mapping[str, Any]
+"""Options of a job by the names of its fields: only those that were given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The options of a training job; None stands for what depends on the net or the solver.
+
+    >>> Job(net="mlp", epochs=2).solver
+    'sgd'
+    """
+
+    net: str = "lenet"
+    data: str = "fashion-mini"
+    batch: int | None = None
+    epochs: int | None = None
+    iters: int | None = None
+    solver: str = "sgd"
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    lr_policy: str = "fixed"
+    clip: float | None = None
+    accumulate: int = 1
+    seed: int = 0
+    devices: str = "cpu:0"
+    threads: int | None = None
+    prefetch: int = 2
+    out: str | None = None
+    save_every: int | None = None
+    keep: int = 2
+    test_every: int | None = None
+    log_every: int = 10
+    trace: bool = False
+    trace_iters: int = 50
+    mean: float | tuple[float, ...] = 0.0
+    scale: float | None = None
+    crop: int | None = None
+    pad: int = 0
+    mirror: bool = False
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check(item.name, getattr(self, item.name), None)
+        if self.epochs is not None and self.iters is not None:
+            raise ConfigError(
+                "both epochs and iters are given",
+                expected="one of them",
+                found=f"epochs {self.epochs}, iters {self.iters}",
+                remedy="leave one out",
+            )
+        if self.pad and self.crop is None:
+            raise ConfigError(
+                f"pad is {self.pad}, and there is no crop",
+                expected="a crop to take from the padded image",
+                found="no crop",
+                remedy="give crop as well, or leave pad out",
+            )
+
+
+_HINTS: Mapping[str, Any] = typing.get_type_hints(Job)
+
+_LEAST: Mapping[str, int] = {
+    **dict.fromkeys(("batch", "accumulate", "threads", "keep", "log_every", "trace_iters"), 1),
+    **dict.fromkeys(("save_every", "test_every", "crop"), 1),
+    **dict.fromkeys(("epochs", "iters", "seed", "prefetch", "pad"), 0),
+    **dict.fromkeys(("momentum", "weight_decay"), 0),
+}
+_ABOVE_ZERO = ("lr", "clip")
+_SEEDS = 2**63
+
+
+def merge(*layers: Options) -> Job:
+    """The job of several layers of options, of which later ones count more.
+
+    `epochs` and `iters` say the same thing, so one of them overrides the other as well.
+
+    >>> merge({"epochs": 3, "net": "mlp"}, {"iters": 10})
+    ... # doctest: +ELLIPSIS
+    Job(net='mlp', data='fashion-mini', batch=None, epochs=None, iters=10, ...)
+    """
+    options: dict[str, Any] = {}
+    for layer in layers:
+        if "epochs" in layer or "iters" in layer:
+            options.pop("epochs", None)
+            options.pop("iters", None)
+        options.update(layer)
+    return Job(**options)
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """The options in a job file; every mistake is a `ConfigError` with the file and line."""
+    options: dict[str, Any] = {}
+    for key_node, value_node in _pairs(path):
+        where = f"{path}:{key_node.start_mark.line + 1}"
+        key = str(key_node.value).replace("-", "_")
+        if key not in _HINTS:
+            raise _unknown_key(str(key_node.value), where)
+        if key in options:
+            raise ConfigError(
+                f"{key} is given twice",
+                where=where,
+                expected="every key once",
+                found=f"a second {key}",
+                remedy="remove one",
+            )
+        value = _value(value_node, _HINTS[key])
+        _check(key, value, where)
+        options[key] = value
+    return options
+
+
+def job_text(job: Job) -> str:
+    """The job as the text of a job file that reads back to it, without the folder it writes to.
+
+    >>> print(job_text(Job(net="mlp", iters=5)).splitlines()[0])
+    net: mlp
+    """
+    values = {item.name: getattr(job, item.name) for item in fields(job) if item.name != "out"}
+    plain = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+        if value is not None
+    }
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+
+def _check(key: str, value: object, where: str | None) -> None:
+    hint = _HINTS[key]
+    if not conforms(value, hint):
+        raise _wrong(key, where, describe(_without_none(hint)), f"{_type(value)} {value!r}")
+    if value is None:
+        return
+    numbers = [value] if isinstance(value, int | float) else value
+    if isinstance(numbers, list | tuple) and not all(math.isfinite(item) for item in numbers):
+        raise _wrong(key, where, "a finite number", str(value))
+    if key in _LEAST and typing.cast(float, value) < _LEAST[key]:
+        raise _wrong(key, where, f"{_LEAST[key]} or more", str(value))
+    if key in _ABOVE_ZERO and typing.cast(float, value) <= 0:
+        raise _wrong(key, where, "a number above 0", str(value))
+    if key == "seed" and typing.cast(int, value) >= _SEEDS:
+        raise _wrong(key, where, "a number below 2^63", str(value))
+    if key == "devices":
+        _check_devices(str(value), where)
+
+
+def _wrong(key: str, where: str | None, expected: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"{key} is {found.removeprefix('int ').removeprefix('float ')}",
+        where=where,
+        expected=expected,
+        found=found,
+        remedy=f"change {key}" if where else f"change --{key.replace('_', '-')}",
+    )
+
+
+def _unknown_key(key: str, where: str) -> ConfigError:
+    close = difflib.get_close_matches(key.replace("-", "_"), _HINTS, n=1)
+    return ConfigError(
+        f"there is no option {key!r}",
+        where=where,
+        expected=f"one of {', '.join(_HINTS)}",
+        found=repr(key),
+        remedy=f"did you mean {close[0]!r}?" if close else f"remove {key!r}",
+    )
+
+
+_DEVICES = re.compile(r"(cpu|cuda):([0-9]+)(?:-([0-9]+))?")
+
+
+def _check_devices(text: str, where: str | None) -> None:
+    found: list[str] = []
+    for item in text.split(","):
+        match = _DEVICES.fullmatch(item.strip())
+        if match is None or int(match[3] or match[2]) < int(match[2]):
+            raise ConfigError(
+                f"{item!r} is no device",
+                where=where,
+                expected="cpu:K, a range cpu:K-L, or several with commas",
+                found=repr(text),
+                remedy="write --devices cpu:0",
+            )
+        first, last = int(match[2]), int(match[3] or match[2])
+        shown = range(first, min(last, first + 15) + 1)
+        found += [f"{match[1]}:{number}" for number in shown]
+    given = ", ".join(found)
+    if len(found) > 1:
+        raise ConfigError(
+            f"{text!r} is more than one device",
+            where=where,
+            expected="one device: parallel schemes are not in this version",
+            found=given,
+            remedy="write --devices cpu:0; one device uses all cores (see --threads)",
+        )
+    if found != ["cpu:0"]:
+        raise ConfigError(
+            f"device {given} cannot be used",
+            where=where,
+            expected="cpu:0: GPUs are not in this version"
+            if given.startswith("cuda")
+            else "cpu:0, which stands for all cores of this machine",
+            found=given,
+            remedy="write --devices cpu:0",
+        )
+
+
+def _pairs(path: Path) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """The keys and values of a file that is one mapping."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "cannot read the job file",
+            where=str(path),
+            expected="a YAML file in UTF-8",
+            found=(error.strerror if isinstance(error, OSError) else None) or str(error),
+            remedy="check the path",
+        ) from error
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+        raise ConfigError(
+            "the job file is not YAML",
+            where=f"{path}:{mark.line + 1}" if mark else str(path),
+            expected="lines of the form `key: value`",
+            found=problem or str(error),
+            remedy="mend the text at this line",
+        ) from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(
+            "a job file is a mapping",
+            where=f"{path}:{root.start_mark.line + 1}",
+            expected="lines of the form `key: value`",
+            found="a list (a graph?)" if isinstance(root, yaml.SequenceNode) else "a single value",
+            remedy="to train a graph of your own, pass it with --net",
+        )
+    for key, _ in root.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(
+                "a key is not a word",
+                where=f"{path}:{key.start_mark.line + 1}",
+                expected="lines of the form `key: value`",
+                found="a list or a mapping as a key",
+                remedy="correct it",
+            )
+    return list(root.value)
+
+
+def _value(node: yaml.Node, hint: Any) -> object:
+    """What a node means to an option: YAML's value, and `1e-3` as the number it is meant to be."""
+    value = _plain(node)
+    if isinstance(value, str) and conforms(0.5, hint):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _plain(node: yaml.Node) -> object:
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(_plain(item) for item in node.value)
+    if isinstance(node, yaml.MappingNode):
+        return {"...": "..."}  # no option takes one
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node)
+    except (yaml.YAMLError, ValueError):
+        return node.value
+
+
+def _without_none(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        kept = [item for item in typing.get_args(hint) if item is not type(None)]
+        return typing.Union[tuple(kept)]  # noqa: UP007
+    return hint
+
+
+def _type(value: object) -> str:
+    words = {"str": "text", "tuple": "list", "dict": "mapping"}
+    name = type(value).__name__
+    return words.get(name, name)

@@ -1,0 +1,242 @@
+"""The folder of a run: which files are where, and how they are written.
+
+The main invariant: every file is whole at any moment, and the metrics are whole but for the last
+line, which is cut off when the run goes on. `config.yaml` comes last of the files that begin a run,
+so a folder that has it can be resumed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from purine.errors import ConfigError
+from purine.graph import Graph, load_yaml, save_yaml
+from purine.job.config import Job, job_text, merge, read_options
+from purine.runtime.checkpoint import latest
+
+__all__ = ["RunFolder", "write_whole"]
+
+_OWN = ("config.yaml", "net.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoints")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder with a run in it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, job: Job, net: Graph) -> RunFolder:
+        """Begin a run: make its folder, with the job and the net in it."""
+        with _os_errors(job.out or "runs"):
+            folder = cls.at(_free_folder(job) if job.out is None else job.out)
+            folder.refuse_run()
+            folder.path.mkdir(parents=True, exist_ok=True)
+            save_yaml(net, folder.net_file)
+            folder.write_config(job)
+        return folder
+
+    @classmethod
+    def at(cls, path: str | Path) -> RunFolder:
+        """The folder at a path, whatever is there."""
+        return cls(Path(path).expanduser())
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        """The folder of a run that was begun before."""
+        folder = cls.at(path)
+        if not folder.config_file.is_file():
+            found = "nothing"
+            if folder.path.is_dir():
+                names = sorted(entry.name for entry in folder.path.iterdir())
+                found = ", ".join(names[:8]) or "an empty folder"
+            elif folder.path.exists():
+                found = "a file"
+            raise ConfigError(
+                "there is no run in this folder",
+                where=str(folder.path),
+                expected="a folder that `purine train --out` wrote, with config.yaml",
+                found=found,
+                remedy="check the path, or start the run without --resume",
+            )
+        return folder
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def net_file(self) -> Path:
+        return self.path / "net.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def trace_file(self) -> Path:
+        return self.path / "trace.json"
+
+    def refuse_run(self) -> None:
+        """Raise `ConfigError` where a run is in the folder already."""
+        taken = [name for name in _OWN if (self.path / name).exists()]
+        if taken or (self.path.exists() and not self.path.is_dir()):
+            raise ConfigError(
+                "there is a run in this folder already" if taken else "this is not a folder",
+                where=str(self.path),
+                expected="a new or an empty folder",
+                found=", ".join(taken) or "a file",
+                remedy="go on with it: --resume; or choose another folder"
+                if taken
+                else "choose another folder",
+            )
+
+    def read_config(self) -> Job:
+        """The job of the run, with `out` set to this folder."""
+        return merge(read_options(self.config_file), {"out": str(self.path)})
+
+    def write_config(self, job: Job) -> None:
+        """Write the job so that it repeats the run: a net from a file is then the copy in here."""
+        text = job_text(job)
+        if Path(job.net).suffix in (".yaml", ".yml"):
+            text = job_text(replace(job, net=str(self.net_file.resolve())))
+        write_whole(self.config_file, text)
+
+    def read_net(self) -> Graph:
+        """The net of the run."""
+        return load_yaml(self.net_file)
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Write what the run came to."""
+        write_whole(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
+
+    def append_metrics(self, row: Mapping[str, object]) -> None:
+        """Add one line to the metrics, at once."""
+        with _os_errors(self.metrics_file), open(self.metrics_file, "ab") as file:
+            file.write(json.dumps(_plain(row)).encode() + b"\n")
+
+    def flush_metrics(self) -> None:
+        """Wait until the metrics are on disk, as a checkpoint has to come after them."""
+        if self.metrics_file.exists():
+            with _os_errors(self.metrics_file), open(self.metrics_file, "rb") as file:
+                os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All rows of the metrics; a last line that was cut short is left out."""
+        try:
+            lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                assert type(row["iteration"]) is int
+            except (ValueError, KeyError, TypeError, AssertionError):
+                raise ConfigError(
+                    "the metrics cannot be read",
+                    where=f"{self.metrics_file}:{number}",
+                    expected='a JSON object with "iteration"',
+                    found=repr(line[:80]),
+                    remedy="mend or remove this line",
+                ) from None
+            rows.append(row)
+        return rows
+
+    def cut_metrics(self, iteration: int) -> list[dict[str, Any]]:
+        """Take away what was written after `iteration`, and return the rows that stay."""
+        rows = [row for row in self.read_metrics() if row["iteration"] <= iteration]
+        if self.metrics_file.exists():
+            write_whole(self.metrics_file, "".join(f"{json.dumps(row)}\n" for row in rows))
+        return rows
+
+    def newest_checkpoint(self) -> Path | None:
+        """The folder of the newest checkpoint."""
+        return latest(self.path)
+
+    @contextmanager
+    def only_writer(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; the system ends it with this one."""
+        with _os_errors(self.path):
+            lock = open(self.path / ".lock", "ab")  # noqa: SIM115
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    "another process is training in this folder",
+                    where=str(self.path),
+                    expected="one process for a run",
+                    found="a lock held by another",
+                    remedy="wait for it, or choose another folder",
+                ) from None
+            except OSError:
+                pass  # no file locks here; saving a checkpoint warns about it
+            for draft in self.path.glob(".*.tmp"):  # left behind by a process that was killed
+                draft.unlink(missing_ok=True)
+            yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it appears whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with _os_errors(path):
+        try:
+            with open(draft, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _free_folder(job: Job) -> Path:
+    """`runs/<net>-<data>-<number>`, with the first number that is free; the folder is made."""
+    names = (Path(job.net).stem, Path(job.data.partition(":")[0]).stem)
+    stem = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in names)
+    number = 1
+    while True:
+        path = Path("runs") / f"{stem}-{number}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _plain(values: Mapping[str, object]) -> dict[str, object]:
+    """Numbers that JSON has no word for become null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
+
+
+@contextmanager
+def _os_errors(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            "cannot write to the folder of the run",
+            where=str(path),
+            expected="a folder that can be written",
+            found=error.strerror or str(error),
+            remedy="choose another folder with --out, or free space",
+        ) from error

@@ -1,0 +1,83 @@
+"""Measuring a trained net: the parameters of a checkpoint on a test set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from purine.data import open_data
+from purine.errors import CheckpointError, DataError
+from purine.job.folder import RunFolder
+from purine.job.plan import prepared
+from purine.job.training import accuracy_of, loss_weights
+from purine.ops.clock import ITERATION
+from purine.ops.infer import check
+from purine.optimize import evaluation
+from purine.runtime import checkpoint
+from purine.runtime.run import Run
+
+__all__ = ["Measured", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a net of `iteration` iterations does on `samples` test samples of `data`."""
+
+    iteration: int
+    data: str
+    samples: int
+    loss: float
+    accuracy: float | None
+
+
+def measure(
+    folder: RunFolder, *, data: str | None = None, iteration: int | None = None
+) -> Measured:
+    """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
+    job = folder.read_config()
+    spec = data or job.data
+    found = open_data(spec)
+    if found.test is None:
+        raise DataError(
+            "there is nothing to measure on",
+            where=spec,
+            expected="data with a test part",
+            found="training samples only",
+            remedy="name other data with --data",
+        )
+    net = folder.read_net()
+    graph = check(evaluation(prepared(job, net, found.test)))
+    saved = checkpoint.load(_checkpoint(folder, iteration))
+    values = {name: saved.values[name] for name in graph.states if name in saved.values}
+    checkpoint.match(replace(saved, values=values), graph)
+    with Run(
+        graph, data=found, seed=job.seed, threads=job.threads, channels_last=job.channels_last
+    ) as run:
+        run.set_states({name: value for name, value in values.items() if name != ITERATION})
+        means = run.evaluate(graph)
+    accuracy = accuracy_of(net)
+    return Measured(
+        iteration=saved.iteration,
+        data=spec,
+        samples=len(found.test),
+        loss=sum(means[name] * weight for name, weight in loss_weights(net).items()),
+        accuracy=None if accuracy is None else means[accuracy],
+    )
+
+
+def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:
+    if iteration is None:
+        return folder.path
+    names = sorted(path.name for path in (folder.path / "checkpoints").glob("[0-9]*"))
+    for name in names:
+        if int(name.partition(".")[0]) == iteration:
+            return folder.path / "checkpoints" / name
+    raise CheckpointError(
+        f"there is no checkpoint of iteration {iteration}",
+        where=str(folder.path),
+        expected=f"one of {', '.join(str(int(n.partition('.')[0])) for n in names)}"
+        if names
+        else "at least one checkpoint",
+        found=str(iteration),
+        remedy="leave --checkpoint out for the newest one",
+    )

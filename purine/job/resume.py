@@ -1,0 +1,87 @@
+"""Going on with a run: its own job counts, and what is asked now may not contradict it.
+
+Options that leave the numbers alone may change: where to stop (later only), what to save, test,
+log and trace, and how many threads and batches ahead to use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from purine.data import open_data
+from purine.errors import ConfigError
+from purine.job.config import Job, Options, merge
+from purine.job.folder import RunFolder
+from purine.job.plan import Plan, absolute, find_net, iterations_of, make_plan, rate_of, reported
+
+__all__ = ["resume"]
+
+_FREE = frozenset(
+    (
+        *("keep", "log_every", "out", "prefetch", "save_every"),
+        *("test_every", "threads", "trace", "trace_iters"),
+    )
+)
+_LENGTH = frozenset(("epochs", "iters"))
+
+
+def resume(folder: RunFolder, given: Options) -> Plan:
+    """The plan of the run in `folder`, with the options given now where they may differ."""
+    plan = make_plan(folder.read_config(), net=folder.read_net())
+    changes: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in _FREE or key in _LENGTH or key == "lr_policy":
+            changes[key] = value
+        elif not _same(plan, key, value):
+            raise _contradiction(key, getattr(plan.job, key), value)
+    if not changes:
+        return plan
+    job = merge(_options(plan.job), changes)
+    iterations = iterations_of(job, plan.data)
+    if iterations < plan.iterations:
+        key = "epochs" if job.epochs is not None else "iters"
+        raise ConfigError(
+            f"--{key} {getattr(job, key)} would end before the run does",
+            where=str(folder.path),
+            expected=f"{plan.iterations} iterations or more, as the run was started with",
+            found=f"{iterations} iterations",
+            remedy="leave it out, or start another run",
+        )
+    before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
+    if before != now:
+        raise ConfigError(
+            "the learning rate would not be that of the run so far",
+            where=str(folder.path),
+            expected=str(before),
+            found=str(now),
+            remedy="name the end of the policy as it was: "
+            f"--lr-policy {plan.job.lr_policy.partition(':')[0]}:max_iterations={plan.iterations}"
+            if job.lr_policy == plan.job.lr_policy
+            else "leave --lr-policy out, or start another run",
+        )
+    return replace(plan, job=job, iterations=iterations)
+
+
+def _same(plan: Plan, key: str, value: Any) -> bool:
+    if key == "data":
+        return bool(absolute(value, open_data(value)) == plan.job.data)
+    if key == "net":
+        asked = replace(plan.job, net=value)
+        return asked == plan.job or reported(find_net(asked, plan.data)) == plan.net
+    return bool(getattr(plan.job, key) == value)
+
+
+def _contradiction(key: str, stored: object, given: object) -> ConfigError:
+    option = f"--{key.replace('_', '-')}"
+    return ConfigError(
+        f"{option} {given} contradicts the run, which was started with {stored}",
+        expected=f"{key} {stored}",
+        found=f"{key} {given}",
+        remedy=f"leave {option} out to go on, or start another run with another --out",
+    )
+
+
+def _options(job: Job) -> dict[str, Any]:
+    values = {key: getattr(job, key) for key in job.__dataclass_fields__}
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,314 @@
+"""The training loop: steps, tests, saves and metrics, each exactly at its iteration.
+
+Between two pauses (a test, a save, the end of a trace) iterations overlap; at a pause nothing is in
+flight. Metrics and test results are written before the checkpoint of the same iteration, so a run
+that goes on from a checkpoint has all lines up to it and repeats those behind it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TypeAlias
+
+import torch
+
+from purine.graph import Graph
+from purine.job.folder import RunFolder
+from purine.job.plan import Plan
+from purine.ops.registry import lookup
+from purine.runtime import checkpoint
+from purine.runtime.run import Result, Run
+
+__all__ = [
+    "Event",
+    "Saved",
+    "Tested",
+    "Trained",
+    "Training",
+    "accuracy_of",
+    "loss_of",
+    "loss_weights",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """An iteration is complete; `iteration` counts the complete ones."""
+
+    iteration: int
+    epoch: int
+    loss: float
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The net was measured on the test set; `accuracy` is None for nets without that op."""
+
+    iteration: int
+    epoch: int
+    loss: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """There is a checkpoint of this iteration."""
+
+    iteration: int
+    path: Path
+
+
+Event: TypeAlias = Trained | Tested | Saved
+"""What a training tells of itself."""
+
+
+class Training:
+    """The training of a plan in a folder, from the folder's newest checkpoint or from the start."""
+
+    def __init__(self, plan: Plan, folder: RunFolder) -> None:
+        self.plan = plan
+        self.folder = folder
+        job = plan.job
+        self._run = Run(
+            plan.step,
+            data=plan.data,
+            seed=job.seed,
+            prefetch=job.prefetch,
+            threads=job.threads,
+            channels_last=job.channels_last,
+            record=job.trace,
+        )
+        self._weights = loss_weights(plan.net)
+        self._seconds = 0.0  # in all, with those before this process
+        self._training = 0.0  # of these the seconds in which iterations ran
+        self._saved: int | None = None
+        self._tested: Tested | None = None
+        self._load()
+        self._trace_end = self.iteration + job.trace_iters if job.trace else None
+        self._logged = (self.iteration, self._training)
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._run.close()
+
+    @property
+    def iteration(self) -> int:
+        """The number of complete iterations."""
+        return self._run.iteration
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.iteration >= self.plan.iterations
+
+    def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """Train to the end, or until `stop` says so and the iterations in flight are complete.
+
+        In both cases the last thing done is a checkpoint; at the end there is a summary as well.
+        """
+        begun = perf_counter() - self._seconds
+        while not self.complete and not stop():
+            for result in self._results(self._next_pause(), stop):
+                yield self._log(result)
+            self._seconds = perf_counter() - begun
+            yield from self._pause()
+            self._seconds = perf_counter() - begun
+        if self._trace_end is not None:
+            self._end_trace()
+        if self.complete and self.plan.test is not None and self._tested_at != self.iteration:
+            yield self._test()
+        if self._saved != self.iteration:
+            yield self._save()
+        self._seconds = perf_counter() - begun
+        if self.complete:
+            self.folder.write_summary(self.summary())
+
+    def summary(self) -> dict[str, object]:
+        """What the run came to so far."""
+        plan, tested = self.plan, self._tested
+        images = self.iteration * plan.images
+        states = plan.net.states
+        sizes = [plan.net.blobs[name].shape for name in states if states[name].trainable]
+        return {
+            "net": plan.job.net,
+            "data": plan.job.data,
+            "test_accuracy": tested.accuracy if tested else None,
+            "test_loss": tested.loss if tested else None,
+            "images_per_second": images / self._training if self._training else None,
+            "iterations": self.iteration,
+            "epochs": images / len(plan.data.train),
+            "seed": plan.job.seed,
+            "seconds": self._seconds,
+            "parameters": sum(torch.Size(size or ()).numel() for size in sizes),
+            "purine": _version(),
+            "torch": str(torch.__version__),
+        }
+
+    @property
+    def _tested_at(self) -> int | None:
+        return self._tested.iteration if self._tested else None
+
+    def _load(self) -> None:
+        newest = self.folder.newest_checkpoint()
+        if newest is not None:
+            extra = checkpoint.load(newest).extra
+            self._saved = self._run.load(newest)
+            self._seconds = _number(extra.get("seconds"))
+            self._training = _number(extra.get("training_seconds"))
+        for row in self.folder.cut_metrics(self.iteration):
+            if "test_loss" in row:
+                self._tested = Tested(
+                    row["iteration"], row["epoch"], row["test_loss"], row["test_accuracy"]
+                )
+
+    def _results(self, end: int, stop: Callable[[], bool]) -> Iterator[Result]:
+        """The results up to iteration `end`, or up to those in flight when `stop` says so."""
+        clock = perf_counter() - self._training
+        for result in self._run.steps(end - self.iteration):
+            self._training = perf_counter() - clock
+            yield result
+            if stop():
+                break
+        for result in self._run.steps(min(self.plan.job.prefetch, end - self.iteration)):
+            self._training = perf_counter() - clock
+            yield result
+
+    def _next_pause(self) -> int:
+        job, now = self.plan.job, self.iteration
+        ends = [self.plan.iterations]
+        for every in (job.save_every, job.test_every):
+            ends.append(now // every * every + every if every else self.plan.next_epoch_end(now))
+        if self._trace_end is not None:
+            ends.append(self._trace_end)
+        return min(ends)
+
+    def _due(self, every: int | None) -> bool:
+        """Whether something that happens every so often happens now; without a number, by epoch."""
+        now = self.iteration
+        if now == self.plan.iterations:
+            return True
+        return now % every == 0 if every else self.plan.next_epoch_end(now - 1) == now
+
+    def _pause(self) -> Iterator[Event]:
+        job = self.plan.job
+        if self.iteration == self._trace_end:
+            self._end_trace()
+        if self.plan.test is not None and self._due(job.test_every):
+            yield self._test()
+        if self._due(job.save_every):
+            yield self._save()
+
+    def _log(self, result: Result) -> Trained:
+        iteration = result.iteration + 1
+        loss = loss_of(result, self._weights)
+        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"])
+        every = self.plan.job.log_every
+        if iteration % every == 0 or iteration == self.plan.iterations:
+            since, clock = self._logged
+            seconds = self._training - clock
+            images = (iteration - since) * self.plan.images
+            others = {name: result[name] for name in self.plan.net.outputs if _scalar(result, name)}
+            self.folder.append_metrics(
+                {
+                    "iteration": iteration,
+                    "epoch": event.epoch,
+                    **others,
+                    "loss": loss,
+                    "lr": event.lr,
+                    "images_per_second": images / seconds if seconds > 0 else None,
+                    "seconds": self._training,
+                }
+            )
+            self._logged = (iteration, self._training)
+        return event
+
+    def _test(self) -> Tested:
+        assert self.plan.test is not None
+        found = self._run.evaluate(self.plan.test)
+        accuracy = accuracy_of(self.plan.net)
+        self._tested = Tested(
+            iteration=self.iteration,
+            epoch=self.plan.epoch(self.iteration),
+            loss=sum(found[name] * weight for name, weight in self._weights.items()),
+            accuracy=None if accuracy is None else found[accuracy],
+        )
+        self.folder.append_metrics(
+            {
+                "iteration": self._tested.iteration,
+                "epoch": self._tested.epoch,
+                "test_loss": self._tested.loss,
+                "test_accuracy": self._tested.accuracy,
+            }
+        )
+        return self._tested
+
+    def _save(self) -> Saved:
+        self.folder.flush_metrics()
+        path = checkpoint.save(
+            self.folder.path,
+            iteration=self.iteration,
+            values=self._run.states(),
+            seed=self._run.seed,
+            digest=self._run.graph.digest,
+            extra={"seconds": self._seconds, "training_seconds": self._training},
+            keep=self.plan.job.keep,
+        )
+        self._saved = self.iteration
+        return Saved(self.iteration, path)
+
+    def _end_trace(self) -> None:
+        """Write the trace and go on without one, so that it stays small."""
+        self._run.trace.save(self.folder.trace_file)
+        self._run.close()
+        self._run.record = False
+        self._trace_end = None
+
+
+def accuracy_of(net: Graph) -> str | None:
+    """The output that says how many samples are right: the last one, of a net with several."""
+    found = [op.outputs[0] for op in net.ops.values() if op.kind == "Accuracy"]
+    reported = [name for name in found if name in net.outputs]
+    return reported[-1] if reported else None
+
+
+def loss_of(result: Result, weights: dict[str, float]) -> float:
+    """The sum of all losses of an iteration, each times its weight."""
+    return sum(result[name] * weight for name, weight in weights.items())
+
+
+def loss_weights(net: Graph) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for op in net.ops.values():
+        if lookup(op).loss:
+            weight = op.attributes.get("loss_weight", 1.0)
+            assert isinstance(weight, int | float)
+            weights[op.outputs[0]] = float(weight)
+    return weights
+
+
+def _scalar(result: Result, name: str) -> bool:
+    return name in result.outputs and result.outputs[name].numel() == 1
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("purine")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -1,0 +1,79 @@
+"""`purine check`, `purine show`, help and version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import purine as pu
+from purine.graph import load_yaml, save_yaml, to_text
+from tests.command import call
+
+
+def test_version_and_help() -> None:
+    assert call("--version").out.startswith(f"purine {pu.__version__} ")
+    for command in ("train", "test", "check", "show", "trace"):
+        shown = call(command, "--help")
+        assert shown.code == 0
+        assert f"purine {command}" in shown.out
+    assert "--weight-decay" in call("train", "--help").out
+
+
+def test_usage_errors_exit_with_2() -> None:
+    for arguments in (["train", "--batch", "many"], ["train", "--nett", "mlp"], ["fly"]):
+        assert call(*arguments).code == 2
+
+
+def test_other_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(spec: str) -> None:
+        raise ZeroDivisionError(spec)
+
+    monkeypatch.setattr("purine.job.plan.open_data", broken)
+    with pytest.raises(ZeroDivisionError):
+        call("train", "--net", "mlp")
+
+
+def test_check_counts_or_lists_everything(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    net = pu.zoo.mlp(4)
+    save_yaml(net, good)
+    bad.write_text(
+        "- {type: blob, name: x, size: [2, 3]}\n"
+        "- {type: op, op_type: Relu, name: a, inputs: [q], outputs: [y]}\n"
+        "- {type: op, op_type: Relu, name: b, inputs: [p], outputs: [y]}\n"
+    )
+    called = call("check", good, bad)
+    assert called.code == 2
+    assert called.out == f"{good}: ok ({len(net.ops)} ops, {len(net.blobs)} blobs)\n"
+    assert called.err.count("error: ") == 3
+    assert f"{bad}:2" in called.err
+    assert "ops 'a' and 'b' both write blob 'y'" in called.err
+
+
+def test_the_table_adds_up() -> None:
+    shown = call("show", "--net", "lenet", "--batch", "2")
+    assert shown.code == 0
+    conv = next(line.split() for line in shown.out.splitlines() if line.startswith("conv1 "))
+    assert conv[:4] == ["conv1", "Conv", "2x20x24x24", "520"]
+    assert float(conv[4]) == pytest.approx(2 * 2 * 20 * 24 * 24 * 25 / 1e6, abs=0.01)
+    assert "431,080" in shown.out.splitlines()[-1]
+
+
+def test_show_writes_every_format(tmp_path: Path) -> None:
+    net = pu.zoo.mlp(4)
+    file = tmp_path / "net.yaml"
+    save_yaml(net, file)
+    assert call("show", file, "--format", "text").out == to_text(pu.check(net)) + "\n"
+    assert call("show", file, "--format", "dot").out.startswith("digraph")
+    again = tmp_path / "again.yaml"
+    assert call("show", file, "--format", "yaml", "-o", again).code == 0
+    assert load_yaml(again) == pu.check(net)
+    assert "MomentumUpdate" in call("show", file, "--step").out
+
+
+def test_show_lists_kinds() -> None:
+    shown = call("show", "--kinds").out
+    assert "\nConv(x, weight, bias?)\n" in shown
+    assert "\nAdamUpdate(" in shown
+    assert "    top_k: a whole number (default 1)\n" in shown

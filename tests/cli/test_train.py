@@ -1,0 +1,190 @@
+"""`purine train` and `purine test`: what a run leaves behind, and that it can be repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import purine as pu
+from purine.graph import load_yaml, save_yaml
+from purine.runtime.trace import Trace
+from tests.cli.runs import SMALL, metrics, same_bits, states
+from tests.command import call
+
+ITERS = (*SMALL, "--iters", "5")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    called = call(*ITERS, "--log-every", "2", "--trace", "--trace-iters", "3", "--out", folder)
+    assert called.code == 0, called.err
+    assert str(folder) in called.out
+    return folder
+
+
+def test_a_run_leaves_all_its_files(run: Path) -> None:
+    names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        *("config.yaml", "net.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoints")
+    }
+    assert not list(run.glob("*.tmp"))
+    assert [path.name for path in (run / "checkpoints").glob("[0-9]*")] == ["000000005"]
+    assert load_yaml(run / "net.yaml") == pu.zoo.mlp(32)
+
+
+def test_the_summary_tells_what_came_out(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["net"], summary["data"], summary["seed"]) == ("mlp", "fashion-mini", 0)
+    assert summary["iterations"] == 5
+    assert summary["epochs"] == pytest.approx(5 * 32 / 6000)
+    assert summary["parameters"] == 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
+    assert 0.0 < summary["test_accuracy"] < 1.0
+    assert summary["images_per_second"] > 0
+    assert {"test_loss", "seconds", "purine", "torch"} <= summary.keys()
+
+
+def test_metrics_come_as_asked(run: Path) -> None:
+    rows = metrics(run)
+    assert [row["iteration"] for row in rows] == [2, 4, 5, 5]
+    assert all({"loss", "lr", "epoch"} <= row.keys() for row in rows[:3])
+    assert rows[3].keys() == {"iteration", "epoch", "test_loss", "test_accuracy"}
+
+
+def test_the_trace_keeps_the_iterations_asked_for(run: Path) -> None:
+    trace = Trace.load(run / "trace.json")
+    assert {event.iteration for event in trace.events} == {0, 1, 2}
+    shown = call("trace", run, "--top", "2")
+    assert shown.code == 0
+    assert "critical path" in shown.out
+
+
+def test_the_loss_is_that_of_the_library(run: Path) -> None:
+    data = pu.data.fashion_mini()
+    ready = pu.data.prepare(pu.zoo.mlp(32), data.train)
+    step = pu.solvers.sgd(pu.backward(ready), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    with pu.Run(step, data=data, seed=0) as direct:
+        losses = [result.loss for result in direct.steps(5)]
+    logged = [row["loss"] for row in metrics(run) if "loss" in row]
+    assert logged == [losses[1], losses[3], losses[4]]
+
+
+def test_the_same_seed_gives_the_same_bits(run: Path, tmp_path: Path) -> None:
+    again, other = tmp_path / "again", tmp_path / "other"
+    assert call(*ITERS, "--log-every", "2", "--prefetch", "0", "--out", again).code == 0
+    assert same_bits(run, again)
+    assert metrics(run) == metrics(again)
+    assert call(*ITERS, "--seed", "1", "--out", other).code == 0
+    assert not same_bits(run, other)
+
+
+def test_config_yaml_repeats_the_run(run: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert call("train", run / "config.yaml", "--out", again).code == 0
+    assert same_bits(run, again)
+    assert metrics(run) == metrics(again)
+    assert (run / "config.yaml").read_text() == (again / "config.yaml").read_text()
+
+
+def test_options_count_more_than_the_job_file(tmp_path: Path) -> None:
+    job, out = tmp_path / "job.yaml", tmp_path / "out"
+    job.write_text("net: mlp\nbatch: 32\nepochs: 3\nweight-decay: 1e-3\nlr_policy: cosine\n")
+    assert call("train", job, "--iters", "2", "--lr", "0.5", "--out", out).code == 0
+    config = (out / "config.yaml").read_text()
+    assert "iters: 2\n" in config
+    assert "epochs" not in config
+    assert "lr: 0.5\n" in config
+    assert "weight_decay: 0.001\n" in config
+    assert metrics(out)[0]["iteration"] == 2
+
+
+def test_every_option_reaches_the_step(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = "--solver adamw --lr 0.002 --lr-policy step:step=2,gamma=0.5 --clip 0.5 --crop 24"
+    more = "--accumulate 2 --pad 2 --mirror --mean 100 --scale 0.01 --channels-last --threads 1"
+    called = call(*ITERS, *options.split(), *more.split(), "--log-every", "1", "--out", out)
+    assert called.code == 0, called.err
+    rows = [row for row in metrics(out) if "lr" in row]
+    assert [row["lr"] for row in rows] == pytest.approx([0.002, 0.002, 0.001, 0.001, 0.0005])
+    assert any(name.startswith("square/") for name in states(out))
+    assert states(out)["fc1/weight"].shape[-1] == 24 * 24
+
+
+def test_saves_and_tests_come_exactly_when_asked(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    frequency = ("--save-every", "2", "--test-every", "3", "--keep", "3")
+    assert call(*SMALL, "--iters", "7", *frequency, "--out", out).code == 0
+    saved = sorted(int(path.name) for path in (out / "checkpoints").glob("[0-9]*"))
+    assert saved == [4, 6, 7]
+    assert [row["iteration"] for row in metrics(out) if "test_loss" in row] == [3, 6, 7]
+
+
+def test_an_epoch_ends_where_its_last_sample_was_read(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = "synthetic:image=1x4x4,classes=3,count=50"
+    called = call("train", "--net", "mlp", "--data", data, "--batch", "8", "--epochs", "2",
+                  "--out", out)  # fmt: skip
+    assert called.code == 0, called.err
+    tests = [(row["iteration"], row["epoch"]) for row in metrics(out) if "test_loss" in row]
+    assert tests == [(7, 1), (13, 2)]
+    assert called.out.count("test loss") == 2
+
+
+def test_a_net_from_a_file_is_kept_with_the_run(tmp_path: Path) -> None:
+    file, out = tmp_path / "own.yaml", tmp_path / "out"
+    save_yaml(pu.zoo.mlp(16, hidden=(8,)), file)
+    assert call("train", "--net", file, "--iters", "3", "--out", out).code == 0
+    assert "batch: 16\n" in (out / "config.yaml").read_text()
+    file.unlink()
+    again = tmp_path / "again"
+    assert call("train", out / "config.yaml", "--out", again).code == 0
+    assert same_bits(out, again)
+    assert call("test", out).code == 0
+
+
+def test_without_out_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        called = call(*SMALL, "--iters", "0")
+        assert called.code == 0
+        assert f"runs/mlp-fashion-mini-{number}" in called.out
+        assert (tmp_path / f"runs/mlp-fashion-mini-{number}/summary.json").is_file()
+
+
+def test_test_measures_what_training_measured(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    found = json.loads(call("test", run, "--json").out)
+    assert found["accuracy"] == summary["test_accuracy"]
+    assert found["loss"] == summary["test_loss"]
+    assert (found["iteration"], found["samples"]) == (5, 1000)
+    assert f"accuracy {summary['test_accuracy']:.2%}" in call("test", run).out
+
+
+def test_test_takes_an_earlier_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    frequency = ("--save-every", "2", "--test-every", "2")
+    assert call(*SMALL, "--iters", "4", *frequency, "--out", out).code == 0
+    tests = {row["iteration"]: row["test_loss"] for row in metrics(out) if "test_loss" in row}
+    found = json.loads(call("test", out, "--checkpoint", "2", "--json").out)
+    assert (found["iteration"], found["loss"]) == (2, tests[2])
+    missing = call("test", out, "--checkpoint", "3")
+    assert missing.code == 2
+    assert "no checkpoint of iteration 3" in missing.err
+    assert "one of 2, 4" in missing.err
+
+
+@pytest.mark.multiprocess
+def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "purine", "show", "--kinds"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path)
+    finally:
+        os.close(writer)
+    assert done.stderr.decode() == ""

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from purine.errors import KindError
+from purine.ops import Net, dropout
+from purine.ops.random import Dropout, RandomMask, random_bits
+
+
+def number(value: int) -> torch.Tensor:
+    return torch.tensor(value)
+
+
+def test_bits_are_a_function_of_seed_stream_iteration_and_index() -> None:
+    first = random_bits(number(1), number(2), 1000, stream="a")
+    assert torch.equal(first, random_bits(number(1), number(2), 1000, stream="a"))
+    assert torch.equal(first[300:], random_bits(number(1), number(2), 700, stream="a", offset=300))
+    for other in (
+        random_bits(number(2), number(2), 1000, stream="a"),
+        random_bits(number(1), number(3), 1000, stream="a"),
+        random_bits(number(1), number(2), 1000, stream="b"),
+    ):
+        assert (first == other).sum() < 3
+
+
+def test_every_bit_is_set_half_of_the_time() -> None:
+    bits = random_bits(number(0), number(0), 1 << 16, stream="a")
+    for place in range(32):
+        share = ((bits >> place) & 1).double().mean().item()
+        assert abs(share - 0.5) < 0.01, place
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 1.0])
+def test_a_mask_keeps_its_share_and_its_mean(keep: float) -> None:
+    mask = RandomMask(number(0), number(0), shape=(200, 200), keep=keep, stream="a")
+    assert mask.unique().tolist() == pytest.approx([1.0] if keep == 1 else [0.0, 1 / keep])
+    assert abs(mask.mean().item() - 1) < 0.1
+
+
+def test_a_part_of_a_batch_is_treated_as_in_the_whole() -> None:
+    x = torch.ones(8, 3, 4)
+    whole = Dropout(x, number(3), number(4), stream="drop")
+    part = Dropout(x[5:], number(3), number(4), stream="drop", offset=5)
+    assert torch.equal(whole[5:], part)
+
+
+def test_a_dropout_layer_draws_under_its_own_name() -> None:
+    net = Net()
+    x = net.input("x", (2, 3))
+    dropout(x, name="drop1")
+    dropout(x, name="drop2")
+    streams = {op.attributes["stream"] for op in net.graph().ops.values() if op.kind == "Dropout"}
+    assert streams == {"drop1", "drop2"}
+    with pytest.raises(KindError, match="at least 0 and below 1"):
+        dropout(x, ratio=1.0)
