@@ -1,4 +1,4 @@
-"""The zoo's nets in plain PyTorch, as its own users would write them: what we are measured against."""
+"""The zoo's nets in plain PyTorch, as its users would write them: what we are measured against."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How long does a training step take on the CPU, and how much memory: Purine against PyTorch?
 
-Contenders: Purine; PyTorch eager and `torch.compile`, both tuned (channels-last, fused SGD). Each is
-a process of its own, all are started first, and they take turns of a few steps, so that whatever
+Contenders: Purine; PyTorch eager and `torch.compile`, both tuned (channels-last, fused SGD). Each
+is a process of its own, all are started first, and they take turns of a few steps, so that whatever
 else the machine does hits all of them alike. Reported are the medians over turns and their spread.
 Memory is the peak of a process beyond what it held after its imports.
 
@@ -163,9 +163,7 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
     return steps
 
 
-def torch_steps(
-    options: argparse.Namespace, compiled: bool = False
-) -> Callable[[int], None]:
+def torch_steps(options: argparse.Namespace, compiled: bool = False) -> Callable[[int], None]:
     import torch
     from rivals import RIVALS
 

@@ -1,4 +1,4 @@
-"""Purine: a training job as one bipartite graph of ops and blobs, run by an event-driven dispatcher."""
+"""Purine: a whole training job as one bipartite graph, run by an event-driven dispatcher."""
 
 from purine import data, graph, ops, optimize, solvers, zoo
 from purine.autodiff import backward

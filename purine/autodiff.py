@@ -1,10 +1,10 @@
 """Gradients: a reverse walk that adds ops to the graph.
 
-`backward` turns a net into forward and backward as one graph. Every op between a trainable state and
-a loss is lowered: the calls of its traced joint that do not depend on a cotangent take its place,
-the others become its backward, so that saved values are shared and never computed twice. Ops that
-no gradient passes stay as they are. The gradient of blob `x` is blob `grad/x`; where `x` has several
-readers their contributions are added by explicit ops, in the order of the graph.
+`backward` turns a net into forward and backward as one graph. Every op between a trainable state
+and a loss is lowered: the calls of its traced joint that do not depend on a cotangent take its
+place, the others become its backward, so that saved values are shared and never computed twice. Ops
+that no gradient passes stay as they are. The gradient of blob `x` is blob `grad/x`; where `x` has
+several readers their contributions are added by explicit ops, that of the last reader first.
 """
 
 from __future__ import annotations
@@ -51,6 +51,13 @@ def backward(
     True
     """
     net = complete(net)
+    if any(name.startswith(f"{GRADIENT}/") for name in net.blobs):
+        raise GraphError(
+            "the graph has gradients already",
+            expected="a net of forward ops",
+            found=f"blobs under {GRADIENT}/",
+            remedy="call backward once, on the net itself",
+        )
     weights = _losses(net) if losses is None else dict(losses)
     for name in (*weights, *wrt):
         if name not in net.blobs:
@@ -64,7 +71,17 @@ def backward(
     sources = {
         name for name, state in net.states.items() if state.trainable and state.lr_mult != 0
     } | set(wrt)
-    return _Walk(net, weights, sources).graph()
+    graph = _Walk(net, weights, sources).graph()
+    for name in wrt:
+        if gradient_of(name) not in graph.blobs:
+            raise GraphError(
+                f"no loss depends on blob {name!r} in a way that can be differentiated",
+                blob=name,
+                expected=f"a path of differentiable ops from {name!r} to {', '.join(weights)}",
+                found="none",
+                remedy="ask for the gradient of another blob or another loss",
+            )
+    return graph
 
 
 def _losses(net: Graph) -> dict[str, float]:
@@ -129,7 +146,7 @@ class _Walk:
         return self.builder.graph()
 
     def _reaching(self) -> set[str]:
-        """Blobs that depend on a source and that a loss depends on, through differentiable kinds."""
+        """Blobs between a source and a loss, as far as gradients pass."""
         after: set[str] = set(self.sources)
         for name in self.net.order:
             op = self.net.ops[name]
@@ -169,7 +186,7 @@ class _Walk:
         return _Lowered(op, wanted, None, (), joint, values)
 
     def _alias_outputs(self, op: Op, joint: Joint, values: dict[int, str]) -> None:
-        """Give the op's outputs their names where the trace returned an input or one value twice."""
+        """Name the op's outputs where the trace returned an input, or one value twice."""
         for number, name in zip(joint.outputs, op.outputs, strict=True):
             if name != NOTHING and values[number] != name:
                 emit = _Emitter(self.builder, op, forward=True)

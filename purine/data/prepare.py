@@ -1,8 +1,8 @@
 """Fitting a net to a data set: the ops between the stored samples and what the net wants to see.
 
 Sources give samples as they are stored, nets want floating-point numbers. What lies between (crop,
-mirror, mean and scale) is ops of the graph on the `io` lane, so it is checked, traced and overlapped
-with compute like everything else.
+mirror, mean and scale) is ops of the graph on the `io` lane, so it is checked, traced and
+overlapped with compute like everything else.
 """
 
 from __future__ import annotations
@@ -95,13 +95,14 @@ def _emit(
         (spec,) = infer_op(draft, [spec_of(builder.blobs[item]) for item in inputs])
         assert spec is not None
         last = index == len(chain) - 1
-        if last and spec.shape != builder.blobs[target].shape:
+        wanted = list(spec_of(builder.blobs[target]).shape)
+        if last and list(spec.shape) != wanted:
             raise DataError(
-                f"samples of {list(field.shape)} do not become {list(spec_of(builder.blobs[target]).shape[1:])}",
+                f"samples of {list(field.shape)} do not become {wanted[1:]}",
                 where=op.where,
                 op=op.name,
                 blob=target,
-                expected=f"blob {target!r} of {list(spec_of(builder.blobs[target]).shape)}",
+                expected=f"blob {target!r} of {wanted}",
                 found=f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}",
                 remedy="build the net for these samples, or give a crop of its size",
             )

@@ -67,7 +67,7 @@ class RunFolder:
                 where=str(folder.path),
                 expected="a folder that `purine train --out` wrote, with config.yaml",
                 found=found,
-                remedy="check the path, or start the run without --resume",
+                remedy="check the path, or start a run there without --resume",
             )
         return folder
 

@@ -10,6 +10,7 @@ from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
 from purine.ops import tracing
 from purine.ops.aten import device_of, dtype_of
 from purine.ops.clock import add_clock
+from purine.ops.fillers import filler_problems
 from purine.ops.registry import IMPLIED, lookup
 from purine.ops.tracing import Spec
 
@@ -28,7 +29,7 @@ class Cost:
 
 
 def complete(graph: Graph) -> Graph:
-    """The graph with implied inputs, random streams, and the shapes and dtypes of results filled in.
+    """The graph with implied inputs, random streams, and shapes and dtypes of results filled in.
 
     Shapes that are declared stay as they are; `check` compares them with what the kinds say.
     """
@@ -57,7 +58,7 @@ def complete(graph: Graph) -> Graph:
 
 
 def with_batch(net: Graph, batch: int) -> Graph:
-    """The same net for another batch size: the sources' first dimension changed, shapes inferred anew.
+    """The same net for another batch size: sources changed, all other shapes inferred anew.
 
     Only for nets of named kinds; ops of a step hold shapes in their attributes.
     """
@@ -79,7 +80,10 @@ def check(graph: Graph) -> Graph:
     >>> len(check(mlp(batch=8)).ops) > 0
     True
     """
-    return verify(complete(verify(graph)), kinds=_RegisteredKinds())
+    completed = verify(complete(verify(graph)), kinds=_RegisteredKinds())
+    for error in _filler_problems(completed):
+        raise error
+    return completed
 
 
 def problems(graph: Graph) -> list[GraphError]:
@@ -93,7 +97,12 @@ def problems(graph: Graph) -> list[GraphError]:
         completed = complete(graph)
     except GraphError as error:
         return [error]
-    return structural(completed, kinds=_RegisteredKinds())
+    return structural(completed, kinds=_RegisteredKinds()) or list(_filler_problems(completed))
+
+
+def _filler_problems(graph: Graph) -> Iterator[KindError]:
+    for name, state in graph.states.items():
+        yield from filler_problems(state, graph.blobs[name])
 
 
 class _RegisteredKinds:
@@ -186,7 +195,7 @@ def size_in_bytes(blob: Blob) -> int:
     elements = 1
     for extent in blob.shape or ():
         elements *= extent
-    return elements * dtype_of(blob.dtype).itemsize
+    return elements * int(dtype_of(blob.dtype).itemsize)
 
 
 def _key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:

@@ -1,6 +1,6 @@
 """Writing a net: handles to blobs that know the net they belong to.
 
-Layer functions (`conv`, `pool`, ...) take a `Var` and return one, so a net reads from top to bottom:
+Layer functions (`conv`, `pool`, ...) take a `Var` and return one: a net reads from top to bottom.
 
     net = Net()
     image, label = net.data((64, 1, 28, 28), classes=10)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Filler, Op
 from purine.ops.gradient import RULES, Emit, Rule
 from purine.ops.net import Var
@@ -171,7 +172,16 @@ def _pull_batch_norm(
 ) -> Sequence[str | None]:
     x, weight, _, mean, variance = op.inputs
     cotangent = cotangents[0]
-    assert cotangent is not None
+    if cotangent is None or any(cotangents[1:]):
+        raise GraphError(
+            f"op {op.name!r} ({op.kind}) at {op.location} has a loss behind its running statistics",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected=f"gradients through {op.outputs[0]!r} alone",
+            found=f"a loss that depends on {op.outputs[1]!r} or {op.outputs[2]!r}",
+            remedy="put a StopGradient before the ops that read the statistics",
+        )
     found = emit(
         "aten.native_batch_norm_backward",
         [cotangent, x, weight, mean, variance, *saved],

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeAlias, TypeVar, Union, overload
 
 from torch import Tensor
 
@@ -29,8 +29,9 @@ from purine.graph import Attribute, Op
 
 __all__ = ["IMPLIED", "Attr", "Kernel", "Kind", "Results", "kind", "kinds", "lookup", "register"]
 
-Results = Tensor | tuple[Tensor, ...]
-Kernel = Callable[..., Results]
+Results: TypeAlias = Tensor | tuple[Tensor, ...]
+Kernel: TypeAlias = Callable[..., Results]
+F = TypeVar("F", bound=Callable[..., Any])
 
 IMPLIED = ("seed", "iteration")
 """Inputs by these names need not be written: the blobs of the same names are meant."""
@@ -135,6 +136,21 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
+@overload
+def kind(function: F) -> F: ...
+
+
+@overload
+def kind(
+    *,
+    evaluation: str | None = None,
+    loss: bool = False,
+    view: bool = False,
+    overwrite: Kernel | None = None,
+    over: Sequence[int] = (),
+) -> Callable[[F], F]: ...
+
+
 def kind(
     function: Kernel | None = None,
     *,
@@ -145,30 +161,26 @@ def kind(
     over: Sequence[int] = (),
 ) -> Any:
     """Register a function as the kind of its own name; see `Kind` for the options."""
-    if function is None:
-        return partial(
-            kind,
-            evaluation=evaluation,
-            loss=loss,
-            view=view,
-            overwrite=overwrite,
-            over=over,
+
+    def add(function: Kernel) -> Kernel:
+        made = _from_signature(function)
+        attributes = dict(made.attributes)
+        if loss:
+            attributes["loss_weight"] = Attr(float, 1.0)
+        register(
+            replace(
+                made,
+                attributes=attributes,
+                evaluation=evaluation,
+                loss=loss,
+                view=view,
+                overwrite=overwrite,
+                over=tuple(over),
+            )
         )
-    made = _from_signature(function)
-    register(
-        replace(
-            made,
-            evaluation=evaluation,
-            loss=loss,
-            view=view,
-            overwrite=overwrite,
-            over=tuple(over),
-            attributes={**made.attributes, "loss_weight": Attr(float, 1.0)}
-            if loss
-            else made.attributes,
-        )
-    )
-    return function
+        return function
+
+    return add if function is None else add(function)
 
 
 def kinds() -> Mapping[str, Kind]:
@@ -210,7 +222,7 @@ def _from_signature(function: Kernel) -> Kind:
         else:
             inputs.append(name)
             optional += parameter.default is not inspect.Parameter.empty
-    name = function.__name__  # type: ignore[attr-defined]
+    name = function.__name__
     return Kind(name, function, tuple(inputs), optional, variadic, attributes)
 
 

@@ -1,4 +1,4 @@
-"""Running functions on fake tensors: shapes, recorded calls, and the joint of an op and its gradient.
+"""Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
 
 The one module that touches private parts of torch (fake tensors, proxy tracing, the flop counter's
 registry), so that a new release of torch is a change in one place. What comes out is plain data.
@@ -136,7 +136,7 @@ class _Recorder:
                     (backward if late else forward).append(call)
                     if late:
                         self.late.update(r[0] for r in call.results if r is not None)
-        final = [None if n is None else self.numbers[n] for n in self.nodes[-1].args[0]]  # type: ignore[union-attr, arg-type, index]
+        final = [None if n is None else self.numbers[n] for n in self.nodes[-1].args[0]]
         results, gradients = final[: self.outputs], final[self.outputs :]
         assert None not in results
         live = {number for number in final if number is not None}

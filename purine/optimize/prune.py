@@ -103,7 +103,7 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
 
 
 def _replace_by(builder: Builder, op: Op, kind: str) -> None:
-    """Let an op be of its test-time kind, which takes the implied inputs only where it names them."""
+    """Let an op be of its test-time kind, which takes implied inputs only if it names them."""
     draft = replace(op, kind=kind)
     count = len(lookup(draft).inputs)
     builder.ops[op.name] = replace(draft, inputs=op.inputs[:count], outputs=op.outputs[:1])

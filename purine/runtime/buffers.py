@@ -1,7 +1,7 @@
 """The values of the iterations in flight, and what running one op does to them.
 
-No threads in here: executors call `run` from the lane the op belongs to and `release` one at a time;
-tests call both in any order the core allows.
+No threads in here: executors call `run` from the lane the op belongs to and `release` one at a
+time; tests call both in any order the core allows.
 """
 
 from __future__ import annotations

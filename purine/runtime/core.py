@@ -30,7 +30,7 @@ Station = tuple[Location, Lane]
 class Plan:
     """A graph as integers. Op k is `ops[k]`; a smaller number is more urgent.
 
-    `same[k]` are the ops of the same iteration that wait for op k, `later[k]` those of the next one.
+    `same[k]` are the ops of this iteration that wait for op k, `later[k]` those of the next one.
     `needs[k]` counts what op k waits for; `carried[k]` is the part of it from the iteration before.
     An op that waits for nothing of its own iteration is a root: it also waits for the credit.
     """
@@ -48,9 +48,9 @@ class Plan:
 def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> Plan:
     """Number the ops of a verified graph and count what each waits for.
 
-    With one compute lane per device, order decides memory and not time: what leads quickly to an end
-    (a weight gradient, its update) runs before the long chain goes on, so that buffers are released
-    early. With several, the longest remaining path by `cost` runs first.
+    With one compute lane per device, order decides memory and not time: what leads quickly to an
+    end (a weight gradient, its update) runs before the long chain goes on, so that buffers are
+    released early. With several, the longest remaining path by `cost` runs first.
     """
     names = _urgency(graph, cost or (lambda op: 1.0))
     number = {name: index for index, name in enumerate(names)}

@@ -109,7 +109,7 @@ def _source(op: Op, data: DataSet | None) -> Source:
 def _check_fields(graph: Graph, op: Op, source: Source) -> None:
     if len(op.outputs) != len(source.fields):
         raise DataError(
-            f"op {op.name!r} has {len(op.outputs)} outputs, the data has {len(source.fields)} fields",
+            f"op {op.name!r} has {len(op.outputs)} outputs, the data {len(source.fields)} fields",
             where=op.where,
             op=op.name,
             expected=", ".join(str(field) for field in source.fields),

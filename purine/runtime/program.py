@@ -26,11 +26,11 @@ __all__ = ["Program", "Step", "compile_program"]
 class Step:
     """What to do for one op; blobs are numbers into the values of an iteration.
 
-    `writes` has -1 for results that nobody needs. `carries` are pairs (result, read blob of the next
-    iteration). `drops` are values that this op alone reads; `shared` are values with several
+    `writes` has -1 for results that nobody needs. `carries` are pairs (result, blob that the next
+    iteration reads). `drops` are values that this op alone reads; `shared` are values with several
     readers, released by the last. `families` are the watched families that it reads. `over` are
-    pairs (input position, family) that the kernel writes over: when this op is not the family's last
-    reader, it gets a copy.
+    pairs (input position, family) that the kernel writes over: when this op is not the last reader
+    of the family, it gets a copy.
     """
 
     kernel: Kernel

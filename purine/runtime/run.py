@@ -1,7 +1,7 @@
 """A run: one graph, its data, its seed, and the values of its states.
 
-The same seed gives the same bits, whatever the interleaving; a run that is resumed from a checkpoint
-goes on with the bits of one that was never interrupted.
+The same seed gives the same bits, whatever the interleaving; a run that is resumed from a
+checkpoint goes on with the bits of one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Run:
     """An execution of a training step, to be stepped, measured, saved and resumed.
 
     `prefetch` is how many iterations `Data` ops may be ahead; `threads` the number of threads that
-    one kernel may use; `channels_last` how images and filters lie in memory; `record` keeps a trace.
+    one kernel may use; `channels_last` how images and filters lie in memory; `record` keeps a
+    trace.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)

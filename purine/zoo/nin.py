@@ -20,7 +20,7 @@ __all__ = ["nin"]
 
 
 def nin(batch: int = 128, *, image: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> Graph:
-    """Each block is a convolution followed by two of 1x1; the last one ends in one map per class."""
+    """Each block is a convolution and two of 1x1; the last one ends in one map per class."""
     net = Net()
     data, label = net.data((batch, *image))
     x = _mlpconv(data, (192, 160, 96), kernel=5, pad=2, block=1)

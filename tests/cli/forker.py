@@ -1,8 +1,9 @@
 """Runs command lines in forked children: a program for tests that need many short-lived runs.
 
 It imports everything once and never runs a kernel itself (a plan is made with fake tensors alone),
-so a child begins within milliseconds with nothing inherited but code. For each line of JSON on stdin, a list of arguments, it prints the
-child's process id and, when the child has ended, its status as `os.waitpid` gives it.
+so a child begins within milliseconds with nothing inherited but code. For each line of JSON on
+stdin, a list of arguments, it prints the child's process id and, when the child has ended, its
+status as `os.waitpid` gives it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,19 @@ def test_show_lists_kinds() -> None:
     assert "\nConv(x, weight, bias?)\n" in shown
     assert "\nAdamUpdate(" in shown
     assert "    top_k: a whole number (default 1)\n" in shown
+
+
+@pytest.mark.multiprocess
+def test_an_error_is_all_that_is_printed(tmp_path: Path) -> None:
+    file = tmp_path / "net.yaml"
+    file.write_text(
+        "- {type: blob, name: x, size: [2, 3, 8, 8]}\n"
+        "- {type: op, op_type: Pool, name: p, inputs: [x], outputs: [y], kernel: 20}\n"
+    )
+    command = [sys.executable, "-m", "purine", "check", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
+        *("error", "  expected", "  found", "  to do")
+    ]

@@ -16,7 +16,7 @@ from tests.runtime.random_graphs import random_graph, same_bits, serial
 
 
 def chain(names: str, *, carried: bool = False) -> Graph:
-    """Ops a, b, c, ... one after the other; with `carried`, the last feeds the first through a state."""
+    """Ops a, b, c, ... in a row; with `carried`, the last feeds the first through a state."""
     b = Builder()
     b.blob("in", ())
     previous = "in"
@@ -122,7 +122,7 @@ def test_with_several_lanes_the_longest_path_goes_first() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_interleaving_gives_the_bits_of_the_serial_run(seed: int) -> None:
-    """600 interleavings: 60 random graphs, 10 each, with buffers released, reused and overwritten."""
+    """600 interleavings: 10 of each of 60 random graphs, buffers reused and overwritten."""
     iterations = 5
     graph = random_graph(seed, lanes=1 + seed % 4)
     outputs, states = serial(graph, iterations)

@@ -54,9 +54,7 @@ def test_one_seed_gives_the_same_bits_on_one_lane_and_on_four(net: str) -> None:
     step, _ = training(data, graph)
     finals = []
     for lanes, prefetch in ((1, 0), (1, 2), (4, 1), (4, 3)):
-        with pu.Run(
-            in_lanes(step, lanes), data=data, seed=3, threads=1, prefetch=prefetch
-        ) as run:
+        with pu.Run(in_lanes(step, lanes), data=data, seed=3, threads=1, prefetch=prefetch) as run:
             losses = [result.loss for result in run.steps(6)]
             finals.append((losses, run.states()))
     for losses, states in finals[1:]:
@@ -336,9 +334,7 @@ def test_twenty_iterations_agree_with_plain_pytorch(net: str, solver: str) -> No
     graph = pu.data.prepare(graph, data.train, crop=crop)
     step = attach(pu.backward(graph))
     masks = [op for op in step.ops.values() if op.kind == "RandomMask"]
-    step = replace(
-        step, outputs=(*step.outputs, "data", "label", *(op.outputs[0] for op in masks))
-    )
+    step = replace(step, outputs=(*step.outputs, "data", "label", *(op.outputs[0] for op in masks)))
     with pu.Run(step, data=data, seed=1) as run:
         model = TorchNet(net, run)
         optimizer = optimizer_of(list(model.p.values()))
