@@ -90,9 +90,10 @@ class Executor:
         with self._lock:
             while iteration not in self._results and self._failure is None:
                 self._host.wait()
-            if self._failure is not None:
-                raise self._failure
-            return self._results.pop(iteration)
+            if iteration in self._results:
+                return self._results.pop(iteration)
+            assert self._failure is not None
+            raise self._failure
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""

@@ -86,10 +86,8 @@ def test_a_kernel_that_raises_stops_the_run_and_names_the_op() -> None:
     graph, sources = feeding(kernel, lane="io")
     executor = Executor(graph, states=initial_states(graph, 0), sources=sources)
     executor.extend(10)
-    for iteration in range(3):
-        executor.wait(iteration)
     with pytest.raises(KernelError) as caught:
-        executor.wait(3)
+        _ = [executor.wait(iteration) for iteration in range(10)]
     text = str(caught.value)
     assert "op 'source' (Data) at host 127.0.0.1, cpu:0, lane io" in text
     assert "failed in iteration 3: the file is gone" in text

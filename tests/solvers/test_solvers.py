@@ -178,7 +178,8 @@ def test_text_of_a_small_graph():
     added = [line for line in to_text(step).splitlines() if "grad/" not in line.split("=")[0]]
     wanted = ("lr = ", "fc/weight/next", "state", "output", "iteration/next")
     assert [line for line in added if line.startswith(wanted)] == [
-        "iteration/next = iteration/add: aten.add.Scalar(iteration, other=1)    # int64 scalar",
+        "iteration/next = iteration/add: aten.add.Scalar(iteration, other=1) lane io"
+        "    # int64 scalar",
         "lr = lr: FixedRate(iteration, lr=0.1)    # float64 scalar",
         "fc/weight/next, momentum/fc/weight/next = update/fc/weight: MomentumUpdate(fc/weight, "
         "grad/fc/weight, momentum/fc/weight, lr, momentum=0.9, weight_decay=0.0005)"
