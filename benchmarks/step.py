@@ -117,7 +117,8 @@ def work(options: argparse.Namespace) -> None:
     """Answer questions: a number asks for that many steps, `memory` for the peak."""
     import torch
 
-    import purine  # noqa: F401  all contenders start from the same imports
+    if options.worker == "purine":
+        import purine  # noqa: F401
 
     if options.threads:
         torch.set_num_threads(options.threads)

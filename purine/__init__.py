@@ -1,5 +1,6 @@
 """Purine: a whole training job as one bipartite graph, run by an event-driven dispatcher."""
 
+from purine import _environment as _environment
 from purine import data, graph, ops, optimize, solvers, zoo
 from purine.autodiff import backward
 from purine.errors import PurineError

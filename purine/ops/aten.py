@@ -60,8 +60,6 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
 }
 """Elementwise kinds, and the inputs of each that its result may be written over."""
 
-_OUT_OVERLOADS = {name: "grad_input" for name in OVERWRITES if name.endswith("_backward")}
-
 
 def device_of(location: Location) -> torch.device:
     """torch's device for a location: a `cpu:k` is a set of cores to us, and plain cpu to torch."""
@@ -110,15 +108,21 @@ def kind_of(name: str) -> Kind | None:
 
 
 def bind_over(op: Op, index: int) -> Kernel:
-    """The kernel of an elementwise ATen op, with its result written over input `index`."""
+    """The kernel of an elementwise ATen op, with its result written over input `index`.
+
+    By the in-place overload where there is one: some `out` overloads of ATen compute elsewhere
+    first and then copy.
+    """
     assert index in OVERWRITES[op.kind], op
-    overload = _OUT_OVERLOADS.get(op.kind, "out")
-    call = _bind(
-        getattr(getattr(torch.ops.aten, op.kind.split(".")[1]), overload), op, out=overload
-    )
+    _, name, *overload = op.kind.split(".")
+    in_place = _overload(".".join(["aten", f"{name}_", *overload])) if index == 0 else None
+    if in_place is not None:
+        return _bind(in_place, op)
+    out = "grad_input" if name.endswith("_backward") else "out"
+    call = _bind(getattr(getattr(torch.ops.aten, name), out), op, out=out)
 
     def over(*tensors: torch.Tensor) -> Any:
-        return call(*tensors, **{overload: tensors[index]})
+        return call(*tensors, **{out: tensors[index]})
 
     return over
 

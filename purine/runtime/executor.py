@@ -63,11 +63,15 @@ class Executor:
         self._collected = start
         self._lock = threading.Lock()
         self._host = threading.Condition(self._lock)
-        self._wake = [threading.Condition(self._lock) for _ in self.plan.stations]
+        # A lane sleeps by acquiring its bell, which whoever finds it asleep releases: half the cost
+        # of a condition variable, and hops between lanes are what a graph of small ops pays for.
+        self._bells = [threading.Lock() for _ in self.plan.stations]
+        for bell in self._bells:
+            bell.acquire()
+        self._asleep = [False for _ in self.plan.stations]
         self._queues: list[list[int]] = [[] for _ in self.plan.stations]
-        self._running = len(self.plan.stations)
         self._failure: RunError | None = None
-        self._closing = False
+        self._stopped = False
         self._record = record
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self.plan.stations]
         self._threads = [
@@ -83,7 +87,7 @@ class Executor:
             for token in self.core.extend(limit):
                 station = self.plan.station[token % self.core.size]
                 heappush(self._queues[station], token)
-                self._wake[station].notify()
+                self._ring(station)
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
         """The outputs of an iteration, once all of it is complete."""
@@ -121,9 +125,9 @@ class Executor:
     def close(self) -> None:
         """Stop all lanes after the ops they are running; values stay readable."""
         with self._lock:
-            self._closing = True
-            for wake in self._wake:
-                wake.notify()
+            self._stopped = True
+            for station in range(len(self._bells)):
+                self._ring(station)
         for thread in self._threads:
             thread.join()
 
@@ -136,45 +140,47 @@ class Executor:
     def _lane(self, station: int) -> None:
         compute = self.plan.stations[station][1].startswith("compute")
         torch.set_num_threads(self.threads if compute else 1)
-        queue, lock = self._queues[station], self._lock
+        lock, bell = self._lock, self._bells[station]
         with torch.no_grad():
-            while True:
-                with lock:
-                    if not self._await_work(station):
-                        return
-                    token = heappop(queue)
+            with lock:
+                token = self._next(station)
+            while not self._stopped:
+                if token is None:
+                    bell.acquire()
+                    with lock:
+                        token = self._next(station)
+                    continue
                 try:
                     self._run_from(station, token)
                 except Exception as error:
                     with lock:
                         self._fail(error)
-                    return
+                token = None
 
-    def _await_work(self, station: int) -> bool:
-        """Sleep until there is something to run; False when the lane has to end. Holds the lock."""
+    def _next(self, station: int) -> int | None:
+        """The next token of a lane; without one the lane is asleep from now on. Holds the lock."""
         queue = self._queues[station]
-        self._running -= 1
-        while not queue or self._closing or self._failure is not None:
-            if self._closing or self._failure is not None:
-                return False
-            if self._running == 0 and not self.core.idle and not any(self._queues):
-                self._fail(_stall(self.core, self.graph))
-                return False
-            self._wake[station].wait()
-        self._running += 1
-        return True
+        if self._stopped:
+            return None
+        if queue:
+            return heappop(queue)
+        self._asleep[station] = True
+        if all(self._asleep) and not self.core.idle:
+            self._fail(_stall(self.core, self.graph))
+        return None
 
-    def _run_from(self, station: int, first: int) -> None:
+    def _ring(self, station: int) -> None:
+        """Wake a lane that sleeps. Holds the lock."""
+        if self._asleep[station]:
+            self._asleep[station] = False
+            self._bells[station].release()
+
+    def _run_from(self, station: int, token: int | None) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
-        queue, lock, place, size = (
-            self._queues[station],
-            self._lock,
-            self.plan.station,
-            self.core.size,
-        )
+        lock, place, size, queues = self._lock, self.plan.station, self.core.size, self._queues
         run, release, complete = self.buffers.run, self.buffers.release, self.core.complete
+        queue, asleep = queues[station], self._asleep
         record = self._records[station] if self._record else None
-        token: int | None = first
         while token is not None:
             if record is None:
                 run(token)
@@ -189,11 +195,10 @@ class Executor:
                     self._collect()
                 for item in ready:
                     target = place[item % size]
-                    heappush(self._queues[target], item)
-                    if target != station:
-                        self._wake[target].notify()
-                stop = self._closing or self._failure is not None
-                token = heappop(queue) if queue and not stop else None
+                    heappush(queues[target], item)
+                    if asleep[target]:
+                        self._ring(target)
+                token = heappop(queue) if queue and not self._stopped else self._next(station)
 
     def _collect(self) -> None:
         """Take the outputs of the iterations that became complete. Holds the lock."""
@@ -206,8 +211,10 @@ class Executor:
         """Note the first failure and wake everybody. Holds the lock."""
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
-        for wake in (*self._wake, self._host):
-            wake.notify_all()
+        self._stopped = True
+        for station in range(len(self._bells)):
+            self._ring(station)
+        self._host.notify_all()
 
 
 def _stall(core: Core, graph: Graph) -> StallError:

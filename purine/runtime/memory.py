@@ -1,28 +1,46 @@
-"""Keeping freed memory for the next iteration.
+"""Where the memory of activations comes from.
 
-Kernels allocate the same sizes in every iteration. By default the C library gives large buffers back
-to the system at once and gets them again page by page, which costs a tenth of a step; told to keep
-them, it hands the same pages out again.
+A training step allocates and frees hundreds of megabytes in large buffers of many sizes. Kept in
+the C library's heap they cost no page faults, but the heap breaks up and peaks at half as much
+again as is ever in use. Taken from the system one by one nothing is wasted, but every page faults,
+each time. With huge pages the second way costs next to nothing, so that is the way where the system
+has them; small buffers stay in the heap, which is never given back.
 """
 
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
 from functools import cache
 
-__all__ = ["keep_heap"]
+import torch
 
-_TRIM_THRESHOLD, _MMAP_MAX, _TOP_PAD = -1, -4, -2
+__all__ = ["tune_heap"]
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGE = 4 << 20
+_PROBE = 64 << 20
 
 
 @cache
-def keep_heap() -> bool:
-    """Ask glibc to keep freed buffers; False where the C library is another. Once per process."""
-    if not sys.platform.startswith("linux"):
+def tune_heap() -> bool:
+    """Give large buffers pages of their own, if those are huge; whether they are. Once per process.
+
+    Without huge pages the C library's own ways are left as they are.
+    """
+    if not sys.platform.startswith("linux") or not _has_huge_pages():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_MMAP_MAX, 0))
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGE) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def _has_huge_pages() -> bool:
+    """Whether a large tensor comes with far fewer page faults than it has pages."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(_PROBE // 4)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return faults < _PROBE // resource.getpagesize() // 4

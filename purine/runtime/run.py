@@ -24,7 +24,7 @@ from purine.ops.infer import check, with_batch
 from purine.runtime import checkpoint
 from purine.runtime.executor import Executor
 from purine.runtime.feeding import data_ops, read_rows, read_stream
-from purine.runtime.memory import keep_heap
+from purine.runtime.memory import tune_heap
 from purine.runtime.trace import Trace
 
 __all__ = ["Result", "Run", "compute"]
@@ -93,7 +93,7 @@ class Run:
         self._sources = read_stream(self.graph, data, layout=self.layout)
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
-        keep_heap()
+        tune_heap()
 
     def __enter__(self) -> Run:
         return self
