@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import purine as pu
 
 
-class Stripes(Dataset[tuple[Tensor, int]]):
+class Stripes(Dataset[tuple[Tensor, int]]):  # type: ignore[misc]
     """Noisy grey images of stripes; the class is the direction in which they run."""
 
     classes = ("0 degrees", "45 degrees", "90 degrees", "135 degrees")
@@ -37,7 +37,7 @@ class Stripes(Dataset[tuple[Tensor, int]]):
         angle = label * math.pi / 4
         image = torch.sin(rows * math.cos(angle) + columns * math.sin(angle) + phase)
         noise = torch.randn(self.size, self.size, generator=random)
-        return (image + 1.5 * noise).unsqueeze(0), label
+        return (image + noise).unsqueeze(0), label
 
 
 def main(*, iterations: int = 120, batch: int = 32, count: int = 1024) -> dict[str, float]:
@@ -49,7 +49,7 @@ def main(*, iterations: int = 120, batch: int = 32, count: int = 1024) -> dict[s
 
     image, classes = (1, 16, 16), len(Stripes.classes)
     net = pu.data.prepare(pu.zoo.lenet(batch=batch, image=image, classes=classes), train)
-    step = pu.solvers.sgd(pu.backward(net), lr=0.02, momentum=0.9)
+    step = pu.solvers.sgd(pu.backward(net), lr=0.005, momentum=0.9)
     with pu.Run(step, data=data, seed=0) as run:
         for result in run.steps(iterations):
             if result.iteration % 20 == 0:

@@ -19,7 +19,7 @@ from purine.ops.infer import complete, infer_op, spec_of
 from purine.ops.registry import lookup
 from purine.ops.tracing import Call, Joint, trace_joint
 
-__all__ = ["GRADIENT", "backward", "gradient_of"]
+__all__ = ["GRADIENT", "backward", "gradient_of", "losses_of"]
 
 GRADIENT = "grad"
 """The first part of the names of everything a backward adds."""
@@ -58,7 +58,14 @@ def backward(
             found=f"blobs under {GRADIENT}/",
             remedy="call backward once, on the net itself",
         )
-    weights = _losses(net) if losses is None else dict(losses)
+    weights = losses_of(net) if losses is None else dict(losses)
+    if not weights:
+        raise GraphError(
+            "the net has no loss",
+            expected="at least one op of a loss kind, or losses= naming scalar blobs",
+            found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
+            remedy="add for example a SoftmaxLoss",
+        )
     for name in (*weights, *wrt):
         if name not in net.blobs:
             raise GraphError(
@@ -84,20 +91,14 @@ def backward(
     return graph
 
 
-def _losses(net: Graph) -> dict[str, float]:
+def losses_of(net: Graph) -> dict[str, float]:
+    """The results of a net's loss ops, with the weights they have in its total loss."""
     weights: dict[str, float] = {}
     for op in net.ops.values():
         if lookup(op).loss:
             weight = op.attributes.get("loss_weight", 1.0)
             assert isinstance(weight, int | float)
             weights[op.outputs[0]] = float(weight)
-    if not weights:
-        raise GraphError(
-            "the net has no loss",
-            expected="at least one op of a loss kind, or losses= naming scalar blobs",
-            found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
-            remedy="add for example a SoftmaxLoss",
-        )
     return weights
 
 

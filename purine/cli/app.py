@@ -7,7 +7,6 @@ comes at once.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -37,9 +36,6 @@ app.command()(trace.trace)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code: 0, 2 for a mistake, 130 when interrupted."""
-    # Inference of shapes asks torch what it thinks of an op; its objections become our errors, and
-    # are not to be logged with a traceback as well.
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="purine")
     except PurineError as error:

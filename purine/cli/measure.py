@@ -37,7 +37,7 @@ def measure(
     if json:
         typer.echo(dumps(asdict(found)))
         return
-    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2%}, "
+    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.4f}, "
     typer.echo(
         f"{accuracy}loss {found.loss:.4f} on {found.samples} samples of {found.data} "
         f"after {found.iteration} iterations"

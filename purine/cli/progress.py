@@ -90,12 +90,12 @@ def _result(training: Training) -> str:
     if speed is not None:
         parts.append(f"{speed:,.0f} images/s")
     if accuracy is not None:
-        parts.append(f"test accuracy {accuracy:.2%}")
+        parts.append(f"test accuracy {accuracy:.4f}")
     return f"done: {', '.join(parts)}; see {training.folder.path}"
 
 
 def _test_text(plan: Plan, event: Tested) -> str:
-    accuracy = "" if event.accuracy is None else f", accuracy {event.accuracy:.2%}"
+    accuracy = "" if event.accuracy is None else f", accuracy {event.accuracy:.4f}"
     return (
         f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}: "
         f"test loss {event.loss:.4f}{accuracy}"

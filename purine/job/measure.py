@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from purine.autodiff import losses_of
 from purine.data import open_data
 from purine.errors import CheckpointError, DataError
 from purine.job.folder import RunFolder
 from purine.job.plan import prepared
-from purine.job.training import accuracy_of, loss_weights
+from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
 from purine.ops.infer import check
 from purine.optimize import evaluation
@@ -60,7 +61,7 @@ def measure(
         iteration=saved.iteration,
         data=spec,
         samples=len(found.test),
-        loss=sum(means[name] * weight for name, weight in loss_weights(net).items()),
+        loss=sum(means[name] * weight for name, weight in losses_of(net).items()),
         accuracy=None if accuracy is None else means[accuracy],
     )
 

@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 import torch
 
+from purine.autodiff import losses_of
 from purine.graph import Graph
 from purine.job.folder import RunFolder
 from purine.job.plan import Plan
-from purine.ops.registry import lookup
 from purine.runtime import checkpoint
 from purine.runtime.run import Result, Run
 
@@ -32,7 +32,6 @@ __all__ = [
     "Training",
     "accuracy_of",
     "loss_of",
-    "loss_weights",
 ]
 
 
@@ -84,7 +83,7 @@ class Training:
             channels_last=job.channels_last,
             record=job.trace,
         )
-        self._weights = loss_weights(plan.net)
+        self._weights = losses_of(plan.net)
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
         self._saved: int | None = None
@@ -257,12 +256,8 @@ class Training:
 
     def _save(self) -> Saved:
         self.folder.flush_metrics()
-        path = checkpoint.save(
+        path = self._run.save(
             self.folder.path,
-            iteration=self.iteration,
-            values=self._run.states(),
-            seed=self._run.seed,
-            digest=self._run.graph.digest,
             extra={"seconds": self._seconds, "training_seconds": self._training},
             keep=self.plan.job.keep,
         )
@@ -287,16 +282,6 @@ def accuracy_of(net: Graph) -> str | None:
 def loss_of(result: Result, weights: dict[str, float]) -> float:
     """The sum of all losses of an iteration, each times its weight."""
     return sum(result[name] * weight for name, weight in weights.items())
-
-
-def loss_weights(net: Graph) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for op in net.ops.values():
-        if lookup(op).loss:
-            weight = op.attributes.get("loss_weight", 1.0)
-            assert isinstance(weight, int | float)
-            weights[op.outputs[0]] = float(weight)
-    return weights
 
 
 def _scalar(result: Result, name: str) -> bool:

@@ -38,6 +38,8 @@ _NO_LABEL = -(2**63)
 @kind
 def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     """exp(x), scaled to sum to 1 along `axis`."""
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis is {axis}, but there are {x.ndim} dimensions")
     return F.softmax(x, axis)
 
 

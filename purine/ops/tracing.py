@@ -6,6 +6,7 @@ registry), so that a new release of torch is a change in one place. What comes o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -23,6 +24,10 @@ from purine.ops import aten
 from purine.ops.registry import Kernel
 
 __all__ = ["Call", "Joint", "Spec", "count_flops", "infer", "trace_joint"]
+
+
+# What torch thinks of an op's inputs becomes an error of ours; a logged traceback would be noise.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)

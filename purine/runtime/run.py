@@ -171,8 +171,13 @@ class Run:
                     totals[name] += total * size
         return {name: total / count for name, total in totals.items()}
 
-    def save(self, folder: Path | str, *, extra: Mapping[str, object] | None = None) -> Path:
-        """Write a checkpoint under `folder`; the iterations in flight are completed first."""
+    def save(
+        self, folder: Path | str, *, extra: Mapping[str, object] | None = None, keep: int = 2
+    ) -> Path:
+        """Write a checkpoint under `folder`, after completing the iterations in flight.
+
+        The newest `keep` checkpoints stay there; `extra` is stored in the manifest.
+        """
         iteration, values = self._settled()
         return checkpoint.save(
             Path(folder),
@@ -181,6 +186,7 @@ class Run:
             seed=self.seed,
             digest=self.graph.digest,
             extra=extra,
+            keep=keep,
         )
 
     def load(self, folder: Path | str) -> int:

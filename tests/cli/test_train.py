@@ -162,7 +162,7 @@ def test_test_measures_what_training_measured(run: Path) -> None:
     assert found["accuracy"] == summary["test_accuracy"]
     assert found["loss"] == summary["test_loss"]
     assert (found["iteration"], found["samples"]) == (5, 1000)
-    assert f"accuracy {summary['test_accuracy']:.2%}" in call("test", run).out
+    assert f"accuracy {summary['test_accuracy']:.4f}" in call("test", run).out
 
 
 def test_test_takes_an_earlier_checkpoint(tmp_path: Path) -> None:

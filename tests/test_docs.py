@@ -1,0 +1,50 @@
+"""The documents tell the truth: their graphs read, their errors are real, their files exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from purine.errors import GraphError
+from purine.graph import from_yaml
+from purine.ops import problems
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(
+    r"```yaml\n(.*?)```\n(?:(?!```).)*(?:```text\n(.*?)```)?",
+    (ROOT / "docs" / "yaml.md").read_text(),
+    re.DOTALL,
+)
+
+
+def told(text: str) -> str:
+    """What `purine check net.yaml` says of the text."""
+    try:
+        found: list[GraphError] = problems(from_yaml(text, file="net.yaml"))
+    except GraphError as error:
+        found = [error]
+    return "".join(f"error: {problem}\n" for problem in found)
+
+
+@pytest.mark.parametrize(("graph", "errors"), BLOCKS)
+def test_graphs_in_the_document_give_the_errors_it_shows(graph: str, errors: str) -> None:
+    assert told(graph) == errors
+
+
+def test_the_document_shows_good_graphs_and_bad_ones() -> None:
+    assert sum(not errors for _, errors in BLOCKS) >= 4
+    assert sum(bool(errors) for _, errors in BLOCKS) >= 4
+
+
+@pytest.mark.parametrize("document", ["design.md", "yaml.md"])
+def test_the_files_a_document_names_exist(document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
+    missing = [
+        path for path in named if not any((ROOT / top / path).exists() for top in ("", "purine"))
+    ]
+    assert missing == []
+    linked = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert [path for path in linked if not (ROOT / "docs" / path).exists()] == []
