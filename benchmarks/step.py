@@ -2,7 +2,9 @@
 
 Contenders: Purine; PyTorch eager and `torch.compile`, both tuned (channels-last, fused SGD). Each
 is a process of its own, all are started first, and they take turns of a few steps, so that whatever
-else the machine does hits all of them alike. Reported are the medians over turns and their spread.
+else the machine does hits all of them alike. Each turn begins with steps that are not timed: a
+process that slept for seconds first gets its memory and caches back, and training does not sleep.
+Reported are the medians over turns and their spread.
 Memory is the peak of a process beyond what it held after its imports.
 
     python benchmarks/step.py --net nin --batch 64
@@ -34,7 +36,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=4, help="steps per turn")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn")
+    parser.add_argument("--warm", type=int, default=2, help="untimed steps before them")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -97,6 +100,7 @@ def report(
 def start(name: str, options: argparse.Namespace) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--worker", name, "--net", options.net]
     command += ["--batch", str(options.batch), "--threads", str(options.threads)]
+    command += ["--warm", str(options.warm)]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     print(f"preparing {name} ...", file=sys.stderr, flush=True)
     ask(worker, "1")
@@ -133,6 +137,7 @@ def work(options: argparse.Namespace) -> None:
             print(peak - before, flush=True)
         else:
             count = int(line)
+            run(options.warm)
             begin = time.perf_counter()
             run(count)
             print((time.perf_counter() - begin) / count, flush=True)

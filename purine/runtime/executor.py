@@ -21,6 +21,7 @@ from purine.ops.registry import Kernel
 from purine.runtime.buffers import Buffers
 from purine.runtime.core import Core, compile_plan
 from purine.runtime.program import compile_program
+from purine.runtime.threads import set_kernel_threads
 from purine.runtime.trace import Event, Trace, edges_of
 
 __all__ = ["Executor"]
@@ -139,7 +140,7 @@ class Executor:
 
     def _lane(self, station: int) -> None:
         compute = self.plan.stations[station][1].startswith("compute")
-        torch.set_num_threads(self.threads if compute else 1)
+        set_kernel_threads(self.threads if compute else 1)
         lock, bell = self._lock, self._bells[station]
         with torch.no_grad():
             with lock:

@@ -12,6 +12,7 @@ from purine.data import DataSet, Reader, Source
 from purine.errors import DataError
 from purine.graph import Graph, Op
 from purine.ops.registry import Kernel
+from purine.runtime.layout import laid_out
 
 __all__ = ["data_ops", "read_rows", "read_stream"]
 
@@ -72,7 +73,7 @@ def _rows_kernel(source: Source, start: int, batch: int, layout: torch.memory_fo
 def _laid_out(
     values: tuple[Tensor, ...], layout: torch.memory_format
 ) -> tuple[Tensor, ...] | Tensor:
-    made = tuple(v.contiguous(memory_format=layout) if v.dim() == 4 else v for v in values)
+    made = tuple(laid_out(value, layout) for value in values)
     return made if len(made) > 1 else made[0]
 
 

@@ -4,7 +4,7 @@ A training step allocates and frees hundreds of megabytes in large buffers of ma
 the C library's heap they cost no page faults, but the heap breaks up and peaks at half as much
 again as is ever in use. Taken from the system one by one nothing is wasted, but every page faults,
 each time. With huge pages the second way costs next to nothing, so that is the way where the system
-has them; small buffers stay in the heap, which is never given back.
+has them; smaller buffers stay in the heap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 __all__ = ["tune_heap"]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MMAP_THRESHOLD = -3
 _LARGE = 4 << 20
 _PROBE = 64 << 20
 
@@ -35,7 +35,7 @@ def tune_heap() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGE) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGE))
 
 
 def _has_huge_pages() -> bool:

@@ -24,7 +24,9 @@ from purine.ops.infer import check, with_batch
 from purine.runtime import checkpoint
 from purine.runtime.executor import Executor
 from purine.runtime.feeding import data_ops, read_rows, read_stream
+from purine.runtime.layout import laid_out
 from purine.runtime.memory import tune_heap
+from purine.runtime.threads import release_host_pool
 from purine.runtime.trace import Trace
 
 __all__ = ["Result", "Run", "compute"]
@@ -114,6 +116,7 @@ class Run:
         if count < 0:
             raise ConfigError(f"{count} steps asked for", expected="0 or more", found=str(count))
         executor = self._started()
+        release_host_pool()
         last = self.iteration + count
         while self.iteration < last:
             executor.extend(min(last, self.iteration + self.credit))
@@ -233,7 +236,9 @@ class Run:
 
     def _started(self) -> Executor:
         if self._executor is None:
-            self._states = {name: self._laid_out(value) for name, value in self._states.items()}
+            self._states = {
+                name: laid_out(value, self.layout) for name, value in self._states.items()
+            }
             self._executor = Executor(
                 self.graph,
                 states=self._states,
@@ -244,9 +249,6 @@ class Run:
                 record=self.record,
             )
         return self._executor
-
-    def _laid_out(self, value: Tensor) -> Tensor:
-        return value.contiguous(memory_format=self.layout) if value.dim() == 4 else value
 
     def _sum(
         self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
