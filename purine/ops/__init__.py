@@ -21,6 +21,7 @@ from purine.ops.net import Net, Var
 from purine.ops.norm import batch_norm, layer_norm, lrn
 from purine.ops.pool import global_pool, pool
 from purine.ops.random import dropout
+from purine.ops.registry import kind
 from purine.ops.shape import concat, flatten, reshape, slice, split, transpose
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "global_pool",
     "hinge_loss",
     "inner_product",
+    "kind",
     "layer_norm",
     "leaky_relu",
     "lrn",

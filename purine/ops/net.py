@@ -3,7 +3,7 @@
 Layer functions (`conv`, `pool`, ...) take a `Var` and return one: a net reads from top to bottom.
 
     net = Net()
-    image, label = net.data((64, 1, 28, 28), classes=10)
+    image, label = net.data((64, 1, 28, 28))
     x = relu(conv(image, 20, kernel=5, name="conv1"))
     softmax_loss(inner_product(x, 10, name="fc"), label, name="loss")
     graph = net.graph()
@@ -59,11 +59,8 @@ class Net:
         """A blob that the caller of the graph feeds."""
         return Var(self, self.builder.blob(name, shape, dtype or self.dtype))
 
-    def data(
-        self, shape: Sequence[int], *, classes: int | None = None, name: str = "data"
-    ) -> tuple[Var, Var]:
+    def data(self, shape: Sequence[int], *, name: str = "data") -> tuple[Var, Var]:
         """The images and labels of a `Data` op: blobs `data` and `label`."""
-        del classes  # said for the reader; the loss checks labels against its own width
         return self.source([(name, shape, self.dtype), ("label", shape[:1], "int64")], name=name)  # type: ignore[return-value]
 
     def source(

@@ -19,8 +19,8 @@ import torch
 __all__ = ["tune_heap"]
 
 _MMAP_THRESHOLD = -3
-_LARGE = 4 << 20
-_PROBE = 64 << 20
+_LARGE = 3 << 20
+_PROBE, _TOUCHED = 64 << 20, 8 << 20
 
 
 @cache
@@ -39,8 +39,9 @@ def tune_heap() -> bool:
 
 
 def _has_huge_pages() -> bool:
-    """Whether a large tensor comes with far fewer page faults than it has pages."""
+    """Whether touching a large tensor costs far fewer page faults than it has pages."""
+    probe = torch.empty(_PROBE, dtype=torch.uint8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(_PROBE // 4)
+    probe[:_TOUCHED].fill_(1)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    return faults < _PROBE // resource.getpagesize() // 4
+    return faults < _TOUCHED // resource.getpagesize() // 4
