@@ -9,7 +9,7 @@ from purine.ops import Net, check, conv, inner_product, pool, relu, softmax_loss
 
 def lenet() -> Net:
     net = Net()
-    image, label = net.data((64, 1, 28, 28), classes=10)
+    image, label = net.data((64, 1, 28, 28))
     x = pool(relu(conv(image, 20, kernel=5, name="conv1")), kernel=2, stride=2, name="pool1")
     softmax_loss(inner_product(x, 10, name="fc"), label, name="loss")
     return net
