@@ -384,7 +384,7 @@ def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
                     location=str(op.location),
                     expected=f"{name!r} at {op.location}",
                     found=f"{name!r} at {blob.location}",
-                    remedy="insert a Copy, or run parallel.insert_copies",
+                    remedy="put both at one location, or insert a Copy op between them",
                 )
 
 

@@ -8,6 +8,7 @@ that goes on from a checkpoint has all lines up to it and repeats those behind i
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TypeAlias
 import torch
 
 from purine.autodiff import losses_of
+from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
 from purine.job.plan import Plan
@@ -213,6 +215,15 @@ class Training:
     def _log(self, result: Result) -> Trained:
         iteration = result.iteration + 1
         loss = loss_of(result, self._weights)
+        if not math.isfinite(loss):
+            raise RunError(
+                f"the loss is {loss} in iteration {iteration}",
+                where=str(self.folder.path),
+                expected="a finite loss",
+                found=str(loss),
+                remedy="start again with a smaller --lr, a warm-up or --clip; "
+                f"earlier checkpoints in {self.folder.path} are intact",
+            )
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"])
         every = self.plan.job.log_every
         if iteration % every == 0 or iteration == self.plan.iterations:

@@ -188,3 +188,12 @@ def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
     finally:
         os.close(writer)
     assert done.stderr.decode() == ""
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    called = call(*SMALL, "--iters", "40", "--lr", "1e30", "--out", out)
+    assert called.code == 2
+    assert "the loss is nan in iteration" in called.err or "the loss is inf in" in called.err
+    assert "smaller --lr" in called.err
+    assert "Traceback" not in called.err

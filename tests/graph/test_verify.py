@@ -258,7 +258,7 @@ def test_one_location_unless_it_is_a_copy() -> None:
         "net.yaml:41: op 'pool1' at host 10.0.0.2, cuda:0 reads 'y' at host 127.0.0.1, cpu:0\n"
         "  expected: 'y' at host 10.0.0.2, cuda:0\n"
         "  found: 'y' at host 127.0.0.1, cpu:0\n"
-        "  to do: insert a Copy, or run parallel.insert_copies"
+        "  to do: put both at one location, or insert a Copy op between them"
     )
     assert (error.op, error.blob, error.location) == ("pool1", "y", "host 10.0.0.2, cuda:0")
     b = good()
