@@ -98,7 +98,7 @@ def test_equal_looking_attributes_are_not_mixed_up() -> None:
 
 def test_another_batch_size_changes_what_depends_on_it_and_nothing_else() -> None:
     net = Net()
-    image, _ = net.data((4, 3, 8, 8), classes=10)
+    image, _ = net.data((4, 3, 8, 8))
     inner_product(relu(conv(image, 5, kernel=3, name="conv1")), 10, name="fc1")
     graph = with_batch(net.graph(), 7)
     assert graph.blobs["data"].shape == (7, 3, 8, 8)
