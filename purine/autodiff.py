@@ -78,6 +78,13 @@ def backward(
     sources = {
         name for name, state in net.states.items() if state.trainable and state.lr_mult != 0
     } | set(wrt)
+    if not sources:
+        raise GraphError(
+            "the net has nothing to train",
+            expected="at least one trainable state, or wrt= naming blobs",
+            found=f"{len(net.states)} states, none of them trainable",
+            remedy="mark parameters as trainable: true",
+        )
     graph = _Walk(net, weights, sources).graph()
     for name in wrt:
         if gradient_of(name) not in graph.blobs:
@@ -181,7 +188,8 @@ class _Walk:
                 remedy="put a StopGradient before it, or add a rule to purine.ops.gradient.RULES",
             ) from error
         values = dict(enumerate(op.inputs))
-        named = dict(zip(joint.outputs, op.outputs, strict=True))
+        pairs = zip(joint.outputs, op.outputs, strict=True)
+        named = {number: name for number, name in pairs if name != NOTHING}
         self._replay(_Emitter(self.builder, op, forward=True), joint.forward, values, named)
         self._alias_outputs(op, joint, values)
         return _Lowered(op, wanted, None, (), joint, values)

@@ -231,3 +231,26 @@ def test_a_kind_that_cannot_be_differentiated(
         backward(net.graph(), losses={loss: 1.0}, wrt=["x"])
     assert caught.value.op == "mine"
     assert caught.value.found == "no gradient here"
+
+
+def test_results_that_nobody_asked_for_serve_the_gradient() -> None:
+    """The mean and deviation of a layer norm are `~`, and its backward needs them."""
+    net = Net(dtype="float64")
+    x, w, b = (net.input(name, shape) for name, shape in (("x", (3, 4)), ("w", (4,)), ("b", (4,))))
+    (y,) = net.apply_many(
+        "aten.native_layer_norm",
+        [x, w, b],
+        {"normalized_shape": (4,), "eps": 1e-5},
+        name="norm",
+        labels=("", None, None),
+    )
+    net.apply("aten.sum", [net.apply("aten.mul.Tensor", [y, y], name="square")], name="total")
+    graph = backward(net.graph(), losses={"total": 1.0}, wrt=["x"])
+    assert "grad/x" in graph.blobs
+
+
+def test_a_net_without_trainable_states_is_refused() -> None:
+    net = Net()
+    softmax_loss(net.input("x", (2, 3)), net.input("label", (2,), "int64"), name="loss")
+    with pytest.raises(GraphError, match="nothing to train"):
+        backward(net.graph())

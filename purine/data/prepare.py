@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from purine.data.source import Field, Source
 from purine.errors import DataError
-from purine.graph import Attribute, Builder, Graph, Op
+from purine.graph import NOTHING, Attribute, Builder, Graph, Op
 from purine.ops.infer import infer_op, spec_of
 
 __all__ = ["prepare"]
@@ -54,6 +54,8 @@ def _prepare_op(
         raise _misfit(builder, op, source)
     outputs = list(op.outputs)
     for index, (name, field) in enumerate(zip(op.outputs, source.fields, strict=True)):
+        if name == NOTHING:
+            continue
         blob = builder.blobs[name]
         assert blob.shape is not None
         image = len(field.shape) == 3
@@ -117,6 +119,6 @@ def _misfit(builder: Builder, op: Op, source: Source) -> DataError:
         where=op.where,
         op=op.name,
         expected=", ".join(str(field) for field in source.fields),
-        found=", ".join(str(builder.blobs[name]) for name in op.outputs),
+        found=", ".join(str(builder.blobs[name]) if name else "~" for name in op.outputs),
         remedy="use a net for this kind of data",
     )

@@ -21,7 +21,7 @@ from purine.job.config import Job
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
 from purine.optimize import evaluation
-from purine.runtime.feeding import read_stream
+from purine.runtime.feeding import batch_of, data_ops, read_stream
 from purine.solvers import SOLVERS, Rate, accumulate, clip_by_norm, parse_rate
 from purine.zoo import NETS
 
@@ -191,7 +191,9 @@ def _settled(job: Job, net: Graph, data: DataSet) -> Job:
     job = replace(
         job, **{key: own[key] if value is None else value for key, value in given.items()}
     )
-    job = replace(job, batch=_batch(net), threads=job.threads or torch.get_num_threads())
+    job = replace(
+        job, batch=batch_of(net, data_ops(net)[0]), threads=job.threads or torch.get_num_threads()
+    )
     assert job.batch is not None
     if job.batch * job.accumulate > len(data.train):
         several = f" (batch {job.batch} times accumulate {job.accumulate})"
@@ -220,13 +222,6 @@ def iterations_of(job: Job, data: DataSet) -> int:
     assert job.epochs is not None
     assert job.batch is not None
     return -(-job.epochs * len(data.train) // (job.batch * job.accumulate))
-
-
-def _batch(net: Graph) -> int:
-    source = next(op for op in net.ops.values() if op.kind == "Data")
-    shape = net.blobs[next(name for name in source.outputs if name)].shape
-    assert shape
-    return shape[0]
 
 
 def _image_and_classes(job: Job, source: Source) -> tuple[tuple[int, ...], int]:

@@ -20,7 +20,7 @@ __all__ = ["resume"]
 _FREE = frozenset(
     (
         *("keep", "log_every", "out", "prefetch", "save_every"),
-        *("test_every", "threads", "trace", "trace_iters"),
+        *("test_every", "trace", "trace_iters"),
     )
 )
 _LENGTH = frozenset(("epochs", "iters"))

@@ -37,7 +37,6 @@ _FORMATS = {
     "channels_last": torch.channels_last,
     "preserve": torch.preserve_format,
 }
-_MAY_BE_VIEWS = frozenset({"aten.reshape", "aten.contiguous", "aten.to", "aten.flatten"})
 
 OVERWRITES: Mapping[str, tuple[int, ...]] = {
     "aten.add.Tensor": (0, 1),
@@ -103,7 +102,7 @@ def kind_of(name: str) -> Kind | None:
         variadic=bool(lists),
         attributes=attributes,
         binder=lambda op: _bind(overload, op),
-        view=name in _MAY_BE_VIEWS or any(r.alias_info is not None for r in schema.returns),
+        view=any(r.alias_info is not None for r in schema.returns),
     )
 
 

@@ -12,9 +12,20 @@ from purine.ops.aten import device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
 from purine.ops.registry import IMPLIED, lookup
-from purine.ops.tracing import Spec
+from purine.ops.tracing import Inferred, Spec
 
-__all__ = ["Cost", "check", "complete", "cost", "infer_op", "problems", "spec_of", "with_batch"]
+__all__ = [
+    "Cost",
+    "check",
+    "complete",
+    "cost",
+    "infer_op",
+    "problems",
+    "results_of",
+    "size_in_bytes",
+    "spec_of",
+    "with_batch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +148,23 @@ class _RegisteredKinds:
 
 def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
     """The specs of an op's results, by running its kernel on fake tensors."""
+    return results_of(op, inputs).specs
+
+
+def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
+    """All that running an op's kernel on fake tensors tells of its results."""
     key = _key(op, inputs)
-    if key not in _SPECS:
+    if key not in _INFERRED:
         try:
-            _SPECS[key] = tracing.infer(lookup(op).bind(op), inputs)
+            _INFERRED[key] = tracing.infer(lookup(op).bind(op), inputs)
         except KindError:
             raise
         except Exception as error:
             raise _refused(op, inputs, error) from error
-    return _SPECS[key]
+    return _INFERRED[key]
 
 
-_SPECS: dict[tuple[object, ...], tuple[Spec | None, ...]] = {}
+_INFERRED: dict[tuple[object, ...], Inferred] = {}
 _FLOPS: dict[tuple[object, ...], int] = {}
 
 

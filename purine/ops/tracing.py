@@ -23,7 +23,7 @@ from purine.graph import Attribute
 from purine.ops import aten
 from purine.ops.registry import Kernel
 
-__all__ = ["Call", "Joint", "Spec", "count_flops", "infer", "trace_joint"]
+__all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "infer", "trace_joint"]
 
 
 # What torch thinks of an op's inputs becomes an error of ours; a logged traceback would be noise.
@@ -67,11 +67,32 @@ class Joint:
     pulled: tuple[bool, ...]
 
 
-def infer(function: Kernel, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
-    """The specs of a function's results, without computing them; None where one is absent."""
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What is known of a call's results without computing them.
+
+    `specs` has None where a result is absent. `aliases` has for each result the first input that it
+    shares memory with, or None. `several` says that results come in a sequence, even if it is one.
+    """
+
+    specs: tuple[Spec | None, ...]
+    aliases: tuple[int | None, ...]
+    several: bool
+
+
+def infer(function: Kernel, inputs: Sequence[Spec]) -> Inferred:
+    """Call a function on fake tensors and look at what it returns."""
     with FakeTensorMode(), torch.no_grad():
-        results = function(*map(_empty, inputs))
-    return tuple(None if result is None else _spec(result) for result in _as_tuple(results))
+        values = [_empty(spec) for spec in inputs]
+        returned = function(*values)
+        results = _as_tuple(returned)
+        memory = {value.untyped_storage()._cdata: n for n, value in reversed([*enumerate(values)])}
+        aliases = tuple(
+            None if result is None else memory.get(result.untyped_storage()._cdata)
+            for result in results
+        )
+    specs = tuple(None if result is None else _spec(result) for result in results)
+    return Inferred(specs, aliases, not isinstance(returned, Tensor))
 
 
 def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:

@@ -63,6 +63,7 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
     False
     """
     net = complete(net)
+    wanted = tuple(net.outputs if outputs is None else outputs)
     builder = Builder(net)
     passed: dict[str, str] = {}
     for name in net.order:
@@ -73,7 +74,7 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
         if op.kind == "Data":
             settings = {**op.attributes, "source": "test", "shuffle": False}
             builder.ops[name] = replace(op, attributes=settings)
-        elif form == "pass" and op.outputs[0] not in net.outputs:
+        elif form == "pass" and op.outputs[0] not in wanted:
             passed[op.outputs[0]] = op.inputs[0]
             del builder.ops[name]
         elif form == "pass":
@@ -84,7 +85,7 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
     for name, state in builder.states.items():
         if state.next not in made:
             builder.states[name] = replace(state, next=name)
-    return prune(builder.graph(), outputs, states=())
+    return prune(builder.graph(), wanted, states=())
 
 
 def inference(net: Graph, outputs: Sequence[str]) -> Graph:

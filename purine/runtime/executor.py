@@ -93,20 +93,18 @@ class Executor:
     def wait(self, iteration: int) -> dict[str, Tensor]:
         """The outputs of an iteration, once all of it is complete."""
         with self._lock:
-            while iteration not in self._results and self._failure is None:
+            while iteration not in self._results:
+                self._raise_if_stopped()
                 self._host.wait()
-            if iteration in self._results:
-                return self._results.pop(iteration)
-            assert self._failure is not None
-            raise self._failure
+            self._results.pop(iteration - 1, None)
+            return self._results[iteration]
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
         with self._lock:
-            while not self.core.idle and self._failure is None:
+            while not self.core.idle:
+                self._raise_if_stopped()
                 self._host.wait()
-            if self._failure is not None:
-                raise self._failure
             return self.core.completed
 
     def states(self) -> dict[str, Tensor]:
@@ -129,6 +127,7 @@ class Executor:
             self._stopped = True
             for station in range(len(self._bells)):
                 self._ring(station)
+            self._host.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -153,7 +152,7 @@ class Executor:
                     continue
                 try:
                     self._run_from(station, token)
-                except Exception as error:
+                except BaseException as error:
                     with lock:
                         self._fail(error)
                 token = None
@@ -208,7 +207,18 @@ class Executor:
             self._collected += 1
         self._host.notify_all()
 
-    def _fail(self, error: Exception) -> None:
+    def _raise_if_stopped(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._stopped:
+            raise RunError(
+                "the lanes have ended",
+                expected="a run that is going on",
+                found="one that was closed",
+                remedy="call steps again",
+            )
+
+    def _fail(self, error: BaseException) -> None:
         """Note the first failure and wake everybody. Holds the lock."""
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
@@ -237,7 +247,7 @@ def _stall(core: Core, graph: Graph) -> StallError:
     )
 
 
-def _unexpected(error: Exception) -> RunError:
+def _unexpected(error: BaseException) -> RunError:
     failure = RunError(f"the dispatcher failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

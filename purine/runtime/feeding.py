@@ -14,7 +14,7 @@ from purine.graph import Graph, Op
 from purine.ops.registry import Kernel
 from purine.runtime.layout import laid_out
 
-__all__ = ["data_ops", "read_rows", "read_stream"]
+__all__ = ["batch_of", "data_ops", "read_rows", "read_stream"]
 
 
 def data_ops(graph: Graph) -> list[Op]:
@@ -42,7 +42,7 @@ def read_rows(
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernels[op.name] = _rows_kernel(source, start, _batch(graph, op), layout)
+        kernels[op.name] = _rows_kernel(source, start, batch_of(graph, op), layout)
     return kernels
 
 
@@ -53,7 +53,7 @@ def _stream_kernel(graph: Graph, op: Op, source: Source, layout: torch.memory_fo
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
         key = int(seed)
         if key not in readers:
-            readers[key] = Reader(source, batch=_batch(graph, op), seed=key, **settings)  # type: ignore[arg-type]
+            readers[key] = Reader(source, batch=batch_of(graph, op), seed=key, **settings)  # type: ignore[arg-type]
         return _laid_out(readers[key].read(int(iteration)), layout)
 
     return kernel
@@ -77,7 +77,8 @@ def _laid_out(
     return made if len(made) > 1 else made[0]
 
 
-def _batch(graph: Graph, op: Op) -> int:
+def batch_of(graph: Graph, op: Op) -> int:
+    """How many samples a `Data` op reads in an iteration."""
     blob = graph.blobs[next(name for name in op.outputs if name)]
     assert blob.shape
     return blob.shape[0]

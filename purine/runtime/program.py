@@ -14,9 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from torch import Tensor
+
 from purine.graph import NOTHING, Graph, Op
 from purine.ops import aten
+from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Kernel, lookup
+from purine.ops.tracing import Inferred
 from purine.runtime.core import Plan
 
 __all__ = ["Program", "Step", "compile_program"]
@@ -123,6 +127,8 @@ class _Layout:
         else:
             place = self._overwritable(op)
             kernel = kind.bind(op) if place is None else aten.bind_over(op, place)
+            if len(op.outputs) == 1 and _inferred(self.graph, op).several:
+                kernel = _first_of(kernel)
         reads = dict.fromkeys(op.inputs)
         families = {self.family[name] for name in reads}
         return Step(
@@ -171,7 +177,22 @@ def _families(graph: Graph) -> dict[str, str]:
     family: dict[str, str] = {}
     for name in graph.order:
         op = graph.ops[name]
-        if lookup(op).view and op.inputs:
-            for output in op.outputs:
-                family[output] = family.setdefault(op.inputs[0], op.inputs[0])
+        kind = lookup(op)
+        if kind.function is None or not op.inputs:
+            continue
+        for output, shared in zip(op.outputs, _inferred(graph, op).aliases, strict=True):
+            if shared is not None or kind.view:
+                base = op.inputs[shared or 0]
+                family[output] = family.setdefault(base, base)
     return {name: family.get(name, name) for name in chain(graph.blobs, [NOTHING])}
+
+
+def _inferred(graph: Graph, op: Op) -> Inferred:
+    return results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs])
+
+
+def _first_of(kernel: Kernel) -> Kernel:
+    def first(*tensors: Tensor) -> Tensor:
+        return kernel(*tensors)[0]
+
+    return first

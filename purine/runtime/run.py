@@ -7,6 +7,7 @@ checkpoint goes on with the bits of one that was never interrupted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,17 +18,17 @@ from torch import Tensor
 from purine.data import DataSet
 from purine.errors import ConfigError, RunError
 from purine.graph import Graph
-from purine.ops.aten import dtype_of
+from purine.ops.aten import dtype_name, dtype_of
 from purine.ops.clock import ITERATION, SEED
 from purine.ops.fillers import fill
 from purine.ops.infer import check, with_batch
 from purine.runtime import checkpoint
 from purine.runtime.executor import Executor
-from purine.runtime.feeding import data_ops, read_rows, read_stream
+from purine.runtime.feeding import batch_of, data_ops, read_rows, read_stream
 from purine.runtime.layout import laid_out
 from purine.runtime.memory import tune_heap
 from purine.runtime.threads import release_host_pool
-from purine.runtime.trace import Trace
+from purine.runtime.trace import Event, Trace, edges_of
 
 __all__ = ["Result", "Run", "compute"]
 
@@ -95,6 +96,8 @@ class Run:
         self._sources = read_stream(self.graph, data, layout=self.layout)
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
+        self._events: tuple[Event, ...] = ()
+        self._failure: RunError | None = None
         tune_heap()
 
     def __enter__(self) -> Run:
@@ -115,12 +118,12 @@ class Run:
         """
         if count < 0:
             raise ConfigError(f"{count} steps asked for", expected="0 or more", found=str(count))
-        executor = self._started()
         release_host_pool()
-        last = self.iteration + count
-        while self.iteration < last:
-            executor.extend(min(last, self.iteration + self.credit))
-            outputs = executor.wait(self.iteration)
+        for left in range(count, 0, -1):
+            executor = self._started()
+            executor.extend(self.iteration + min(left, self.credit))
+            with self._noting_failure():
+                outputs = executor.wait(self.iteration)
             self.iteration += 1
             yield Result(self.iteration - 1, outputs)
 
@@ -132,15 +135,15 @@ class Run:
         """Put values in place of the states named, for example parameters from elsewhere."""
         iteration, states = self._settled()
         for name, value in values.items():
-            if name not in states or states[name].shape != value.shape:
-                known = list(states[name].shape) if name in states else "no such state"
+            if name not in states:
                 raise RunError(
-                    f"state {name!r} cannot take this value",
+                    f"there is no state {name!r}",
                     blob=name,
-                    expected=f"{known}",
-                    found=f"{list(value.shape)}",
+                    expected="the name of a state of the graph",
+                    found=repr(name),
                     remedy="see run.graph.states for the names",
                 )
+            _check_value(self.graph, name, value)
         fresh = {name: values.get(name, value) for name, value in states.items()}
         self._restart(iteration, fresh)
 
@@ -159,9 +162,7 @@ class Run:
                 found=f"{len(sources)} Data ops, data {data.name if data else None!r}",
                 remedy="pass data= with a test part",
             )
-        blob = graph.blobs[sources[0].outputs[0] or sources[0].outputs[-1]]
-        assert blob.shape
-        batch, count = blob.shape[0], len(data.test)
+        batch, count = batch_of(graph, sources[0]), len(data.test)
         values = self._settled()[1]
         totals = dict.fromkeys(graph.outputs, 0.0)
         for size, start, times in (
@@ -197,44 +198,63 @@ class Run:
         saved = checkpoint.load(Path(folder))
         checkpoint.match(saved, self.graph)
         self.seed = saved.seed
+        self._failure = None
         self._restart(saved.iteration, saved.values)
         return saved.iteration
 
     @property
     def trace(self) -> Trace:
-        """What was recorded since the run was made or loaded; empty without `record=True`."""
-        return self._started().trace()
+        """What was recorded since the run was made; empty without `record=True`."""
+        events = self._events
+        if self._executor is not None:
+            events += self._executor.trace().events
+        return Trace(events, edges_of(self.graph))
 
     def close(self) -> None:
-        """End the lanes. A run that is closed can still be read, saved and stepped again."""
+        """End the lanes, after the iterations in flight.
+
+        A run that is closed can still be read, saved and stepped again, unless an op failed: its
+        states are then those of no iteration, and only `load` makes it usable again.
+        """
         if self._executor is not None:
             try:
-                self._settle()
-            finally:
-                executor, self._executor = self._executor, None
-                executor.close()
-
-    def _settle(self) -> None:
-        assert self._executor is not None
-        self._executor.drain()
-        self._states = self._executor.states()
-        self.iteration = max(self.iteration, self._executor.core.completed)
+                self.iteration, self._states = self._settled()
+            except RunError as error:
+                self._failure = error
+            self._end_lanes()
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """The number of complete iterations and the states behind them, with nothing in flight."""
+        if self._failure is not None:
+            raise self._failure
         if self._executor is None:
             return self.iteration, self._states
-        completed = self._executor.drain()
+        with self._noting_failure():
+            completed = self._executor.drain()
         return completed, self._executor.states()
 
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except RunError as error:
+            self._failure = error
+            raise
+
     def _restart(self, iteration: int, values: Mapping[str, Tensor]) -> None:
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+        self._end_lanes()
         self._states = {name: values[name].clone() for name in self.graph.states}
         self.iteration = iteration
 
+    def _end_lanes(self) -> None:
+        if self._executor is not None:
+            executor, self._executor = self._executor, None
+            executor.close()
+            self._events += executor.trace().events
+
     def _started(self) -> Executor:
+        if self._failure is not None:
+            raise self._failure
         if self._executor is None:
             self._states = {
                 name: laid_out(value, self.layout) for name, value in self._states.items()
@@ -254,7 +274,10 @@ class Run:
         self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
     ) -> dict[str, float]:
         states = initial_states(graph, self.seed)
-        states |= {name: values[name] for name in states if name in values and name != ITERATION}
+        for name, state in graph.states.items():
+            if name in values and name != ITERATION:
+                keeps = state.next == name
+                states[name] = values[name] if keeps else values[name].clone()
         executor = Executor(
             graph,
             states=states,
@@ -311,6 +334,7 @@ def compute(
                 found=", ".join(feeds) or "none",
                 remedy=f"add {name!r} to feeds",
             )
+        _check_value(graph, name, feeds[name])
     values = {name: value.clone() for name, value in (states or {}).items()}
     executor = Executor(
         graph, states={**initial_states(graph, seed), **values}, feeds=feeds, credit=1
@@ -320,3 +344,18 @@ def compute(
         return executor.wait(0)
     finally:
         executor.close()
+
+
+def _check_value(graph: Graph, name: str, value: Tensor) -> None:
+    """Whether a value from outside fits its blob."""
+    blob = graph.blobs[name]
+    if (tuple(value.shape), dtype_name(value.dtype)) != (blob.shape, blob.dtype):
+        raise RunError(
+            f"blob {name!r} cannot take this value",
+            where=blob.where,
+            blob=name,
+            location=str(blob.location),
+            expected=f"{blob.dtype} {list(blob.shape or ())}",
+            found=f"{dtype_name(value.dtype)} {list(value.shape)}",
+            remedy="convert the value or change the blob",
+        )

@@ -348,3 +348,107 @@ def test_twenty_iterations_agree_with_plain_pytorch(net: str, solver: str) -> No
         final = run.states()
     for name, value in model.p.items():
         torch.testing.assert_close(final[name], value.detach(), rtol=1e-9, atol=1e-11)
+
+
+class Failing(pu.data.Source):
+    """A source whose batches are fine until a given one is asked for."""
+
+    def __init__(self, inner: pu.data.Source, bad: int) -> None:
+        self.inner, self.bad, self.reads = inner, bad, 0
+        self.fields, self.classes = inner.fields, inner.classes
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, ...]:
+        self.reads += 1
+        if self.reads == self.bad:
+            raise OSError("the disk is gone")
+        return self.inner.batch(indices)
+
+
+def test_a_run_that_failed_gives_no_states_until_it_is_loaded(tmp_path: Path) -> None:
+    data = small_data()
+    step, test = training(data)
+    with pu.Run(step, data=data) as good:
+        list(good.steps(2))
+        good.save(tmp_path / "good")
+        expected = [result.loss for result in good.steps(2)]
+    broken = pu.data.DataSet("broken", Failing(data.train, 6), data.test)
+    run = pu.Run(step, data=broken)
+    with pytest.raises(RunError, match="the disk is gone"), run:
+        list(run.steps(20))
+    for attempt in (
+        run.states,
+        lambda: run.save(tmp_path / "bad"),
+        lambda: list(run.steps(1)),
+        lambda: run.evaluate(test),
+    ):
+        with pytest.raises(RunError, match="the disk is gone"):
+            attempt()
+    assert not (tmp_path / "bad").exists()
+    assert run.load(tmp_path / "good") == 2
+    assert [result.loss for result in run.steps(2)] == expected
+    run.close()
+
+
+@pytest.mark.parametrize("change", ["close", "load", "set_states"])
+def test_a_run_may_be_changed_while_it_is_stepped(change: str, tmp_path: Path) -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data, prefetch=0) as run:
+        list(run.steps(1))
+        run.save(tmp_path)
+        seen = []
+        for result in run.steps(4):
+            seen.append(result.iteration)
+            if len(seen) == 2:
+                if change == "close":
+                    run.close()
+                elif change == "load":
+                    run.load(tmp_path)
+                else:
+                    run.set_states({"fc1/bias": torch.zeros(16)})
+        assert seen == ([1, 2, 1, 2] if change == "load" else [1, 2, 3, 4])
+
+
+def test_the_trace_outlives_the_lanes() -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data, record=True) as run:
+        list(run.steps(3))
+    assert {event.iteration for event in run.trace.events} == {0, 1, 2}
+
+
+def test_measuring_with_a_training_step_leaves_the_parameters_alone() -> None:
+    data = small_data()
+    step, _ = training(data, pu.zoo.mlp(batch=23, hidden=(16,)))
+    testing = Builder(pu.prune(step, ["loss"]))
+    testing.ops["data"] = replace(
+        testing.ops["data"], attributes={"source": "test", "shuffle": False}
+    )
+    with pu.Run(step, data=data) as run:
+        before = run.states()
+        run.evaluate(testing.graph())
+        assert equal(run.states(), before)
+
+
+def test_a_field_that_nobody_reads_is_dropped() -> None:
+    data = small_data()
+    step, _ = training(data)
+    net = pu.data.prepare(pu.zoo.mlp(batch=8, hidden=(16,)), data.train)
+    b = Builder(pu.evaluation(net, ["fc2"]))
+    assert b.ops["data"].outputs == ("data/raw", "")
+    b.op("mean", "aten.mean", ["fc2"], [b.blob("mean", ())])
+    b.outputs = ["mean"]
+    with pu.Run(step, data=data) as run:
+        assert abs(run.evaluate(b.graph())["mean"]) > 0
+
+
+def test_fed_values_have_to_fit() -> None:
+    net = pu.Net()
+    pu.ops.relu(net.input("x", (4,)), name="y")
+    with pytest.raises(RunError, match="blob 'x' cannot take this value"):
+        pu.compute(net.graph(), {"x": torch.zeros(3)})
+    with pytest.raises(RunError, match="not fed"):
+        pu.compute(net.graph())
