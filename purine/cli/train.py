@@ -33,7 +33,8 @@ def train(
         ),
     ] = None,
     net: Annotated[
-        str | None, _option("A net by name (lenet, mlp, nin) or a graph in a .yaml file.", "lenet")
+        str | None,
+        _option("A net by name (see `purine show`) or a graph in a .yaml file.", "lenet"),
     ] = None,
     data: Annotated[
         str | None,
