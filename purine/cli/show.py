@@ -32,7 +32,11 @@ def show(
         Path | None, typer.Argument(help="A graph in YAML.", show_default=False)
     ] = None,
     net: Annotated[
-        str | None, typer.Option(help="A net by name, instead of a file.", show_default=False)
+        str | None,
+        typer.Option(
+            help="A net by name (lenet, nin, resnet50, gpt2, ...), instead of a file.",
+            show_default=False,
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")

@@ -140,7 +140,8 @@ class SyntheticMasks(Source):
         numbers = (indices + self._first)[:, None, None] * squares.size + squares
         classes = (_hash(self._seed, numbers) >> np.uint64(16)) % np.uint64(self._classes)
         down, across = np.arange(height) * rows // height, np.arange(width) * columns // width
-        labels = torch.from_numpy(classes.astype(np.int64)[:, down][:, :, across])
+        spread = classes.astype(np.int64)[:, down[:, None], across]
+        labels = torch.from_numpy(np.ascontiguousarray(spread))
         images += self._colours[labels].movedim(-1, 1)
         return images, labels
 

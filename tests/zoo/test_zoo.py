@@ -14,6 +14,7 @@ from torch import nn
 import purine as pu
 from purine.data.synthetic import synthetic_images, synthetic_tokens
 from purine.graph import Builder, Graph
+from purine.job import Job, make_plan
 from tests.zoo import modules
 
 PARAMETERS = {
@@ -71,6 +72,21 @@ def test_dropout_can_be_left_out(name: str) -> None:
 def test_gpt2_has_one_table_for_tokens_and_scores() -> None:
     net = pu.zoo.gpt2(2, context=8, vocabulary=11, layers=1, heads=2, width=8)
     assert [op.kind for op in net.consumers["embedding/weight"]] == ["Embedding", "InnerProduct"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "shape"),
+    [
+        ("gpt2", "synthetic-tokens:length=8,vocabulary=20,count=10", (4, 8, 20)),
+        ("resnet50", "synthetic:image=3x64x32,classes=6,count=10", (4, 6)),
+        ("unet", "synthetic-masks:image=1x32x16,classes=3,count=10", (4, 3, 32, 16)),
+    ],
+)
+def test_jobs_build_nets_for_their_data(name: str, data: str, shape: tuple[int, ...]) -> None:
+    plan = make_plan(Job(net=name, data=data, batch=4))
+    loss = plan.net.producers["loss"]
+    assert plan.net.blobs[loss.inputs[0]].shape == shape
+    assert plan.test is not None
 
 
 @dataclass(frozen=True)
