@@ -306,6 +306,10 @@ DATA: dict[str, tuple[Callable[[Path], str], list[str]]] = {
         lambda tmp: "synthetic-tokens:length=8,vocabulary=10,count=100",
         ["net 'lenet' does not fit", "expected: images [C, H, W]", "found: "],
     ),
+    "pixels for a net of images": (
+        lambda tmp: "synthetic-masks:image=1x28x28,classes=10,count=100",
+        ["op 'data' does not fit", "expected: image: float32 1x28x28, label: int64 28x28"],
+    ),
 }
 
 
@@ -343,7 +347,7 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     ),
     "unknown net": (
         "--net lenett",
-        ["there is no net 'lenett'", "expected: lenet, mlp, nin", "did you mean 'lenet'?"],
+        ["there is no net 'lenett'", "expected: alexnet, ", "did you mean 'lenet'?"],
     ),
     "net file that is not there": (
         "--net none.yaml",
@@ -538,5 +542,5 @@ def test_out_that_exists(tmp_path: Path, trained: Path) -> None:
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    refused(tmp_path, ["show"], ["there is nothing to show", "lenet, mlp, nin"])
+    refused(tmp_path, ["show"], ["there is nothing to show", "alexnet, "])
     refused(tmp_path, ["show", "--net", "resnet"], ["there is no net 'resnet'", "expected: one of"])

@@ -32,12 +32,24 @@ def show(
         Path | None, typer.Argument(help="A graph in YAML.", show_default=False)
     ] = None,
     net: Annotated[
-        str | None, typer.Option(help="A net by name, instead of a file.", show_default=False)
+        str | None,
+        typer.Option(
+            help="A net by name (lenet, nin, resnet50, gpt2, ...), instead of a file.",
+            show_default=False,
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
     ] = None,
     format: Annotated[Format, typer.Option(help="How to show it.")] = Format.table,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Fold ops whose names share this many parts, as in a/b/c, into a block.",
+            show_default="every op by itself",
+        ),
+    ] = None,
     step: Annotated[
         bool, typer.Option("--step", help="Show the training step (with sgd) of the net.")
     ] = False,
@@ -53,10 +65,21 @@ def show(
 
     \b
     purine show --net lenet --batch 1
+    purine show --net resnet50 --depth 2
     purine show net.yaml --step --format dot -o step.dot
     purine show --kinds
     """
-    text = _kinds_text() if kinds else _graph_text(_graph(file, net, batch, step=step), format)
+    if depth is not None and format is Format.yaml:
+        raise ConfigError(
+            "blocks cannot be written as YAML",
+            expected="--depth with --format table, text or dot",
+            found="--format yaml",
+            remedy="leave --depth out: a graph file holds every op",
+        )
+    if kinds:
+        text = _kinds_text()
+    else:
+        text = _graph_text(_graph(file, net, batch, step=step), format, depth)
     if output is None:
         typer.echo(text, nl=False)
     else:
@@ -95,38 +118,51 @@ def _graph(file: Path | None, net: str | None, batch: int | None, *, step: bool)
     return check(sgd(backward(graph), momentum=0.9)) if step else graph
 
 
-def _graph_text(graph: Graph, format: Format) -> str:
+def _graph_text(graph: Graph, format: Format, depth: int | None) -> str:
     from purine.graph import to_dot, to_text, to_yaml
+    from purine.graph.fold import fold
 
     if format is Format.table:
-        return _table_text(graph)
+        return _table_text(graph, depth)
+    if depth is not None:
+        graph = fold(graph, depth)
     if format is Format.text:
         return to_text(graph) + "\n"
     text = to_dot(graph) if format is Format.dot else to_yaml(graph)
     return text if text.endswith("\n") else text + "\n"
 
 
-def _table_text(graph: Graph) -> str:
+def _table_text(graph: Graph, depth: int | None) -> str:
+    """A row for each op, or for each block of ops whose names share `depth` parts."""
+    from purine.graph.fold import blocks, fold
     from purine.ops.infer import cost, size_in_bytes
 
-    rows = [("op", "kind", "output", "parameters", "MFLOP", "kB")]
+    members = {name: (name,) for name in graph.order} if depth is None else blocks(graph, depth)
+    shown = graph if depth is None else fold(graph, depth)
+    rows = [("op" if depth is None else "block", "kind", "output", "parameters", "MFLOP", "kB")]
     counted: set[str] = set()
     totals = [0, 0.0, 0.0]
-    for name in graph.order:
-        op = graph.ops[name]
-        blobs = [graph.blobs[item] for item in op.outputs if item]
-        own = [n for n in op.inputs if n in graph.states and graph.states[n].trainable]
-        parameters = sum(prod(graph.blobs[n].shape or ()) for n in own if n not in counted)
-        counted.update(own)
-        mflop = cost(op, graph.blobs).flops / 1e6
-        size = sum(size_in_bytes(blob) for blob in blobs) / 1e3
-        shapes = ", ".join("x".join(map(str, blob.shape or ())) or "scalar" for blob in blobs)
+    for block, names in members.items():
+        parameters, mflop, size = 0, 0.0, 0.0
+        for op in (graph.ops[name] for name in names):
+            own = [n for n in op.inputs if n in graph.states and graph.states[n].trainable]
+            parameters += sum(prod(graph.blobs[n].shape or ()) for n in own if n not in counted)
+            counted.update(own)
+            mflop += cost(op, graph.blobs).flops / 1e6
+            size += sum(size_in_bytes(graph.blobs[item]) for item in op.outputs if item) / 1e3
         number = f"{parameters:,}" if parameters else ""
-        rows.append((name, op.kind, shapes, number, f"{mflop:,.2f}", f"{size:,.1f}"))
+        kind, shapes = shown.ops[block].kind, _shapes(shown, block)
+        rows.append((block, kind, shapes, number, f"{mflop:,.2f}", f"{size:,.1f}"))
         totals = [totals[0] + parameters, totals[1] + mflop, totals[2] + size]
     count = f"{len(graph.ops)} ops, {len(graph.blobs)} blobs"
     rows.append((count, "", "", f"{totals[0]:,}", f"{totals[1]:,.2f}", f"{totals[2]:,.1f}"))
     return _columns(rows, left=3)
+
+
+def _shapes(graph: Graph, op: str) -> str:
+    blobs = [graph.blobs[name] for name in graph.ops[op].outputs if name]
+    texts = ["x".join(map(str, blob.shape or ())) or "scalar" for blob in blobs]
+    return ", ".join(texts if len(texts) <= 3 else [*texts[:2], f"and {len(texts) - 2} more"])
 
 
 def _kinds_text() -> str:

@@ -33,13 +33,17 @@ def train(
         ),
     ] = None,
     net: Annotated[
-        str | None, _option("A net by name (lenet, mlp, nin) or a graph in a .yaml file.", "lenet")
+        str | None,
+        _option(
+            "A net by name (lenet, nin, resnet50, gpt2, ...) or a graph in a .yaml file.", "lenet"
+        ),
     ] = None,
     data: Annotated[
         str | None,
         _option(
-            "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, a folder of IDX or .npy files, "
-            "or a .npz file.",
+            "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the same, for "
+            "pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or .npy "
+            "files, or a .npz file.",
             "fashion-mini",
         ),
     ] = None,

@@ -14,8 +14,10 @@ from purine.data.prepare import prepare
 from purine.data.source import DataSet, Field, Source
 from purine.data.synthetic import (
     SyntheticImages,
+    SyntheticMasks,
     SyntheticTokens,
     synthetic_images,
+    synthetic_masks,
     synthetic_tokens,
 )
 from purine.data.torch_dataset import IterableSource, TorchSource
@@ -29,6 +31,7 @@ __all__ = [
     "Reader",
     "Source",
     "SyntheticImages",
+    "SyntheticMasks",
     "SyntheticTokens",
     "TorchSource",
     "fashion_mini",
@@ -39,5 +42,6 @@ __all__ = [
     "prepare",
     "read_idx",
     "synthetic_images",
+    "synthetic_masks",
     "synthetic_tokens",
 ]

@@ -14,7 +14,7 @@ from purine.data.embedded import fashion_mini
 from purine.data.idx import find_idx, idx_dataset
 from purine.data.npz import npy_dataset, npz_dataset
 from purine.data.source import DataSet
-from purine.data.synthetic import synthetic_images, synthetic_tokens
+from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
 
 __all__ = ["open_data"]
@@ -45,6 +45,15 @@ _NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
             "dtype": (_DTYPE, str),
         },
     ),
+    "synthetic-masks": (
+        synthetic_masks,
+        {
+            "image": (_IMAGE, _image),
+            "classes": (_WHOLE, int),
+            "count": (_WHOLE, int),
+            "seed": (_WHOLE, int),
+        },
+    ),
     "synthetic-tokens": (
         synthetic_tokens,
         {
@@ -63,6 +72,7 @@ def open_data(spec: str) -> DataSet:
     """The data set that `spec` names: one of ours with its options, or a path.
 
     Known are `fashion-mini`, `synthetic:image=3x224x224,classes=1000,count=1280`,
+    `synthetic-masks:image=3x64x64,classes=4,count=320`,
     `synthetic-tokens:length=64,vocabulary=256,count=1280` (options may be left out), a folder of
     IDX files, a folder of `.npy` files, and a `.npz` file.
 

@@ -1,9 +1,9 @@
 """Samples made from numbers alone, for trials and benchmarks.
 
 Sample i is a function of (seed, i). Something can be learnt from them: the images of a class share
-a pattern of coarse squares, and each token mostly follows from the one before. They are quick to
-make: the noise of an image is a window of one pool of random numbers, at a place hashed from its
-number.
+a pattern of coarse squares, each class of pixels has a colour, and each token mostly follows from
+the one before. They are quick to make: the noise of an image is a window of one pool of random
+numbers, at a place hashed from its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import torch
 from purine.data.source import DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
 
-__all__ = ["SyntheticImages", "SyntheticTokens", "synthetic_images", "synthetic_tokens"]
+__all__ = [
+    "SyntheticImages",
+    "SyntheticMasks",
+    "SyntheticTokens",
+    "synthetic_images",
+    "synthetic_masks",
+    "synthetic_tokens",
+]
 
 _POOL = 1 << 20
 _SQUARES = 7
@@ -93,6 +100,52 @@ class SyntheticImages(Source):
         return batch, labels
 
 
+class SyntheticMasks(Source):
+    """float32 images whose coarse squares are each of a class, and the class of every pixel.
+
+    `first` is as for `SyntheticImages`.
+
+    >>> image, label = SyntheticMasks((3, 16, 8), classes=4, count=10).batch(np.array([7, 2]))
+    >>> list(image.shape), list(label.shape), bool((label < 4).all())
+    ([2, 3, 16, 8], [2, 16, 8], True)
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        *,
+        classes: int,
+        count: int,
+        seed: int = 0,
+        first: int = 0,
+    ) -> None:
+        self._noise = SyntheticImages(image, classes=1, count=count, seed=seed, first=first)
+        _require({"classes": classes}, seed)
+        self.fields = (self._noise.fields[0], Field("label", tuple(image[1:]), "int64"))
+        self.classes = self._classes = classes
+        self._seed = seed
+        self._first = first
+        generator = np.random.Generator(np.random.Philox(seed))
+        colours = generator.standard_normal((classes, image[0]), dtype=np.float32)
+        self._colours = torch.from_numpy(colours)
+
+    def __len__(self) -> int:
+        return len(self._noise)
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        images, _ = self._noise.batch(indices)
+        height, width = self.fields[1].shape
+        rows, columns = min(_SQUARES, height), min(_SQUARES, width)
+        squares = np.arange(rows * columns).reshape(rows, columns)
+        numbers = (indices + self._first)[:, None, None] * squares.size + squares
+        classes = (_hash(self._seed, numbers) >> np.uint64(16)) % np.uint64(self._classes)
+        down, across = np.arange(height) * rows // height, np.arange(width) * columns // width
+        spread = classes.astype(np.int64)[:, down[:, None], across]
+        labels = torch.from_numpy(np.ascontiguousarray(spread))
+        images += self._colours[labels].movedim(-1, 1)
+        return images, labels
+
+
 class SyntheticTokens(Source):
     """Sequences in which one of four known tokens follows a token, but for one time in 16.
 
@@ -150,6 +203,16 @@ def synthetic_images(
         image, classes=classes, count=max(1, count // 10), seed=seed, dtype=dtype, first=count
     )
     return DataSet("synthetic", train, test)
+
+
+def synthetic_masks(
+    image: tuple[int, int, int] = (3, 64, 64), *, classes: int = 4, count: int = 320, seed: int = 0
+) -> DataSet:
+    """`count` images with classes of pixels to train on and a tenth as many others to test on."""
+    train = SyntheticMasks(image, classes=classes, count=count, seed=seed)
+    tests = max(1, count // 10)
+    test = SyntheticMasks(image, classes=classes, count=tests, seed=seed, first=count)
+    return DataSet("synthetic-masks", train, test)
 
 
 def synthetic_tokens(

@@ -14,7 +14,15 @@ from pathlib import Path
 import torch
 
 from purine.autodiff import backward
-from purine.data import DataSet, Source, SyntheticImages, SyntheticTokens, open_data, prepare
+from purine.data import (
+    DataSet,
+    Source,
+    SyntheticImages,
+    SyntheticMasks,
+    SyntheticTokens,
+    open_data,
+    prepare,
+)
 from purine.errors import ConfigError, DataError, GraphError
 from purine.graph import Builder, Graph, load_yaml
 from purine.job.config import Job
@@ -107,8 +115,7 @@ def make_plan(job: Job, *, net: Graph | None = None) -> Plan:
 def find_net(job: Job, data: DataSet) -> Graph:
     """The net that `job.net` names, built for samples of the data or read from a file."""
     if job.net in NETS:
-        image, classes = _image_and_classes(job, data.train)
-        return NETS[job.net](job.batch or _BATCH, image=image, classes=classes)
+        return _built(job, data.train)
     path = Path(job.net).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         close = difflib.get_close_matches(job.net, NETS, n=1, cutoff=0.5)
@@ -224,20 +231,39 @@ def iterations_of(job: Job, data: DataSet) -> int:
     return -(-job.epochs * len(data.train) // (job.batch * job.accumulate))
 
 
-def _image_and_classes(job: Job, source: Source) -> tuple[tuple[int, ...], int]:
-    image = source.fields[0].shape
-    if len(source.fields) != 2 or len(image) != 3 or source.classes is None:
+def _built(job: Job, source: Source) -> Graph:
+    """The net of the zoo that `job.net` names, for samples of the source."""
+    make = NETS[job.net]
+    taken = inspect.signature(make).parameters
+    sizes = _sizes(job, source)
+    if not sizes or not sizes.keys() <= taken.keys():
+        tokens = "tokens [T] and as many targets, of a known vocabulary"
         raise DataError(
             f"net {job.net!r} does not fit data {job.data!r}",
-            expected="images [C, H, W] and the labels of classes",
+            expected=tokens if "context" in taken else "images [C, H, W] and the labels of classes",
             found=", ".join(map(str, source.fields)),
             remedy="use a net for this kind of data, in a file: --net net.yaml",
         )
-    size = image if job.crop is None else (image[0], job.crop, job.crop)
-    return size, source.classes
+    return make(job.batch or _BATCH, **sizes)
+
+
+def _sizes(job: Job, source: Source) -> dict[str, object]:
+    """What the samples decide of a net; nothing where they are of an unknown form."""
+    if len(source.fields) != 2 or source.classes is None:
+        return {}
+    first, second = source.fields
+    if len(first.shape) == 3:
+        side = first.shape[1:] if job.crop is None else (job.crop, job.crop)
+        return {"image": (first.shape[0], *side), "classes": source.classes}
+    if len(first.shape) == 1 and first == replace(second, name=first.name):
+        return {"context": first.shape[0], "vocabulary": source.classes}
+    return {}
 
 
 def absolute(spec: str, data: DataSet) -> str:
     """A path that means the same in every working folder; names of ours stay as they are."""
-    named = isinstance(data.train, SyntheticImages | SyntheticTokens) or spec == "fashion-mini"
+    named = (
+        isinstance(data.train, SyntheticImages | SyntheticMasks | SyntheticTokens)
+        or spec == "fashion-mini"
+    )
     return spec if named else str(Path(spec).expanduser().resolve())

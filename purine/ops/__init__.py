@@ -1,6 +1,6 @@
 """Kinds of ops: one file per family, and what is derived from their functions."""
 
-from purine.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, tanh
+from purine.ops.activation import elu, gelu, leaky_relu, relu, relu6, sigmoid, tanh
 from purine.ops.attention import attention
 from purine.ops.conv import conv, deconv
 from purine.ops.data import Data
@@ -22,7 +22,7 @@ from purine.ops.norm import batch_norm, layer_norm, lrn
 from purine.ops.pool import global_pool, pool
 from purine.ops.random import dropout
 from purine.ops.registry import kind
-from purine.ops.shape import concat, flatten, reshape, slice, split, transpose
+from purine.ops.shape import concat, flatten, prepend, reshape, slice, split, transpose
 
 __all__ = [
     "Data",
@@ -58,8 +58,10 @@ __all__ = [
     "mirror",
     "normalize",
     "pool",
+    "prepend",
     "problems",
     "relu",
+    "relu6",
     "reshape",
     "scale",
     "sigmoid",

@@ -16,12 +16,14 @@ __all__ = [
     "Gelu",
     "LeakyRelu",
     "Relu",
+    "Relu6",
     "Sigmoid",
     "Tanh",
     "elu",
     "gelu",
     "leaky_relu",
     "relu",
+    "relu6",
     "sigmoid",
     "tanh",
 ]
@@ -31,6 +33,12 @@ __all__ = [
 def Relu(x: Tensor) -> Tensor:
     """x where it is positive, else 0."""
     return F.relu(x)
+
+
+@kind
+def Relu6(x: Tensor) -> Tensor:
+    """x between 0 and 6; the nearer of the two elsewhere."""
+    return F.relu6(x)
 
 
 @kind
@@ -66,6 +74,11 @@ def Elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 def relu(x: Var, *, name: str | None = None) -> Var:
     """A rectified linear layer."""
     return x.net.apply("Relu", [x], name=name)
+
+
+def relu6(x: Var, *, name: str | None = None) -> Var:
+    """A rectified linear layer that lets at most 6 pass."""
+    return x.net.apply("Relu6", [x], name=name)
 
 
 def leaky_relu(x: Var, *, slope: float = 0.01, name: str | None = None) -> Var:

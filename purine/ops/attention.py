@@ -36,11 +36,13 @@ def attention(
     bias: bool = True,
     name: str | None = None,
     weight_filler: Filler | None = None,
+    out_filler: Filler | None = None,
 ) -> Var:
     """A self-attention layer over [N, T, C].
 
     The projections are inner products along the last dimension: one makes queries, keys and values
-    together (`name/qkv`, its rows in this order), one mixes the heads (`name/out`).
+    together (`name/qkv`, its rows in this order), one mixes the heads (`name/out`, which
+    `out_filler` fills where it is given).
 
     >>> from purine.ops import Net
     >>> attention(Net().input("x", (2, 5, 8)), heads=2, causal=True, name="attention").name
@@ -67,5 +69,10 @@ def attention(
     mixed = transpose(mixed, (0, 2, 1, 3), name=f"{name}/back")
     mixed = reshape(mixed, (0, 0, width), name=f"{name}/join")
     return inner_product(
-        mixed, width, axis=2, bias=bias, name=f"{name}/out", weight_filler=weight_filler
+        mixed,
+        width,
+        axis=2,
+        bias=bias,
+        name=f"{name}/out",
+        weight_filler=out_filler or weight_filler,
     )

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from purine.graph import Filler
 from purine.ops.net import Var
 from purine.ops.registry import kind
 
 __all__ = [
     "Concat",
     "Flatten",
+    "Prepend",
     "Reshape",
     "Slice",
     "Split",
     "Transpose",
     "concat",
     "flatten",
+    "prepend",
     "reshape",
     "slice",
     "split",
@@ -30,6 +33,14 @@ __all__ = [
 def Concat(x: Tensor, *more: Tensor, axis: int = 1) -> Tensor:
     """The inputs one after the other along `axis`."""
     return torch.cat([x, *more], axis)
+
+
+@kind
+def Prepend(x: Tensor, rows: Tensor) -> Tensor:
+    """The same rows [K, C] before those of every sample of x [N, T, C]."""
+    if x.ndim != 3 or rows.ndim != 2 or x.shape[2] != rows.shape[1]:
+        raise ValueError(f"rows {list(rows.shape)} cannot stand before those of {list(x.shape)}")
+    return torch.cat([rows.expand(x.shape[0], -1, -1), x], 1)
 
 
 @kind(view=True)
@@ -75,6 +86,18 @@ def Transpose(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
 def concat(inputs: Sequence[Var], *, axis: int = 1, name: str | None = None) -> Var:
     """The inputs joined along `axis`."""
     return inputs[0].net.apply("Concat", inputs, {"axis": axis}, name=name)
+
+
+def prepend(x: Var, count: int, *, name: str | None = None) -> Var:
+    """`count` learnt rows before those of every sample of [N, T, C].
+
+    >>> from purine.ops import Net
+    >>> prepend(Net().input("x", (2, 5, 8)), 1, name="token").shape
+    (2, 6, 8)
+    """
+    name = x.net.builder.fresh(name or "prepend")
+    rows = x.net.parameter(f"{name}/weight", (count, x.shape[2]), Filler())
+    return x.net.apply("Prepend", [x, rows], name=name)
 
 
 def split(x: Var, parts: int, *, axis: int = 1, name: str | None = None) -> tuple[Var, ...]:

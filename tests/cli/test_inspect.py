@@ -95,3 +95,23 @@ def test_an_error_is_all_that_is_printed(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
         *("error", "  expected", "  found", "  to do")
     ]
+
+
+def test_blocks_add_up_to_the_same() -> None:
+    whole = call("show", "--net", "resnet50", "--batch", "1").out.splitlines()
+    for depth in ("1", "2"):
+        folded = call(
+            "show", "--net", "resnet50", "--batch", "1", "--depth", depth
+        ).out.splitlines()
+        assert folded[-1].split() == whole[-1].split()
+        assert len(folded) < len(whole)
+    assert any(line.startswith("stage4/block3 ") and "4,462,592" in line for line in folded)
+
+
+def test_blocks_are_drawn_but_not_saved() -> None:
+    shown = call("show", "--net", "vgg16", "--batch", "1", "--depth", "1", "--format", "dot")
+    assert '"op:block5"' in shown.out
+    assert "block5/conv1" not in shown.out
+    refused = call("show", "--net", "vgg16", "--depth", "1", "--format", "yaml")
+    assert refused.code == 2
+    assert "blocks cannot be written as YAML" in refused.err

@@ -33,6 +33,12 @@ def test_synthetic_with_options() -> None:
     assert len(data.test) == 5
 
 
+def test_synthetic_masks() -> None:
+    data = open_data("synthetic-masks:image=3x8x6,classes=5,count=50")
+    assert [field.shape for field in data.train.fields] == [(3, 8, 6), (8, 6)]
+    assert (data.train.classes, len(data.train)) == (5, 50)
+
+
 def test_synthetic_tokens() -> None:
     data = open_data("synthetic-tokens:length=12,vocabulary=30")
     assert data.train.fields[0].shape == (12,)

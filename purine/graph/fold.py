@@ -1,0 +1,101 @@
+"""Folding a graph along the paths of its names, so that a large net can be looked at.
+
+Names say what belongs together: `stage1/block2/conv1` is part of `stage1/block2` and of `stage1`. A
+folded graph has one op for each such block and keeps the blobs that pass between blocks. It is to
+be drawn and read, not to be run: its kinds are counts of ops, and blocks may depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from purine.graph.builder import Builder
+from purine.graph.graph import Graph
+from purine.graph.nodes import NOTHING, Location
+
+__all__ = ["blocks", "fold"]
+
+_SIDES = ("grad", "update")
+"""First parts of names that transforms put before the name of what they were made for."""
+
+
+def blocks(graph: Graph, depth: int) -> Mapping[str, tuple[str, ...]]:
+    """The ops of each block in graph order; a block's name has `depth` parts.
+
+    A block of one op is named like it. `grad/` and `update/` do not count as parts.
+
+    >>> from purine.zoo import vgg16
+    >>> blocks(vgg16(batch=2), 1)["block1"]
+    ('block1/conv1', 'block1/relu1', 'block1/conv2', 'block1/relu2', 'block1/pool')
+    """
+    found: dict[tuple[str, Location], list[str]] = {}
+    for name in graph.order:
+        place = graph.ops[name].location
+        found.setdefault((_path(name, depth), place), []).append(name)
+    taken = dict(reversed(found))
+    named = {}
+    for (path, place), ops in found.items():
+        name = path if taken[path] == place else f"{path} at {place}"
+        named[ops[0] if len(ops) == 1 else name] = tuple(ops)
+    return named
+
+
+def fold(graph: Graph, depth: int) -> Graph:
+    """The graph with one op for each of its `blocks` and the blobs between them.
+
+    >>> from purine.zoo import vgg16
+    >>> folded = fold(vgg16(batch=2), 1)
+    >>> folded.ops["block1"].kind, folded.ops["block1"].inputs, folded.ops["block1"].outputs
+    ('5 ops', ('data',), ('block1/pool',))
+    """
+    members = blocks(graph, depth)
+    block_of = {name: block for block, ops in members.items() for name in ops}
+    kept = _between(graph, members, block_of)
+    builder = Builder()
+    for block, ops in members.items():
+        first = graph.ops[ops[0]]
+        if len(ops) == 1:
+            builder.add(first)
+            continue
+        reads = dict.fromkeys(name for op in ops for name in graph.ops[op].inputs)
+        writes = dict.fromkeys(name for op in ops for name in graph.ops[op].outputs)
+        inside = [name for name in reads if name in kept and name not in writes]
+        outside = [name for name in writes if name in kept]
+        kind = f"{len(ops)} ops"
+        builder.op(block, kind, inside, outside, location=first.location, lane=first.lane)
+    for name, blob in graph.blobs.items():
+        if name in kept:
+            builder.add(blob)
+    for name, state in graph.states.items():
+        if name in kept:
+            builder.add(state)
+    builder.outputs = list(graph.outputs)
+    builder.control = {
+        (block_of[before], block_of[after])
+        for before, after in graph.control
+        if block_of[before] != block_of[after]
+    }
+    return builder.graph()
+
+
+def _between(
+    graph: Graph, members: Mapping[str, tuple[str, ...]], block_of: Mapping[str, str]
+) -> set[str]:
+    """The blobs of ops that stay, and those that pass between blocks or in and out of the graph."""
+    kept = set(graph.outputs)
+    for ops in members.values():
+        if len(ops) == 1:
+            op = graph.ops[ops[0]]
+            kept.update(name for name in (*op.inputs, *op.outputs) if name != NOTHING)
+    for name in graph.blobs:
+        users = {block_of[op.name] for op in graph.consumers[name]}
+        if name in graph.producers:
+            users.add(block_of[graph.producers[name].name])
+        if len(users) > 1 or name in graph.inputs:
+            kept.add(name)
+    return kept | {state.next for name, state in graph.states.items() if name in kept}
+
+
+def _path(name: str, depth: int) -> str:
+    parts = name.split("/")
+    return "/".join(parts[: depth + (parts[0] in _SIDES)])
