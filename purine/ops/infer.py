@@ -14,7 +14,17 @@ from purine.ops.fillers import filler_problems
 from purine.ops.registry import IMPLIED, lookup
 from purine.ops.tracing import Spec
 
-__all__ = ["Cost", "check", "complete", "cost", "infer_op", "problems", "spec_of", "with_batch"]
+__all__ = [
+    "Cost",
+    "check",
+    "complete",
+    "cost",
+    "infer_op",
+    "op_key",
+    "problems",
+    "spec_of",
+    "with_batch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,7 @@ class _RegisteredKinds:
 
 def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
     """The specs of an op's results, by running its kernel on fake tensors."""
-    key = _key(op, inputs)
+    key = op_key(op, inputs)
     if key not in _SPECS:
         try:
             _SPECS[key] = tracing.infer(lookup(op).bind(op), inputs)
@@ -160,7 +170,7 @@ def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
     if kind.function is None:
         return Cost(0, moved)
     inputs = [spec_of(blobs[name]) for name in op.inputs]
-    key = _key(op, inputs)
+    key = op_key(op, inputs)
     if key not in _FLOPS:
         _FLOPS[key] = tracing.count_flops(kind.bind(op), inputs)
     return Cost(_FLOPS[key], moved)
@@ -198,7 +208,8 @@ def size_in_bytes(blob: Blob) -> int:
     return elements * int(dtype_of(blob.dtype).itemsize)
 
 
-def _key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
+def op_key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
+    """What determines the results of tracing an op."""
     # By repr, since 1, 1.0 and True are equal and mean different things to a kernel.
     settings = repr(sorted(op.attributes.items()))
     return op.kind, settings, tuple(inputs), op.location.device
