@@ -181,7 +181,7 @@ class _Walk:
                 remedy="put a StopGradient before it, or add a rule to purine.ops.gradient.RULES",
             ) from error
         values = dict(enumerate(op.inputs))
-        read = {number for call in joint.backward for number in call.inputs}
+        read = {number for call in (*joint.forward, *joint.backward) for number in call.inputs}
         named = {
             number: name
             for number, name in zip(joint.outputs, op.outputs, strict=True)

@@ -109,10 +109,11 @@ class _Translation:
             elif sort == "BUFFER_MUTATION":
                 self.carried.append((self.names[spec.target], node))
             elif sort != "USER_INPUT_MUTATION":
+                name = str(spec.target).removeprefix(MODULE)
                 raise GraphError(
-                    f"{spec.target!r} is changed by the module's own forward",
+                    f"{name!r} is changed by the module's own forward",
                     where=source_of(node),
-                    blob=spec.target,
+                    blob=name,
                     expected="parameters that only a solver changes",
                     found=sort.lower().replace("_", " "),
                     remedy="make it a buffer, or write forward without changing it",
@@ -153,15 +154,15 @@ class _Translation:
     def _add_node(self, node: Node) -> None:
         overload: Any = node.target
         if not isinstance(overload, torch._ops.OpOverload):
-            raise self._refused(node, str(overload), "an ATen operator")
+            raise self.refused(node, str(overload), "an ATen operator")
         kind = aten.name_of(overload)
         special = _SPECIAL.get(kind)
         if special is not None and special(self, node):
             return
         if aten.kind_of(kind) is None:
-            raise self._refused(node, kind, "an ATen operator")
+            raise self.refused(node, kind, "an ATen operator")
         if torch.Tag.nondeterministic_seeded in overload.tags and kind not in _DROPLESS:
-            raise self._refused(node, kind, "randomness by dropout or bernoulli")
+            raise self.refused(node, kind, "randomness by dropout or bernoulli")
         values: list[Node] = []
         inputs, attributes = aten.attributes_of(
             overload, node.args, node.kwargs, lambda value: _number(value, values)
@@ -264,7 +265,8 @@ class _Translation:
             self._clone(node, following)
         self.builder.states[state] = replace(self.builder.states[state], next=following)
 
-    def _refused(self, node: Node, found: str, expected: str) -> GraphError:
+    def refused(self, node: Node, found: str, expected: str) -> GraphError:
+        """The error that a node cannot become an op."""
         name = self.name_of(node) if isinstance(node.target, torch._ops.OpOverload) else node.name
         return GraphError(
             f"operation {name!r} of the module cannot become an op",
@@ -341,6 +343,28 @@ def _batch_norm(t: _Translation, node: Node) -> bool:
     return True
 
 
+def _instance_norm(t: _Translation, node: Node) -> bool:
+    """Instance norm is one op, unless it changes running statistics behind our back."""
+    if t.argument(node, "running_mean") is not None and t.argument(node, "use_input_stats"):
+        expected = "instance norm without running statistics"
+        raise t.refused(node, "track_running_stats=True", expected)
+    return False
+
+
+def _copy(t: _Translation, node: Node) -> bool:
+    """What `y[...] = x` writes: x in the form of y. The op of that name has no gradient."""
+    source, value = t.argument(node, "src"), node.meta["val"]
+    blob, given = t.blobs[source], source.meta["val"]
+    if given.dtype != value.dtype:
+        cast: dict[str, Attribute] = {"dtype": t.dtype_of(node)}
+        blob = t.extra(node, "cast", "aten._to_copy", [blob], cast, given.shape)
+    if given.shape == value.shape:
+        t.blobs[node] = blob
+    else:
+        t.emit(node, "aten.expand", [blob], [node], {"size": tuple(value.shape)})
+    return True
+
+
 def _stop(t: _Translation, node: Node) -> bool:
     source = node.args[0]
     assert isinstance(source, Node)
@@ -360,7 +384,9 @@ _SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
     "aten._native_batch_norm_legit_no_training": _batch_norm,
     "aten.alias": _pass,
     "aten.bernoulli.p": _bernoulli,
+    "aten.copy": _copy,
     "aten.detach": _stop,
+    "aten.instance_norm": _instance_norm,
     "aten.lift_fresh_copy": _pass,
     "aten.native_dropout": _dropout,
 }

@@ -102,7 +102,7 @@ def kind_of(name: str) -> Kind | None:
         optional=len(tensors),
         variadic=bool(lists),
         attributes=attributes,
-        binder=lambda op: _bind(overload, op),
+        binder=lambda op: _bind_results(overload, op),
         view=name in _MAY_BE_VIEWS or any(r.alias_info is not None for r in schema.returns),
     )
 
@@ -174,6 +174,19 @@ def _overload(name: str) -> Any:
     if packet is None or not hasattr(packet, "overloads") or wanted not in packet.overloads():
         return None
     return getattr(packet, wanted)
+
+
+def _bind_results(overload: Any, op: Op) -> Kernel:
+    """As `_bind`; a list of results becomes what kinds return, even where it holds only one."""
+    call = _bind(overload, op)
+    if [str(result.type) for result in overload._schema.returns] != ["List[Tensor]"]:
+        return call
+
+    def listed(*tensors: torch.Tensor) -> Any:
+        results = call(*tensors)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return listed
 
 
 def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:

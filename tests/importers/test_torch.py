@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,10 @@ def imported_from(case: Case, module: nn.Module, example: tuple[Tensor, ...]) ->
     return from_torch(module, case.loss, example, inputs=case.inputs, targets=("answer",))
 
 
-def torch_losses(case: Case, module: nn.Module, data: DataSet) -> list[float]:
+def torch_losses(case: Case, module: nn.Module, data: DataSet, *, lr: float = 0.1) -> list[float]:
     """PyTorch's own loop over the batches that a run reads."""
     reader = Reader(data.train, batch=BATCH, seed=0, shuffle=True)
-    solver = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    solver = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
     module.train()
     losses = []
     for step in range(STEPS):
@@ -79,6 +80,67 @@ def test_a_module_trains_and_tests_with_the_numbers_of_pytorch(case: Case) -> No
             tested,
             sum(case.loss(module(*batch[:-1]), batch[-1]).item() for batch in batches) / 2,
         )
+
+
+class Applied(nn.Module):
+    """A layer, and a function of what it gives."""
+
+    def __init__(self, layer: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return self.function(y[0] if isinstance(y, tuple) else y)
+
+
+def written(y: Tensor) -> Tensor:
+    z = torch.zeros_like(y)
+    z[:, 1:] = y[:, :-1]
+    z[0] += 1
+    z[:, 0] = y[0, 0, 0]
+    return z
+
+
+PARTS: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
+    "bidirectional_lstm": (
+        lambda: nn.LSTM(6, 4, 2, bidirectional=True, batch_first=True),
+        torch.tanh,
+    ),
+    "gru": (lambda: nn.GRU(6, 4), torch.tanh),
+    "rnn": (lambda: nn.RNN(6, 4), torch.tanh),
+    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), torch.sin),
+    "spectral_norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)), torch.sin),
+    "assignment": (lambda: nn.Linear(6, 3), written),
+    "sorting": (lambda: nn.Linear(6, 3), lambda y: y.cumsum(1).sort(-1)[0].max(1)[0]),
+    "spectrum": (lambda: nn.Linear(6, 3), lambda y: torch.fft.rfft(y).abs()),
+    "convolution": (lambda: nn.Conv1d(5, 4, 3), lambda y: F.pad(y, (1, 1), "reflect").exp()),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_modules_keep_their_numbers(part: str) -> None:
+    layer, function = PARTS[part]
+    case = Case(
+        part,
+        lambda: Applied(layer(), function),
+        lambda y, t: (y.flatten(1).sum(1) - t).pow(2).mean(),
+        ("data",),
+        lambda g, n: (
+            torch.randn(n, 5, 6, generator=g, dtype=torch.float64),
+            torch.randn(n, generator=g, dtype=torch.float64),
+        ),
+    )
+    module, data, example = made(case)
+    imported = imported_from(case, module, example)
+    step = pu.solvers.sgd(pu.backward(imported.net), lr=0.001, momentum=0.9)
+    with pu.Run(step, data=data, seed=0) as run:
+        run.set_states(imported.values)
+        losses = [result.loss for result in run.steps(STEPS)]
+        trained = imported.state_dict(run)
+    close(losses, torch_losses(case, module, data, lr=0.001))
+    close(trained, dict(module.state_dict()))
 
 
 def mlp_example() -> tuple[Tensor, Tensor]:
