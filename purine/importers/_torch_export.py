@@ -25,7 +25,7 @@ from torch.fx import Node
 from purine.errors import ConfigError, GraphError
 from purine.importers._torch_batch import Batch, leaves_of
 
-__all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "mode", "source_of"]
+__all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
 
 LOSS = "loss"
 MODULE = "module."
@@ -82,6 +82,11 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for part, flag in before.items():
             part.training = flag
+
+
+def is_overload(node: Node) -> bool:
+    """Whether a node calls an operator of torch, rather than Python or a graph within the graph."""
+    return isinstance(node.target, torch._ops.OpOverload)
 
 
 def source_of(node: Node) -> str | None:

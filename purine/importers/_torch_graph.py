@@ -19,7 +19,7 @@ from torch.fx import Node
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
 from purine.importers._torch_batch import Batch
-from purine.importers._torch_export import LOSS, MODULE, Program, source_of
+from purine.importers._torch_export import LOSS, MODULE, Program, is_overload, source_of
 from purine.ops import aten
 from purine.ops.clock import ITERATION, SEED, add_clock
 from purine.optimize import prune
@@ -153,7 +153,7 @@ class _Translation:
 
     def _add_node(self, node: Node) -> None:
         overload: Any = node.target
-        if not isinstance(overload, torch._ops.OpOverload):
+        if not is_overload(node):
             raise self.refused(node, str(overload), "an ATen operator")
         kind = aten.name_of(overload)
         special = _SPECIAL.get(kind)
@@ -267,7 +267,7 @@ class _Translation:
 
     def refused(self, node: Node, found: str, expected: str) -> GraphError:
         """The error that a node cannot become an op."""
-        name = self.name_of(node) if isinstance(node.target, torch._ops.OpOverload) else node.name
+        name = self.name_of(node) if is_overload(node) else node.name
         return GraphError(
             f"operation {name!r} of the module cannot become an op",
             where=source_of(node),
