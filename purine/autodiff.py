@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Op
 from purine.ops.gradient import RULES, Rule
-from purine.ops.infer import complete, infer_op, spec_of
+from purine.ops.infer import complete, infer_op, op_key, spec_of
 from purine.ops.registry import lookup
-from purine.ops.tracing import Call, Joint, trace_joint
+from purine.ops.tracing import Call, Joint, Spec, trace_joint
 
 __all__ = ["GRADIENT", "backward", "gradient_of", "losses_of"]
 
@@ -176,7 +176,7 @@ class _Walk:
             return _Lowered(op, wanted, rule, saved, None, {})
         specs = [spec_of(self.net.blobs[name]) for name in op.inputs]
         try:
-            joint = trace_joint(lookup(op).bind(op), specs, wanted)
+            joint = _joint_of(op, specs, wanted)
         except Exception as error:
             raise GraphError(
                 f"op {op.name!r} ({op.kind}) at {op.location} cannot be differentiated",
@@ -188,8 +188,12 @@ class _Walk:
                 remedy="put a StopGradient before it, or add a rule to purine.ops.gradient.RULES",
             ) from error
         values = dict(enumerate(op.inputs))
-        pairs = zip(joint.outputs, op.outputs, strict=True)
-        named = {number: name for number, name in pairs if name != NOTHING}
+        read = {number for call in (*joint.forward, *joint.backward) for number in call.inputs}
+        named = {
+            number: name
+            for number, name in zip(joint.outputs, op.outputs, strict=True)
+            if name != NOTHING or number not in read
+        }
         self._replay(_Emitter(self.builder, op, forward=True), joint.forward, values, named)
         self._alias_outputs(op, joint, values)
         return _Lowered(op, wanted, None, (), joint, values)
@@ -223,21 +227,22 @@ class _Walk:
         joint, values = item.joint, dict(item.values)
         assert joint is not None
         number = len(item.op.inputs)
-        for output, cotangent, pulled in zip(
-            item.op.outputs, cotangents, joint.pulled, strict=True
-        ):
+        for output, cotangent, pulled in zip(joint.outputs, cotangents, joint.pulled, strict=True):
             if pulled:
                 values[number] = cotangent or self._zero(emit, item, output)
                 number += 1
         self._replay(emit, joint.backward, values, {})
         return [None if g is None else values[g] for g in joint.gradients]
 
-    def _zero(self, emit: _Emitter, item: _Lowered, output: str) -> str:
-        """A cotangent of zeros, for an output that no loss depends on."""
+    def _zero(self, emit: _Emitter, item: _Lowered, output: int) -> str:
+        """A cotangent of zeros, for a result that no loss depends on or that nobody takes."""
         assert item.joint is not None
-        index = item.op.outputs.index(output)
-        reference = item.values[item.joint.outputs[index]]
-        return emit("aten.zeros_like", [reference], label="zero")[0]
+        if item.values[output] != NOTHING:
+            return emit("aten.zeros_like", [item.values[output]], label="zero")[0]
+        results = (result for call in item.joint.forward for result in call.results)
+        spec = next(result[1] for result in results if result is not None and result[0] == output)
+        settings: dict[str, Attribute] = {"size": spec.shape, "dtype": spec.dtype}
+        return emit("aten.zeros", [], settings, label="zero")[0]
 
     def _replay(
         self,
@@ -316,6 +321,17 @@ class _Walk:
             blob = self.builder.blobs[source]
             self.builder.blob(target, blob.shape, blob.dtype, blob.location)
             self.builder.op(target, "aten.clone", [total], [target], location=blob.location)
+
+
+def _joint_of(op: Op, inputs: Sequence[Spec], wanted: tuple[bool, ...]) -> Joint:
+    """The traced joint of an op; ops that say the same of the same inputs are traced once."""
+    key = (op_key(op, inputs), wanted)
+    if key not in _JOINTS:
+        _JOINTS[key] = trace_joint(lookup(op).bind(op), inputs, wanted)
+    return _JOINTS[key]
+
+
+_JOINTS: dict[tuple[object, ...], Joint] = {}
 
 
 class _Emitter:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from purine import autodiff
 from purine.autodiff import backward, gradient_of
 from purine.errors import GraphError
-from purine.graph import Builder, Graph, verify
+from purine.graph import Builder, Filler, Graph, verify
 from purine.ops import (
     Net,
     Var,
@@ -254,3 +256,48 @@ def test_a_net_without_trainable_states_is_refused() -> None:
     softmax_loss(net.input("x", (2, 3)), net.input("label", (2,), "int64"), name="loss")
     with pytest.raises(GraphError, match="nothing to train"):
         backward(net.graph())
+
+
+def test_results_that_nobody_takes_still_serve_the_gradient(net: Net, x: Var) -> None:
+    w = net.parameter("w", (2, 3), Filler("constant", {"value": 1.0}))
+    y = eltwise([x, w], operation="product")
+    (best,) = net.apply_many("aten.max.dim", [y], {"dim": 1}, labels=("values", None))
+    (first,) = net.apply_many(
+        "aten.split.Tensor", [y], {"split_size": 1, "dim": 1}, labels=("first", None, None)
+    )
+    loss = net.apply("aten.add.Tensor", [Var(net, total(best, "a")), Var(net, total(first, "b"))])
+    graph = check(backward(net.graph(), losses={loss.name: 1.0}))
+    found = run(graph, {"x": VALUE})[gradient_of("w")]
+    w_value = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    product = VALUE * w_value
+    (product.max(1)[0].sum() + product[:, :1].sum()).backward()
+    torch.testing.assert_close(found, w_value.grad)
+
+
+def test_gradients_that_torch_writes_through_views_are_whole(net: Net, x: Var) -> None:
+    w = net.parameter("w", (2, 3), Filler("constant", {"value": 1.0}))
+    y = net.apply("aten.abs", [net.apply("aten.fft_rfft", [eltwise([x, w], operation="product")])])
+    loss = total(y)
+    graph = check(backward(net.graph(), losses={loss: 1.0}))
+    found = run(graph, {"x": VALUE})[gradient_of("w")]
+    w_value = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    torch.fft.rfft(VALUE * w_value).abs().sum().backward()
+    torch.testing.assert_close(found, w_value.grad)
+
+
+def test_ops_that_say_the_same_are_traced_once(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+    traced: list[object] = []
+    trace = autodiff.trace_joint
+
+    def counting(*arguments: Any) -> Any:
+        traced.append(arguments)
+        return trace(*arguments)
+
+    monkeypatch.setattr(autodiff, "trace_joint", counting)
+    monkeypatch.setattr(autodiff, "_JOINTS", {})
+    x = net.input("x", (2, 7))
+    for name in ("one", "two", "three"):
+        x = inner_product(x, 7, name=name)
+    loss = total(x)
+    backward(net.graph(), losses={loss: 1.0})
+    assert len(traced) == 3  # the first of the layers, whose input has no gradient; the rest; sum

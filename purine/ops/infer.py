@@ -20,6 +20,7 @@ __all__ = [
     "complete",
     "cost",
     "infer_op",
+    "op_key",
     "problems",
     "results_of",
     "size_in_bytes",
@@ -153,7 +154,7 @@ def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
 
 def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
     """All that running an op's kernel on fake tensors tells of its results."""
-    key = _key(op, inputs)
+    key = op_key(op, inputs)
     if key not in _INFERRED:
         try:
             _INFERRED[key] = tracing.infer(lookup(op).bind(op), inputs)
@@ -176,7 +177,7 @@ def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
     if kind.function is None:
         return Cost(0, moved)
     inputs = [spec_of(blobs[name]) for name in op.inputs]
-    key = _key(op, inputs)
+    key = op_key(op, inputs)
     if key not in _FLOPS:
         _FLOPS[key] = tracing.count_flops(kind.bind(op), inputs)
     return Cost(_FLOPS[key], moved)
@@ -214,7 +215,8 @@ def size_in_bytes(blob: Blob) -> int:
     return elements * int(dtype_of(blob.dtype).itemsize)
 
 
-def _key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
+def op_key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
+    """What determines the results of tracing an op."""
     # By repr, since 1, 1.0 and True are equal and mean different things to a kernel.
     settings = repr(sorted(op.attributes.items()))
     return op.kind, settings, tuple(inputs), op.location.device

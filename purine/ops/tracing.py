@@ -132,7 +132,32 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
 
     with fake:  # also what the function creates has to be fake
         module = make_fx(joint)(*values, *cotangents)
+        if any(map(_writes_through_view, module.graph.nodes)):
+            pure = torch.func.functionalize(module, remove="mutations")
+            module = make_fx(pure)(*(value.detach() for value in (*values, *cotangents)))
     return _Recorder(module.graph.nodes, count, len(results), pulled).joint()
+
+
+def _writes_through_view(node: Node) -> bool:
+    """Whether a call writes in place what another value shows too: then no pure form will do."""
+    overload: Any = node.target
+    if node.op != "call_function" or not getattr(overload, "_schema", None):
+        return False
+    return any(
+        argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(value, Node)
+        and any(_is_view(other) for other in (value, *value.users))
+        for argument, value in zip(overload._schema.arguments, node.args, strict=False)
+    )
+
+
+def _is_view(node: Node) -> bool:
+    overload: Any = node.target
+    if node.op != "call_function" or not getattr(overload, "_schema", None):
+        return False
+    shown = [result.alias_info for result in overload._schema.returns]
+    return any(info is not None and not info.is_write for info in shown)
 
 
 class _Recorder:
@@ -199,7 +224,9 @@ class _Recorder:
         if kind in ("aten.view", "aten._unsafe_view"):
             # A view asks for strides that the recorded layout had and the run's need not have.
             kind, attributes = "aten.reshape", {"shape": attributes["size"]}
-        value = node.meta["val"]
+        value = node.meta.get("val")
+        if value is None:
+            return None  # a check that has no result
         if not isinstance(value, tuple | list):
             number = self.numbers[node] = self._new()
             if kind == "aten.t":

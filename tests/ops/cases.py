@@ -163,6 +163,7 @@ CASES = [
     Case("Softmax", (real(3, 5),)),
     Case("Softmax", (IMAGE,), {"axis": 2}),
     Case("SoftmaxLoss", (real(4, 5), whole(5, 4))),
+    Case("ScalarLoss", (real(),)),
     Case("SoftmaxLoss", (real(2, 3, 5), whole(5, 2, 3)), {"axis": 2, "ignore_label": 1}),
     Case("SoftmaxLoss", (IMAGE, whole(4, 3, 7, 6)), {"ignore_label": 0}),
     Case("Split", (real(2, 6),), {"parts": 3}, used=(0, 1, 2)),

@@ -1,0 +1,139 @@
+"""Nested batches as flat, named tensors.
+
+What a module takes and gives may be nested; a graph has blobs. Names come from the way to a tensor:
+`data`, `data/0`, `data/mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from purine.errors import ConfigError
+
+__all__ = ["Batch", "Nested", "batch_of", "leaves_of", "rebuild"]
+
+Nested: TypeAlias = Any
+"""A tensor, or tuples, lists and mappings of such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tensors of an example in the order of a `Data` op, and how the module is called."""
+
+    names: tuple[str, ...]
+    values: tuple[Tensor, ...]
+    arguments: tuple[Nested, ...]
+    keywords: Mapping[str, Nested]
+    targets: tuple[Nested, ...]
+
+    def rebuild(self, values: Sequence[Tensor]) -> tuple[list[Any], dict[str, Any], list[Any]]:
+        """Arguments, keyword arguments and targets that hold `values`."""
+        rest = iter(values)
+        arguments = [rebuild(item, rest) for item in self.arguments]
+        keywords = {key: rebuild(item, rest) for key, item in self.keywords.items()}
+        return arguments, keywords, [rebuild(item, rest) for item in self.targets]
+
+
+def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[str]) -> Batch:
+    """Split an example into what the module takes and what the loss compares it with."""
+    if isinstance(example, Mapping):
+        names = [key for key in example if key not in targets] if inputs is None else list(inputs)
+        missing = [key for key in (*names, *targets) if key not in example]
+        if missing:
+            raise ConfigError(
+                f"the example has no {', '.join(missing)}",
+                expected=f"items {', '.join((*names, *targets))}",
+                found=", ".join(map(str, example)) or "no items",
+                remedy="name the items of the example in inputs= and targets=",
+            )
+        items = [example[key] for key in (*names, *targets)]
+    else:
+        items = list(example) if isinstance(example, tuple | list) else [example]
+        names = _input_names(len(items) - len(targets)) if inputs is None else list(inputs)
+        if not names or len(items) != len(names) + len(targets):
+            raise ConfigError(
+                f"the example has {len(items)} items",
+                expected=f"inputs {', '.join(names) or '(one or more)'}, then targets "
+                f"{', '.join(targets) or '(none)'}",
+                found=f"{len(items)} items",
+                remedy="pass inputs= and targets= with a name for each item",
+            )
+    leaves = [
+        leaf
+        for name, item in zip((*names, *targets), items, strict=True)
+        for leaf in leaves_of(item, name)
+    ]
+    _check(leaves)
+    blank = [_blank(item) for item in items]
+    given = dict(zip(names, blank, strict=False)) if isinstance(example, Mapping) else {}
+    return Batch(
+        tuple(name for name, _ in leaves),
+        tuple(value for _, value in leaves),
+        () if given else tuple(blank[: len(names)]),
+        given,
+        tuple(blank[len(names) :]),
+    )
+
+
+def leaves_of(value: Nested, name: str) -> Iterator[tuple[str, Any]]:
+    """The things that a nested value holds, each with its name.
+
+    >>> list(leaves_of((1, {"mask": 2}), "data"))
+    [('data/0', 1), ('data/1/mask', 2)]
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves_of(item, f"{name}/{key}")
+    elif isinstance(value, tuple | list):
+        for place, item in enumerate(value):
+            yield from leaves_of(item, f"{name}/{place}")
+    else:
+        yield name, value
+
+
+def rebuild(form: Nested, values: Iterator[Tensor]) -> Any:
+    """The nested value of the given form that holds `values` in order."""
+    if isinstance(form, Mapping):
+        return {key: rebuild(item, values) for key, item in form.items()}
+    if isinstance(form, list):
+        return [rebuild(item, values) for item in form]
+    if isinstance(form, tuple):
+        return tuple(rebuild(item, values) for item in form)
+    return next(values)
+
+
+def _blank(value: Nested) -> Nested:
+    """The form of a nested value: a module must not hold the example's tensors."""
+    if isinstance(value, Mapping):
+        return {key: _blank(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_blank(item) for item in value]
+    return tuple(_blank(item) for item in value) if isinstance(value, tuple) else None
+
+
+def _input_names(count: int) -> list[str]:
+    return ["data"] if count == 1 else [f"data{place}" for place in range(count)]
+
+
+def _check(leaves: Sequence[tuple[str, Any]]) -> None:
+    for name, value in leaves:
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            raise ConfigError(
+                f"item {name!r} of the example cannot be read from data",
+                blob=name,
+                expected="a tensor whose first dimension is the batch",
+                found="a scalar tensor" if isinstance(value, Tensor) else type(value).__name__,
+                remedy="put settings into the module, and pass tensors with one row per sample",
+            )
+    sizes = {name: value.shape[0] for name, value in leaves}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(
+            "the items of the example differ in batch size",
+            expected="the same first dimension for all",
+            found=", ".join(f"{name}: {size}" for name, size in sizes.items()),
+            remedy="put the batch first in every tensor of the example",
+        )

@@ -1,0 +1,213 @@
+"""A module and its loss as one functional ATen program, by `torch.export`.
+
+The one place of the importer that knows torch's exporter. In what comes out nothing is written in
+place, recurrent layers are unrolled, attention with dropout is spelt out, and what `torch.no_grad`
+made is detached.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Node
+
+from purine.errors import ConfigError, GraphError
+from purine.importers._torch_batch import Batch, leaves_of
+
+__all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
+
+LOSS = "loss"
+MODULE = "module."
+OUTPUT = "output"
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An exported program, and the names of its results: reported scalars, then outputs."""
+
+    exported: Any
+    reported: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return list(self.exported.graph.nodes)
+
+
+def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program:
+    """Trace the module, in the mode it is in, together with the loss."""
+    step = _Step(module, loss, batch)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
+            exported = torch.export.export(step, batch.values, strict=False)
+            _detach_no_grad(exported)
+            exported = exported.run_decompositions(_decompositions())
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise GraphError(
+            f"module {type(module).__name__} cannot be traced",
+            where=_place_of(error),
+            expected="a forward and a loss whose path does not depend on the values of tensors",
+            found=f"{type(error).__name__}: {text[0]}",
+            remedy="replace branches on values by torch.where, and .item() by tensors",
+        ) from error
+    return Program(exported, step.names.reported, step.names.outputs)
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """The module in training or test mode; parts that are frozen in training stay so."""
+    before = {part: part.training for part in module.modules()}
+    if module.training is not training:
+        module.train(training)
+    try:
+        yield
+    finally:
+        for part, flag in before.items():
+            part.training = flag
+
+
+def is_overload(node: Node) -> bool:
+    """Whether a node calls an operator of torch, rather than Python or a graph within the graph."""
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
+def source_of(node: Node) -> str | None:
+    """The user's line that a node comes from."""
+    return _users_place(_FRAME.findall(node.meta.get("stack_trace") or ""))
+
+
+@dataclass(slots=True)
+class _Names:
+    """What the results are called; known once the step has been traced."""
+
+    reported: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+class _Step(nn.Module):  # type: ignore[misc]
+    """Module and loss as one function of the tensors of a batch."""
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self.training = module.training
+        self.rebuild = batch.rebuild
+        self.names = _Names()
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        arguments, keywords, targets = self.rebuild(values)
+        outputs = self.module(*arguments, **keywords)
+        found = self.loss(outputs, *targets)
+        reported = found if isinstance(found, Mapping) else {LOSS: found}
+        _check_reported(reported)
+        leaves = [item for item in leaves_of(outputs, OUTPUT) if isinstance(item[1], Tensor)]
+        self.names.reported = tuple(reported)
+        self.names.outputs = tuple(name for name, _ in leaves)
+        return (*reported.values(), *(value for _, value in leaves))
+
+
+def _check_reported(reported: Mapping[str, Any]) -> None:
+    if LOSS not in reported:
+        raise ConfigError(
+            "the loss function gives no loss",
+            expected=f"a scalar tensor, or a mapping of scalars with {LOSS!r} among them",
+            found=", ".join(map(str, reported)) or "nothing",
+            remedy=f"call one of the results {LOSS!r}",
+        )
+    for name, value in reported.items():
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            form = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(
+                f"the loss function gives {name!r}, which is no scalar",
+                expected="scalar tensors",
+                found=f"{name}: {form}",
+                remedy="take the mean over the batch",
+            )
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Recurrent layers as plain ops, for they differ between devices; and attention."""
+    known, ops = torch.export.default_decompositions(), torch.ops.aten
+    unrolled = [
+        getattr(packet, overload)
+        for packet in (ops.lstm, ops.gru, ops.rnn_tanh, ops.rnn_relu)
+        for overload in ("input", "data")
+    ]
+    return {
+        **{overload: known[overload] for overload in unrolled if overload in known},
+        ops.scaled_dot_product_attention.default: _attention,
+    }
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention whose dropout can be drawn by us; without dropout it stays one op."""
+    if dropout_p == 0.0:
+        return NotImplemented
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if is_causal:
+        attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def _detach_no_grad(exported: Any) -> None:
+    """Detach what comes out of `no_grad`: decomposing forgets that gradients end there."""
+    graph = exported.graph
+    region = torch.ops.higher_order.wrap_with_set_grad_enabled
+    for node in list(graph.nodes):
+        if node.target is region and node.args[0] is False:
+            for result in [user for user in node.users if user.target is getitem]:
+                with graph.inserting_after(result):
+                    detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+                detached.meta = dict(result.meta)
+                result.replace_all_uses_with(
+                    detached, delete_user_cb=lambda user, own=detached: user is not own
+                )
+    exported.graph_module.recompile()
+
+
+def _place_of(error: BaseException) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return _users_place([(frame.filename, str(frame.lineno)) for frame in frames])
+
+
+def _users_place(frames: list[tuple[str, str]]) -> str | None:
+    """The innermost of some frames that is neither torch's nor ours."""
+    users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)]
+    return ":".join(users[-1]) if users else None

@@ -1,0 +1,407 @@
+"""From an exported program to a graph of ATen kinds.
+
+One node becomes one op, named after the module it is in and at the user's line it comes from.
+What needs more than that is in `_SPECIAL`: batch norm carries its statistics on as states, random
+numbers are drawn by our kinds, and views become reshapes, since strides are the run's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from purine.errors import GraphError
+from purine.graph import NOTHING, Attribute, Builder, Graph
+from purine.importers._torch_batch import Batch
+from purine.importers._torch_export import LOSS, MODULE, Program, is_overload, source_of
+from purine.ops import aten
+from purine.ops.clock import ITERATION, SEED, add_clock
+from purine.optimize import prune
+
+__all__ = ["add_state", "translate"]
+
+
+def add_state(builder: Builder, name: str, value: Tensor, *, trainable: bool = False) -> None:
+    """Add a state of the form of a value, which it is to be given when a run starts."""
+    builder.blob(name, value.shape, aten.dtype_name(value.dtype))
+    builder.state(name, trainable=trainable)
+
+
+def translate(
+    program: Program,
+    batch: Batch,
+    base: Graph,
+    *,
+    names: Mapping[str, str],
+    constants: dict[str, Tensor],
+    test: bool,
+) -> Graph:
+    """The graph of a program. `base` holds the states that `names` gives for torch's names.
+
+    `constants` are tensors that tracing found; it grows.
+    """
+    made = _Translation(program, batch, base, names, constants, test).graph()
+    if not test:
+        return prune(made)
+    kept = prune(made, [*made.outputs, *program.outputs], states=())
+    return replace(kept, outputs=made.outputs)
+
+
+class _Translation:
+    def __init__(
+        self,
+        program: Program,
+        batch: Batch,
+        base: Graph,
+        names: Mapping[str, str],
+        constants: dict[str, Tensor],
+        test: bool,
+    ) -> None:
+        self.program = program
+        self.batch = batch
+        self.names = names
+        self.constants = constants
+        self.test = test
+        self.builder = Builder(base)
+        self.blobs: dict[Node, str] = {}
+        self.wanted: dict[Node, str] = {}
+        self.results: list[tuple[str, Node]] = []
+        self.carried: list[tuple[str, Node]] = []
+        self.reserved = frozenset((*program.reported, *program.outputs, *batch.names))
+
+    def graph(self) -> Graph:
+        self._read_results()
+        self._add_inputs()
+        for node in self.program.nodes:
+            if node.op == "call_function" and node.target is not getitem:
+                self._add_node(node)
+        for name, node in self.results:
+            if name == LOSS:
+                self.builder.blob(LOSS, (), self.dtype_of(node))
+                self.builder.op(LOSS, "ScalarLoss", [self.blobs[node]], [LOSS])
+            elif self.blobs[node] != name:
+                self._clone(node, name)
+        for name, node in self.carried:
+            self._carry(name, node)
+        self.builder.outputs = list(self.program.reported)
+        return self.builder.graph()
+
+    def _read_results(self) -> None:
+        """Note which nodes are results, under which names, and which carry a state on."""
+        (values,) = self.program.nodes[-1].args
+        assert isinstance(values, tuple | list)
+        names = iter((*self.program.reported, *self.program.outputs))
+        for spec, node in zip(
+            self.program.exported.graph_signature.output_specs, values, strict=True
+        ):
+            sort = spec.kind.name
+            if sort == "USER_OUTPUT":
+                name = next(names)
+                self.results.append((name, node))
+                if name != LOSS:
+                    self.wanted.setdefault(node, name)
+            elif sort == "BUFFER_MUTATION":
+                self.carried.append((self.names[spec.target], node))
+            elif sort != "USER_INPUT_MUTATION":
+                name = str(spec.target).removeprefix(MODULE)
+                raise GraphError(
+                    f"{name!r} is changed by the module's own forward",
+                    where=source_of(node),
+                    blob=name,
+                    expected="parameters that only a solver changes",
+                    found=sort.lower().replace("_", " "),
+                    remedy="make it a buffer, or write forward without changing it",
+                )
+
+    def _add_inputs(self) -> None:
+        builder = self.builder
+        add_clock(builder)
+        fields = [
+            builder.blob(name, value.shape, aten.dtype_name(value.dtype))
+            for name, value in zip(self.batch.names, self.batch.values, strict=True)
+        ]
+        settings: dict[str, Attribute] = {"source": "test", "shuffle": False} if self.test else {}
+        builder.op("data", "Data", [SEED, ITERATION], fields, settings, lane="io")
+        rest = iter(fields)
+        nodes = [node for node in self.program.nodes if node.op == "placeholder"]
+        specs = self.program.exported.graph_signature.input_specs
+        for spec, node in zip(specs, nodes, strict=True):
+            if spec.kind.name == "USER_INPUT":
+                self.blobs[node] = next(rest)
+            elif spec.kind.name in ("PARAMETER", "BUFFER"):
+                self.blobs[node] = self.names[spec.target]
+            else:
+                self.blobs[node] = self._constant(spec.target)
+
+    def _constant(self, target: str) -> str:
+        value = self.program.exported.constants[target].detach()
+        first = name = target.removeprefix(MODULE)
+        number = 0
+        while name in self.constants and not _same(self.constants[name], value):
+            number += 1
+            name = f"{first}.{number}"
+        self.constants[name] = value
+        if name not in self.builder.states:
+            add_state(self.builder, name, value)
+        return name
+
+    def _add_node(self, node: Node) -> None:
+        overload: Any = node.target
+        if not is_overload(node):
+            raise self.refused(node, str(overload), "an ATen operator")
+        kind = aten.name_of(overload)
+        special = _SPECIAL.get(kind)
+        if special is not None and special(self, node):
+            return
+        if aten.kind_of(kind) is None:
+            raise self.refused(node, kind, "an ATen operator")
+        if torch.Tag.nondeterministic_seeded in overload.tags and kind not in _DROPLESS:
+            raise self.refused(node, kind, "randomness by dropout or bernoulli")
+        values: list[Node] = []
+        inputs, attributes = aten.attributes_of(
+            overload, node.args, node.kwargs, lambda value: _number(value, values)
+        )
+        if kind in ("aten.view", "aten._unsafe_view"):
+            kind, attributes = "aten.reshape", {"shape": attributes["size"]}
+        results = node.meta.get("val")
+        if isinstance(results, Tensor):
+            outputs: list[Node | None] = [node]
+        elif isinstance(results, tuple | list):
+            outputs = self.results_of(node, len(results))
+        else:
+            return  # an assertion about its inputs
+        self.emit(node, kind, [self.blobs[values[place]] for place in inputs], outputs, attributes)
+
+    def emit(
+        self,
+        node: Node,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[Node | None],
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        """Add an op for a node; its results are the values of the nodes in `outputs`."""
+        name = self.name_of(node)
+        blobs = []
+        for place, result in enumerate(outputs):
+            if result is None:
+                blobs.append(NOTHING)
+                continue
+            own = name if len(outputs) == 1 else self.builder.fresh(f"{name}/{place}")
+            blob = self.blobs[result] = self.wanted.get(result, own)
+            value = result.meta["val"]
+            self.builder.blob(blob, value.shape, aten.dtype_name(value.dtype))
+            blobs.append(blob)
+        self.builder.op(name, kind, inputs, blobs, attributes, where=source_of(node))
+
+    def extra(
+        self,
+        node: Node,
+        label: str,
+        kind: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, Attribute],
+        shape: Sequence[int],
+    ) -> str:
+        """Add an op that the program does not have, on behalf of a node."""
+        name = self.builder.fresh(f"{self.name_of(node)}/{label}")
+        self.builder.blob(name, shape, self.dtype_of(node))
+        self.builder.op(name, kind, inputs, [name], attributes, where=source_of(node))
+        return name
+
+    def name_of(self, node: Node) -> str:
+        """A name that is free: the path of the node's module, then what it does there."""
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        path = stack[-1][0].partition("@")[0] if stack else ""
+        path = path.removeprefix(MODULE.rstrip(".")).removeprefix(".")
+        overload: Any = node.target
+        short = aten.name_of(overload).split(".")[1].strip("_")
+        name = f"{path}/{short}" if path else short
+        return self.builder.fresh(f"{name}/op" if name in self.reserved else name)
+
+    def results_of(self, node: Node, count: int) -> list[Node | None]:
+        """The nodes that take the results of a node of several, None where nobody does."""
+        taken = {user.args[1]: user for user in node.users if user.target is getitem}
+        for again in [user for user in node.users if user.target is getitem]:
+            assert taken[again.args[1]] is again, "a result is taken once"
+        return [taken.get(place) for place in range(count)]
+
+    def argument(self, node: Node, name: str) -> Any:
+        """An argument of a node's call, by the name in its schema."""
+        overload: Any = node.target
+        for place, argument in enumerate(overload._schema.arguments):
+            if argument.name == name:
+                default = argument.default_value if argument.has_default_value() else None
+                given = node.args[place] if place < len(node.args) else default
+                return node.kwargs.get(name, given)
+        raise AssertionError(f"{overload} has no argument {name}")
+
+    def dtype_of(self, node: Node) -> str:
+        value = node.meta["val"]
+        value = value[0] if isinstance(value, tuple | list) else value
+        return aten.dtype_name(value.dtype)
+
+    def _clone(self, node: Node, name: str) -> None:
+        value = node.meta["val"]
+        self.builder.blob(name, value.shape, self.dtype_of(node))
+        op = self.builder.fresh(f"{name}/clone")
+        self.builder.op(op, "aten.clone", [self.blobs[node]], [name])
+
+    def _carry(self, state: str, node: Node) -> None:
+        """Let the next iteration read the value of a node; a blob carries one state at most."""
+        following = self.blobs[node]
+        taken = {other.next for other in self.builder.states.values()}
+        made = {blob for op in self.builder.ops.values() for blob in op.outputs}
+        if following == state:
+            return
+        if following in taken or following not in made:
+            following = self.builder.fresh(f"{state}/next")
+            self._clone(node, following)
+        self.builder.states[state] = replace(self.builder.states[state], next=following)
+
+    def refused(self, node: Node, found: str, expected: str) -> GraphError:
+        """The error that a node cannot become an op."""
+        name = self.name_of(node) if is_overload(node) else node.name
+        return GraphError(
+            f"operation {name!r} of the module cannot become an op",
+            where=source_of(node),
+            op=name,
+            expected=expected,
+            found=found,
+            remedy="write this part of the module with other operations",
+        )
+
+
+def _dropout(t: _Translation, node: Node) -> bool:
+    """Dropout under our randomness: the stream is the op's name."""
+    y, mask = t.results_of(node, 2)
+    ratio, x = float(t.argument(node, "p")), t.blobs[t.argument(node, "input")]
+    if mask is not None or y is None:
+        return y is None and mask is None
+    if ratio == 0.0 or t.argument(node, "train") is False:
+        t.blobs[y] = x
+    elif ratio == 1.0:
+        t.emit(node, "aten.zeros_like", [x], [y])
+    else:
+        settings: dict[str, Attribute] = {"ratio": ratio, "stream": t.name_of(node)}
+        t.emit(node, "Dropout", [x, SEED, ITERATION], [y], settings)
+    return True
+
+
+def _bernoulli(t: _Translation, node: Node) -> bool:
+    """A draw of ones and zeros, as whole channels are dropped by."""
+    keep = float(t.argument(node, "p"))
+    if keep == 0.0:
+        t.emit(node, "aten.zeros_like", [t.blobs[t.argument(node, "self")]], [node])
+        return True
+    shape = tuple(node.meta["val"].shape)
+    settings: dict[str, Attribute] = {"shape": shape, "keep": keep, "stream": t.name_of(node)}
+    settings["dtype"] = t.dtype_of(node)
+    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings, shape)
+    t.emit(node, "aten.sign", [mask], [node])
+    return True
+
+
+def _batch_norm(t: _Translation, node: Node) -> bool:
+    """Batch norm as our kinds, which autodiff has a rule for."""
+    x = t.argument(node, "input")
+    channels = x.meta["val"].shape[1]
+    training = aten.name_of(node.target) == "aten._native_batch_norm_legit_functional"
+    if training and not t.argument(node, "training"):
+        training = False
+    inputs = [t.blobs[x]]
+    for name, value in (("weight", 1.0), ("bias", 0.0)):
+        given = t.argument(node, name)
+        settings: dict[str, Attribute] = {
+            "size": (channels,),
+            "fill_value": value,
+            "dtype": t.dtype_of(node),
+        }
+        inputs.append(
+            t.extra(node, name, "aten.full", [], settings, (channels,))
+            if given is None
+            else t.blobs[given]
+        )
+    inputs += [t.blobs[t.argument(node, name)] for name in ("running_mean", "running_var")]
+    rates = {"momentum": t.argument(node, "momentum"), "eps": t.argument(node, "eps")}
+    results = t.results_of(node, 5 if training else len(node.meta["val"]))
+    if any(result is not None and result.users for result in results[1:3]):
+        return False
+    if training:
+        t.emit(node, "BatchNorm", inputs, [results[0], *results[3:]], rates)
+        return True
+    t.emit(node, "BatchNormTest", inputs, results[:1], rates)
+    for result, name in zip(results[3:], ("running_mean", "running_var"), strict=False):
+        if result is not None:
+            t.blobs[result] = t.blobs[t.argument(node, name)]
+    return True
+
+
+def _instance_norm(t: _Translation, node: Node) -> bool:
+    """Instance norm is one op, unless it changes running statistics behind our back."""
+    if t.argument(node, "running_mean") is not None and t.argument(node, "use_input_stats"):
+        expected = "instance norm without running statistics"
+        raise t.refused(node, "track_running_stats=True", expected)
+    return False
+
+
+def _copy(t: _Translation, node: Node) -> bool:
+    """What `y[...] = x` writes: x in the form of y. The op of that name has no gradient."""
+    source, value = t.argument(node, "src"), node.meta["val"]
+    blob, given = t.blobs[source], source.meta["val"]
+    if given.dtype != value.dtype:
+        cast: dict[str, Attribute] = {"dtype": t.dtype_of(node)}
+        blob = t.extra(node, "cast", "aten._to_copy", [blob], cast, given.shape)
+    if given.shape == value.shape:
+        t.blobs[node] = blob
+    else:
+        t.emit(node, "aten.expand", [blob], [node], {"size": tuple(value.shape)})
+    return True
+
+
+def _stop(t: _Translation, node: Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    t.emit(node, "StopGradient", [t.blobs[source]], [node])
+    return True
+
+
+def _pass(t: _Translation, node: Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    t.blobs[node] = t.blobs[source]
+    return True
+
+
+_SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
+    "aten._native_batch_norm_legit_functional": _batch_norm,
+    "aten._native_batch_norm_legit_no_training": _batch_norm,
+    "aten.alias": _pass,
+    "aten.bernoulli.p": _bernoulli,
+    "aten.copy": _copy,
+    "aten.detach": _stop,
+    "aten.instance_norm": _instance_norm,
+    "aten.lift_fresh_copy": _pass,
+    "aten.native_dropout": _dropout,
+}
+"""How a node becomes ops where it is not simply one; False leaves it to the general way."""
+
+_DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
+"""Kinds that could draw random numbers and do not: with dropout they were decomposed."""
+
+
+def _number(value: object, values: list[Node]) -> int | None:
+    if not isinstance(value, Node):
+        return None
+    values.append(value)
+    return len(values) - 1
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(one.dtype == other.dtype and torch.equal(one, other))

@@ -1,0 +1,148 @@
+"""PyTorch modules as nets: the same parameters under the same names, trained to the same numbers.
+
+A module and its loss are traced together, once as they train and once as they are tested. The
+graphs hold no bytes: the module's values are kept beside them and put into a run.
+
+    imported = from_torch(module, F.cross_entropy, (images, labels))
+    step = purine.solvers.sgd(purine.backward(imported.net), lr=0.1)
+    with purine.Run(step, data=data) as run:
+        run.set_states(imported.values)
+        ...
+        run.evaluate(imported.test)
+        imported.to_torch(run, module)
+
+Shapes are those of the example, the batch size among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from purine.errors import ConfigError
+from purine.graph import Builder, Graph
+from purine.importers._torch_batch import Nested, batch_of
+from purine.importers._torch_export import MODULE, export, mode
+from purine.importers._torch_graph import add_state, translate
+from purine.ops.clock import ITERATION, SEED
+
+__all__ = ["Imported", "from_torch"]
+
+
+class HasStates(Protocol):
+    """What holds the values of states: a run."""
+
+    def states(self) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A module as graphs, and the values its states have.
+
+    `net` is to be trained, `test` measures; both report what the loss function gives. `values` are
+    the first values of the states of `net`. `names` gives the state of each entry of the module's
+    state dict: tied entries have one. `outputs` are the blobs of `test` that hold what the module
+    returns, for `purine.inference`.
+    """
+
+    net: Graph
+    test: Graph
+    values: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    outputs: tuple[str, ...]
+
+    def state_dict(self, run: HasStates) -> dict[str, Tensor]:
+        """The values of a run as a state dict of the module; no two entries share memory."""
+        states = run.states()
+        return {name: states[state].clone() for name, state in self.names.items()}
+
+    def to_torch(self, run: HasStates, module: nn.Module) -> None:
+        """Write the values of a run into a module of the same form."""
+        module.load_state_dict(self.state_dict(run))
+
+
+def from_torch(
+    module: nn.Module,
+    loss: Callable[..., Any],
+    example: Nested,
+    *,
+    inputs: Sequence[str] | None = None,
+    targets: Sequence[str] = ("label",),
+) -> Imported:
+    """Turn a module and a loss into a net that trains with the same numbers.
+
+    `loss(outputs, *targets)` gives a scalar, or a mapping of scalars of which `loss` is minimised
+    and all are reported. `example` is a batch: the module's arguments by position, then the
+    targets; or a mapping, whose inputs are keyword arguments. `inputs` and `targets` name its
+    items, and the blobs that are read from data in this order; nested items are named by their
+    place, as in `data/0`.
+
+    Dropout draws by our randomness, so its numbers differ from torch's. Parts of the module that
+    are in test mode while the rest trains stay so.
+
+    >>> import torch
+    >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> example = torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
+    >>> imported = from_torch(module, nn.functional.cross_entropy, example)
+    >>> sorted(imported.values)
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+    batch = batch_of(example, inputs, targets)
+    with mode(module, training=True):
+        training = export(module, loss, batch)
+    with mode(module, training=False):
+        testing = export(module, loss, batch)
+    builder = Builder()
+    names: dict[str, str] = {}
+    values: dict[str, Tensor] = {}
+    first: dict[int, str] = {}
+    parts = [(MODULE, module), *([("loss.", loss)] if isinstance(loss, nn.Module) else [])]
+    for prefix, part in parts:
+        for name, value in _tensors(part):
+            own = name if part is module else prefix + name
+            _check_name(module, own)
+            state = names[prefix + name] = first.setdefault(id(value), own)
+            if state == own:
+                values[own] = value.detach().clone()
+                add_state(builder, own, value, trainable=value.requires_grad)
+    base = builder.graph()
+    constants: dict[str, Tensor] = {}
+    net = translate(training, batch, base, names=names, constants=constants, test=False)
+    test = translate(testing, batch, base, names=names, constants=constants, test=True)
+    return Imported(
+        _with_constants(net, constants),
+        test,
+        {**values, **{name: value.clone() for name, value in constants.items()}},
+        {name: names[MODULE + name] for name in module.state_dict() if MODULE + name in names},
+        testing.outputs,
+    )
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _check_name(module: nn.Module, name: str) -> None:
+    if name in (SEED, ITERATION):
+        raise ConfigError(
+            f"module {type(module).__name__} has a tensor called {name!r}",
+            blob=name,
+            expected=f"other names than {SEED} and {ITERATION}, which every run has",
+            found=repr(name),
+            remedy="rename it in the module",
+        )
+
+
+def _with_constants(net: Graph, constants: Mapping[str, Tensor]) -> Graph:
+    """The net with the constants that only its test graph reads: a run's values reach both."""
+    builder = Builder(net)
+    for name, value in constants.items():
+        if name not in builder.states:
+            add_state(builder, name, value)
+    return builder.graph()
