@@ -1,0 +1,1 @@
+"""Readers of other frameworks' definitions: each gives a graph of named kinds."""
