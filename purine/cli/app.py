@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from purine.cli import check, measure, show, trace, train
+from purine.cli import check, imports, measure, show, trace, train
 from purine.errors import PurineError
 
 __all__ = ["app", "main"]
@@ -32,6 +32,7 @@ app.command("test")(measure.measure)
 app.command()(check.check)
 app.command()(show.show)
 app.command()(trace.trace)
+app.add_typer(imports.app, name="import")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

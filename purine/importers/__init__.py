@@ -1,1 +1,1 @@
-"""Nets from elsewhere as graphs."""
+"""Nets from elsewhere as graphs: PyTorch modules and Caffe definitions."""

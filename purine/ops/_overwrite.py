@@ -59,9 +59,18 @@ def momentum_sgd(
     *,
     momentum: float,
     nesterov: bool = False,
+    lr_in_momentum: bool = False,
     weight_decay: float = 0.0,
     lr_mult: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
+    if lr_in_momentum:
+        gradient = _decayed(weight, gradient, weight_decay)
+        rate = scaled(lr, lr_mult, weight)
+        velocity.mul_(momentum).addcmul_(gradient, rate)
+        if not nesterov:
+            return weight.sub_(velocity), velocity
+        weight.addcmul_(gradient, rate, value=-1)
+        return weight.sub_(velocity, alpha=momentum), velocity
     if _fusable(weight, gradient, velocity):
         _fused_sgd(weight, gradient, [velocity], lr, lr_mult, weight_decay, momentum, nesterov)
         return weight, velocity
@@ -157,9 +166,10 @@ def adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled: bool = False,
+    correct_eps: bool = False,
     lr_mult: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _fusable(weight, gradient, mean, square):
+    if _fusable(weight, gradient, mean, square) and not correct_eps:
         fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
         fused(
             [weight],
@@ -187,7 +197,8 @@ def adam(
     mean.lerp_(gradient, 1.0 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
     correction = scaled(torch.rsqrt(1.0 - beta2**count), 1.0, weight)
-    step = square.sqrt().mul_(correction).add_(eps)
+    step = square.sqrt()
+    step = step.add_(eps).mul_(correction) if correct_eps else step.mul_(correction).add_(eps)
     torch.div(mean, step, out=step)
     weight.addcmul_(step, scaled(rate / (1.0 - beta1**count), 1.0, weight), value=-1)
     return weight, mean, square

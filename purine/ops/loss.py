@@ -2,10 +2,12 @@
 
 A loss is a mean over the samples of its batch, so that the mean of the losses of equal parts of a
 batch is the loss of the whole (unless labels are ignored: the mean is then over those that count).
+A `normalization` other than the mean is for nets that were written with it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -20,17 +22,24 @@ __all__ = [
     "Accuracy",
     "EuclideanLoss",
     "HingeLoss",
+    "Normalization",
     "ScalarLoss",
     "SigmoidCrossEntropyLoss",
     "Softmax",
     "SoftmaxLoss",
     "accuracy",
+    "class_labels",
+    "divided",
     "euclidean_loss",
     "hinge_loss",
+    "same_shape",
     "sigmoid_cross_entropy_loss",
     "softmax",
     "softmax_loss",
 ]
+
+Normalization = Literal["valid", "full", "batch", "none"]
+"""What a sum of losses is divided by: labels that count, all labels, samples, or nothing."""
 
 # No label has this value; torch's own default would ignore the label -100 silently.
 _NO_LABEL = -(2**63)
@@ -46,34 +55,50 @@ def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
 
 @kind(loss=True)
 def SoftmaxLoss(
-    x: Tensor, label: Tensor, *, axis: int = 1, ignore_label: int | None = None
+    x: Tensor,
+    label: Tensor,
+    *,
+    axis: int = 1,
+    ignore_label: int | None = None,
+    normalization: Normalization = "valid",
 ) -> Tensor:
     """The mean of -log softmax(x) at the label, over all labels but `ignore_label`.
 
     x has its classes along `axis`; label has the shape of x without that dimension.
     """
-    label = _labels(x, label, axis)
+    label = class_labels(x, label, axis)
+    before = x.shape[: axis % x.ndim]
     if axis % x.ndim == x.ndim - 1:
         x, label = x.flatten(0, -2), label.flatten()
     else:
         x = x.movedim(axis, 1)
-    if ignore_label is None:
+    if ignore_label is None and normalization in ("valid", "full"):
         return F.cross_entropy(x, label, ignore_index=_NO_LABEL)
-    total = F.cross_entropy(x, label, ignore_index=ignore_label, reduction="sum")
-    return total / (label != ignore_label).sum().clamp(min=1)
+    ignored = _NO_LABEL if ignore_label is None else ignore_label
+    total = F.cross_entropy(x, label, ignore_index=ignored, reduction="sum")
+    return _divided(total, label, ignore_label, normalization, before)
 
 
 @kind(loss=True)
-def SigmoidCrossEntropyLoss(x: Tensor, target: Tensor) -> Tensor:
+def SigmoidCrossEntropyLoss(
+    x: Tensor,
+    target: Tensor,
+    *,
+    ignore_label: int | None = None,
+    normalization: Normalization = "batch",
+) -> Tensor:
     """The cross entropy of sigmoid(x) and targets between 0 and 1, summed, per sample."""
-    total = F.binary_cross_entropy_with_logits(x, target.to(x.dtype), reduction="sum")
-    return total / x.shape[0]
+    real = target.to(x.dtype)
+    if ignore_label is None and normalization == "batch":
+        return F.binary_cross_entropy_with_logits(x, real, reduction="sum") / x.shape[0]
+    losses = F.binary_cross_entropy_with_logits(x, real, reduction="none")
+    return divided(losses, target, ignore_label, normalization, x.shape[:1])
 
 
 @kind(loss=True)
 def EuclideanLoss(x: Tensor, target: Tensor) -> Tensor:
     """Half of the squared distance of x and target, per sample."""
-    _same_shape(x, target)
+    same_shape(x, target)
     difference = x - target
     return (difference * difference).sum() / (2 * x.shape[0])
 
@@ -85,7 +110,7 @@ def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
     Every score should be at least 1 at the label and at most -1 elsewhere; what is missing is
     summed (`norm` 1), or its square is (2).
     """
-    label = _labels(x, label, 1)
+    label = class_labels(x, label, 1)
     signs = torch.ones_like(x).scatter(1, label.unsqueeze(1), -1.0)
     missing = F.relu(1 + signs * x)
     if norm == 2:
@@ -111,7 +136,7 @@ def Accuracy(
     ignore_label: int | None = None,
 ) -> Tensor:
     """The share of labels that are among the `top_k` greatest scores along `axis`."""
-    label = _labels(x, label, axis)
+    label = class_labels(x, label, axis)
     if not 1 <= top_k <= x.shape[axis]:
         raise ValueError(f"top_k is {top_k}, but there are {x.shape[axis]} classes")
     best = x.detach().topk(top_k, axis).indices
@@ -193,7 +218,39 @@ def accuracy(
     return x.net.apply("Accuracy", [x, label], settings, name=name)
 
 
-def _labels(x: Tensor, label: Tensor, axis: int) -> Tensor:
+def divided(
+    losses: Tensor,
+    label: Tensor,
+    ignore_label: int | None,
+    normalization: Normalization,
+    before: tuple[int, ...],
+) -> Tensor:
+    """The sum of the losses of all labels but `ignore_label`, divided as asked.
+
+    `before` are the dimensions before that of the classes: they count as samples.
+    """
+    if ignore_label is not None:
+        losses = losses * (label != ignore_label)
+    return _divided(losses.sum(), label, ignore_label, normalization, before)
+
+
+def _divided(
+    total: Tensor,
+    label: Tensor,
+    ignore_label: int | None,
+    normalization: Normalization,
+    before: tuple[int, ...],
+) -> Tensor:
+    if normalization == "none":
+        return total
+    if normalization == "batch":
+        return total / max(math.prod(before), 1)
+    if normalization == "full" or ignore_label is None:
+        return total / max(label.numel(), 1)
+    return total / (label != ignore_label).sum().clamp(min=1)
+
+
+def class_labels(x: Tensor, label: Tensor, axis: int) -> Tensor:
     """The labels as int64, if they are one whole number for each row of scores."""
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
@@ -205,6 +262,6 @@ def _labels(x: Tensor, label: Tensor, axis: int) -> Tensor:
     return label.long()
 
 
-def _same_shape(x: Tensor, target: Tensor) -> None:
+def same_shape(x: Tensor, target: Tensor) -> None:
     if x.shape != target.shape:
         raise ValueError(f"x has shape {list(x.shape)}, target has {list(target.shape)}")

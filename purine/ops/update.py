@@ -55,11 +55,20 @@ def MomentumUpdate(
     *,
     momentum: float,
     nesterov: bool = False,
+    lr_in_momentum: bool = False,
     weight_decay: float = 0.0,
     lr_mult: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """A step against the velocity, a decaying sum of gradients; with `nesterov` one step ahead."""
+    """A step against the velocity, a decaying sum of gradients; with `nesterov` one step ahead.
+
+    `lr_in_momentum` sums gradients times their rates: a rate that falls then does not shorten the
+    steps of gradients before it, as in Caffe.
+    """
     gradient = _decayed(weight, gradient, weight_decay)
+    if lr_in_momentum:
+        gradient = scaled(lr, lr_mult, weight) * gradient
+        velocity = momentum * velocity + gradient
+        return weight - (gradient + momentum * velocity if nesterov else velocity), velocity
     velocity = momentum * velocity + gradient
     step = gradient + momentum * velocity if nesterov else velocity
     return weight - scaled(lr, lr_mult, weight) * step, velocity
@@ -135,12 +144,14 @@ def AdamUpdate(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled: bool = False,
+    correct_eps: bool = False,
     lr_mult: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A step along the mean gradient, divided by the root of the mean squared gradient.
 
     Both means start at 0, which the number of the iteration corrects. `decoupled` lets the decay
-    act on the weight alone and not pass through the means: AdamW.
+    act on the weight alone and not pass through the means: AdamW. `correct_eps` adds eps before
+    that correction, as Caffe does, and not after it.
     """
     rate = lr * lr_mult
     gradient = _decayed(weight, gradient, 0.0 if decoupled else weight_decay)
@@ -149,7 +160,11 @@ def AdamUpdate(
     count = (iteration + 1).double()
     mean = beta1 * mean + (1.0 - beta1) * gradient
     square = beta2 * square + (1.0 - beta2) * gradient * gradient
-    step = mean / (square.sqrt() * scaled(torch.rsqrt(1.0 - beta2**count), 1.0, weight) + eps)
+    correction = scaled(torch.rsqrt(1.0 - beta2**count), 1.0, weight)
+    if correct_eps:
+        step = mean / ((square.sqrt() + eps) * correction)
+    else:
+        step = mean / (square.sqrt() * correction + eps)
     return weight - scaled(rate / (1.0 - beta1**count), 1.0, weight) * step, mean, square
 
 

@@ -76,10 +76,14 @@ def adam(
     lr: float | Rate = 0.001,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    correct_eps: bool = False,
     weight_decay: float = 0.0,
 ) -> Graph:
-    """Steps along the mean gradient divided by the root of the mean squared gradient."""
-    return _adam(graph, lr, betas, eps, weight_decay, decoupled=False)
+    """Steps along the mean gradient divided by the root of the mean squared gradient.
+
+    `correct_eps` lets the correction of the means apply to eps too, as Caffe does it.
+    """
+    return _adam(graph, lr, betas, eps, weight_decay, decoupled=False, correct_eps=correct_eps)
 
 
 def adamw(
@@ -102,6 +106,7 @@ def _adam(
     weight_decay: float,
     *,
     decoupled: bool,
+    correct_eps: bool = False,
 ) -> Graph:
     beta1, beta2 = betas
     fraction("the first of betas", beta1)
@@ -113,5 +118,11 @@ def _adam(
         lr=lr,
         slots=["mean", "square"],
         weight_decay=weight_decay,
-        attributes={"beta1": beta1, "beta2": beta2, "eps": eps, "decoupled": decoupled},
+        attributes={
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "decoupled": decoupled,
+            "correct_eps": correct_eps,
+        },
     )

@@ -17,9 +17,13 @@ def sgd(
     lr: float | Rate = 0.01,
     momentum: float = 0.0,
     nesterov: bool = False,
+    lr_in_momentum: bool = False,
     weight_decay: float = 0.0,
 ) -> Graph:
     """The graph with an update of every parameter, as `torch.optim.SGD` does it.
+
+    `lr_in_momentum` sums gradients times their rates instead of gradients, as Caffe does it: the
+    numbers are the same as long as the rate is.
 
     >>> from purine.autodiff import backward
     >>> from purine.zoo import mlp
@@ -43,5 +47,9 @@ def sgd(
         lr=lr,
         slots=["momentum"],
         weight_decay=weight_decay,
-        attributes={"momentum": momentum, "nesterov": nesterov},
+        attributes={
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "lr_in_momentum": lr_in_momentum,
+        },
     )

@@ -19,11 +19,18 @@ CASES = [
     ("MomentumUpdate", 1, {"momentum": 0.9}),
     ("MomentumUpdate", 1, {"momentum": 0.9, "weight_decay": 0.1, "lr_mult": 2.0}),
     ("MomentumUpdate", 1, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("MomentumUpdate", 1, {"momentum": 0.9, "lr_in_momentum": True, "weight_decay": 0.1}),
+    (
+        "MomentumUpdate",
+        1,
+        {"momentum": 0.9, "lr_in_momentum": True, "nesterov": True, "lr_mult": 2.0},
+    ),
     ("AdaGradUpdate", 1, {"weight_decay": 0.1, "lr_mult": 2.0}),
     ("RmsPropUpdate", 1, {"weight_decay": 0.1, "lr_mult": 2.0}),
     ("AdaDeltaUpdate", 2, {"weight_decay": 0.1, "lr_mult": 2.0}),
     ("AdamUpdate", 2, {"weight_decay": 0.1, "lr_mult": 2.0}),
     ("AdamUpdate", 2, {"weight_decay": 0.1, "decoupled": True}),
+    ("AdamUpdate", 2, {"weight_decay": 0.1, "correct_eps": True, "eps": 0.1}),
     ("LarsUpdate", 1, {"weight_decay": 0.1, "lr_mult": 2.0}),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

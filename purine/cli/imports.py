@@ -1,0 +1,99 @@
+"""`purine import`: definitions of other frameworks as graphs in YAML."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from purine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from purine.importers.caffe import Imported
+
+__all__ = ["app", "caffe"]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _imports() -> None:
+    """Read a net that was written for another framework."""
+
+
+@app.command()
+def caffe(
+    file: Annotated[Path, typer.Argument(help="A net (prototxt).", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the graph.", show_default=False)
+    ],
+    solver: Annotated[
+        Path | None, typer.Option(help="A solver (prototxt) to tell about.", show_default=False)
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C,H,W", help="The size of an image of the database.", show_default=False
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
+    ] = None,
+    test: Annotated[bool, typer.Option("--test", help="Write the net of the test phase.")] = False,
+) -> None:
+    """Write a Caffe net as a graph, and tell what else its files ask for.
+
+    \b
+    purine import caffe lenet_train_test.prototxt --image 1,28,28 -o net.yaml
+    purine import caffe train_val.prototxt --solver solver.prototxt --image 3,256,256 -o net.yaml
+    """
+    from purine.graph import save_yaml
+    from purine.importers.caffe import from_caffe
+
+    found = from_caffe(file, solver=solver, batch=batch, image=_size(image))
+    graph = found.test if test else found.net
+    if graph is None:
+        raise ConfigError(
+            "the net has no test phase",
+            where=str(file),
+            expected="a source or an input in phase TEST",
+            found="none",
+            remedy="leave --test out",
+        )
+    save_yaml(graph, output)
+    typer.echo(f"{output}: {len(graph.ops)} ops, {len(graph.blobs)} blobs")
+    for line in _told(found):
+        typer.echo(line)
+    for note in found.notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _told(found: Imported) -> list[str]:
+    """What the files say that is not part of a net."""
+    lines = []
+    changed = {key: value for key, value in found.transform.settings().items() if value}
+    if changed:
+        lines.append("data: " + ", ".join(f"{key}={value}" for key, value in changed.items()))
+    if found.solver is not None:
+        values = {item.name: getattr(found.solver, item.name) for item in fields(found.solver)}
+        lines.append("solver: " + ", ".join(f"{k}={v}" for k, v in values.items() if v))
+    return lines
+
+
+def _size(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        size = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        size = ()
+    if len(size) != 3:
+        raise ConfigError(
+            f"--image is {text!r}",
+            expected="channels, height and width with commas between them",
+            found=repr(text),
+            remedy="write for example --image 3,32,32",
+        )
+    return size

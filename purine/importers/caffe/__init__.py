@@ -1,0 +1,6 @@
+"""Import of Caffe's net and solver definitions (prototxt)."""
+
+from purine.importers.caffe.imported import Imported, Transform, from_caffe
+from purine.importers.caffe.solver import CaffeSolver, apply_solver
+
+__all__ = ["CaffeSolver", "Imported", "Transform", "apply_solver", "from_caffe"]

@@ -1,0 +1,486 @@
+"""Layers that compute: each function adds the ops of one type of layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from purine.graph import Attribute, Filler
+from purine.importers.caffe.layer import Layer, filler_of
+from purine.importers.caffe.schema import Node
+from purine.ops.net import Var
+
+__all__ = [
+    "absolute",
+    "arg_max",
+    "batch_norm",
+    "bias",
+    "bnll",
+    "clip",
+    "concat",
+    "convolution",
+    "crop",
+    "dropout",
+    "eltwise",
+    "elu",
+    "embed",
+    "exp",
+    "flatten",
+    "inner_product",
+    "log",
+    "lrn",
+    "pooling",
+    "power",
+    "prelu",
+    "reduction",
+    "relu",
+    "reshape",
+    "scale",
+    "sigmoid",
+    "silence",
+    "slice_layer",
+    "softmax",
+    "split",
+    "tanh",
+    "tile",
+]
+
+_ONE = Filler("constant", {"value": 1.0})
+_REDUCTIONS = {"SUM": "sum", "ASUM": "absolute", "SUMSQ": "square", "MEAN": "mean"}
+
+
+def convolution(layer: Layer) -> None:
+    """Convolution and Deconvolution; every bottom has its own top and all share the weights."""
+    settings = layer.settings("convolution_param")
+    outputs, groups = settings.positive("num_output"), settings.positive("group", 1)
+    x = layer.bottoms[0]
+    if settings.get("axis", 1) != 1 or len(x.shape) != 4:
+        raise layer.unsupported("a convolution of other than [N, C, H, W]", settings, "axis")
+    kernel = _pair(settings, "kernel_size", "kernel", None)
+    dilation = _pair(settings, "dilation", None, 1)
+    attributes: dict[str, Attribute] = {
+        "stride": _short(_pair(settings, "stride", "stride", 1)),
+        "pad": _short(_pair(settings, "pad", "pad", 0, least=0)),
+        "dilation": _short(dilation),
+        "groups": groups,
+    }
+    channels = x.shape[1]
+    if channels % groups or outputs % groups:
+        raise settings.error(
+            f"group is {groups}",
+            "group",
+            expected=f"a divisor of the {channels} channels and of num_output = {outputs}",
+            found=str(groups),
+        )
+    forward = layer.type == "Convolution"
+    shape = (outputs, channels // groups) if forward else (channels, outputs // groups)
+    parameters = [_weight(layer, settings, (*shape, *kernel))]
+    if settings.get("bias_term", True):
+        parameters.append(_bias(layer, settings, outputs))
+    if len(layer.tops) != len(layer.bottoms):
+        layer.check_counts((len(layer.tops), len(layer.tops)), (1, 999))
+    for bottom in layer.bottoms:
+        layer.emit("Conv" if forward else "Deconv", [bottom, *parameters], attributes)
+
+
+def inner_product(layer: Layer) -> None:
+    settings, x = layer.settings("inner_product_param"), layer.bottoms[0]
+    outputs = settings.positive("num_output")
+    axis = layer.axis(settings, "axis", 1, x)
+    width = math.prod(x.shape[axis:])
+    turned = settings.get("transpose", False)
+    weight = _weight(layer, settings, (width, outputs) if turned else (outputs, width))
+    if turned:
+        weight = layer.step("Transpose", [weight], {"axes": (1, 0)}, label="turned")
+    inputs = [x, weight]
+    if settings.get("bias_term", True):
+        inputs.append(_bias(layer, settings, outputs))
+    layer.emit("InnerProduct", inputs, {"axis": axis})
+
+
+def embed(layer: Layer) -> None:
+    settings, x = layer.settings("embed_param"), layer.bottoms[0]
+    outputs = settings.positive("num_output")
+    weight = _weight(layer, settings, (settings.positive("input_dim"), outputs))
+    if not settings.get("bias_term", True):
+        layer.emit("Embedding", [x, weight])
+        return
+    found = layer.step("Embedding", [x, weight], label="rows")
+    layer.emit("Bias", [found, _bias(layer, settings, outputs)], {"axis": -1})
+
+
+def pooling(layer: Layer) -> None:
+    settings, x = layer.settings("pooling_param"), layer.bottoms[0]
+    method = {"MAX": "max", "AVE": "average"}.get(settings.get("pool", "MAX"))
+    if method is None:
+        raise layer.unsupported("stochastic pooling", settings, "pool")
+    if settings.get("global_pooling", False):
+        layer.emit("GlobalPool", [x], {"method": method})
+        return
+    kernel = _pair(settings, "kernel_size", "kernel", None)
+    stride = _pair(settings, "stride", "stride", 1)
+    pad = _pair(settings, "pad", "pad", 0, least=0)
+    ceil = settings.get("round_mode", "CEIL") == "CEIL"
+    attributes: dict[str, Attribute] = {
+        "method": method,
+        "kernel": _short(kernel),
+        "stride": _short(stride),
+        "pad": _short(pad),
+        "ceil": ceil,
+    }
+    y = layer.emit("Pool", [x], attributes)
+    expected = tuple(
+        _pooled(*sizes, ceil=ceil) for sizes in zip(x.shape[-2:], kernel, stride, pad, strict=True)
+    )
+    if y.shape[-2:] != expected:
+        raise settings.error(
+            f"layer {layer.name!r} has windows that lie outside of the image",
+            "stride",
+            expected="every window to touch the image",
+            found=f"stride {list(stride)} with kernel {list(kernel)} on {list(x.shape[-2:])}",
+            remedy="take a smaller stride, or a kernel of the size of the stride",
+        )
+
+
+def lrn(layer: Layer) -> None:
+    settings = layer.settings("lrn_param")
+    within = settings.get("norm_region", "ACROSS_CHANNELS") == "WITHIN_CHANNEL"
+    size = settings.positive("local_size", 5)
+    if size % 2 == 0:
+        raise settings.error(
+            f"local_size is {size}", "local_size", expected="an odd number", found=str(size)
+        )
+    attributes: dict[str, Attribute] = {
+        "size": size,
+        "alpha": settings.get("alpha", 1.0),
+        "beta": settings.get("beta", 0.75),
+        "k": 1.0 if within else settings.get("k", 1.0),
+        "region": "within" if within else "across",
+    }
+    layer.emit("LRN", layer.bottoms, attributes)
+
+
+def relu(layer: Layer) -> None:
+    slope = layer.settings("relu_param").get("negative_slope", 0.0)
+    if slope:
+        layer.emit("LeakyRelu", layer.bottoms, {"slope": slope})
+    else:
+        layer.emit("Relu", layer.bottoms)
+
+
+def prelu(layer: Layer) -> None:
+    settings, x = layer.settings("prelu_param"), layer.bottoms[0]
+    count = 1 if settings.get("channel_shared", False) else x.shape[1]
+    filler = filler_of(settings.get("filler"), Filler("constant", {"value": 0.25}))
+    layer.emit("PRelu", [x, layer.parameter("weight", (count,), filler)])
+
+
+def elu(layer: Layer) -> None:
+    layer.emit("Elu", layer.bottoms, {"alpha": layer.settings("elu_param").get("alpha", 1.0)})
+
+
+def sigmoid(layer: Layer) -> None:
+    layer.emit("Sigmoid", layer.bottoms)
+
+
+def tanh(layer: Layer) -> None:
+    layer.emit("Tanh", layer.bottoms)
+
+
+def absolute(layer: Layer) -> None:
+    layer.emit("aten.abs", layer.bottoms)
+
+
+def bnll(layer: Layer) -> None:
+    """log(1 + exp(x))."""
+    layer.emit("aten.softplus", layer.bottoms)
+
+
+def clip(layer: Layer) -> None:
+    settings = layer.settings("clip_param")
+    limits = {"min": settings.get("min", 0.0), "max": settings.get("max", 0.0)}
+    layer.emit("aten.clamp", layer.bottoms, limits)
+
+
+def power(layer: Layer) -> None:
+    settings = layer.settings("power_param")
+    defaults = {"power": 1.0, "scale": 1.0, "shift": 0.0}
+    attributes = {name: settings.get(name, value) for name, value in defaults.items()}
+    layer.emit("Power", layer.bottoms, attributes)
+
+
+def exp(layer: Layer) -> None:
+    layer.emit("Exp", layer.bottoms, _base(layer.settings("exp_param")))
+
+
+def log(layer: Layer) -> None:
+    layer.emit("Log", layer.bottoms, _base(layer.settings("log_param")))
+
+
+def dropout(layer: Layer) -> None:
+    settings = layer.settings("dropout_param")
+    if not settings.get("scale_train", True):
+        raise layer.unsupported("dropout that scales at test time", settings, "scale_train")
+    ratio = settings.get("dropout_ratio", 0.5)
+    layer.emit("Dropout", layer.bottoms, {"ratio": ratio, "stream": layer.name})
+
+
+def batch_norm(layer: Layer) -> None:
+    settings, x = layer.settings("batch_norm_param"), layer.bottoms[0]
+    size = (x.shape[1] if len(x.shape) > 1 else 1,)
+    states = [
+        layer.parameter(label, shape, Filler(), trainable=False)
+        for label, shape in (("mean", size), ("variance", size), ("factor", (1,)))
+    ]
+    attributes: dict[str, Attribute] = {
+        "fraction": settings.get("moving_average_fraction", 0.999),
+        "eps": settings.get("eps", 1e-5),
+    }
+    testing = layer.scope.phase == "TEST"
+    fixed: bool = settings.get("use_global_stats", testing)
+    if testing and not fixed:
+        raise layer.unsupported(
+            "normalising by the batch at test time", settings, "use_global_stats"
+        )
+    if fixed and not testing:
+        layer.emit("CaffeBatchNormTest", [x, *states], attributes)
+        return
+    builder = layer.scope.net.builder
+    name = builder.fresh(layer.name) if layer.name in builder.ops else layer.name
+    labels = ("mean_next", "variance_next", "factor_next")
+    layer.emit("CaffeBatchNorm", [x, *states], attributes, more=labels)
+    for state, label in zip(states, labels, strict=True):
+        layer.scope.net.carry(state, Var(layer.scope.net, f"{name}/{label}"))
+
+
+def scale(layer: Layer) -> None:
+    settings, x = layer.settings("scale_param"), layer.bottoms[0]
+    axis = layer.axis(settings, "axis", 1, x)
+    if len(layer.bottoms) > 1:
+        factor = layer.bottoms[1]
+    else:
+        filler = filler_of(settings.get("filler"), _ONE)
+        factor = layer.parameter("weight", _part(settings, x, axis), filler)
+    inputs = [x, factor]
+    if settings.get("bias_term", False):
+        filler = filler_of(settings.get("bias_filler"))
+        inputs.append(layer.parameter("bias", factor.shape, filler))
+    layer.emit("Scale", inputs, {"axis": axis})
+
+
+def bias(layer: Layer) -> None:
+    settings, x = layer.settings("bias_param"), layer.bottoms[0]
+    axis = layer.axis(settings, "axis", 1, x)
+    if len(layer.bottoms) > 1:
+        value = layer.bottoms[1]
+    else:
+        filler = filler_of(settings.get("filler"))
+        value = layer.parameter("bias", _part(settings, x, axis), filler)
+    layer.emit("Bias", [x, value], {"axis": axis})
+
+
+def softmax(layer: Layer) -> None:
+    axis = layer.axis(layer.settings("softmax_param"), "axis", 1, layer.bottoms[0])
+    layer.emit("Softmax", layer.bottoms, {"axis": axis})
+
+
+def concat(layer: Layer) -> None:
+    settings = layer.settings("concat_param")
+    field = "concat_dim" if "concat_dim" in settings else "axis"
+    layer.emit("Concat", layer.bottoms, {"axis": layer.axis(settings, field, 1, layer.bottoms[0])})
+
+
+def slice_layer(layer: Layer) -> None:
+    settings, x = layer.settings("slice_param"), layer.bottoms[0]
+    field = "slice_dim" if "slice_dim" in settings else "axis"
+    axis, count = layer.axis(settings, field, 1, x), len(layer.tops)
+    extent, points = x.shape[axis], settings.all("slice_point")
+    if not points and extent % count == 0:
+        points = [extent // count * part for part in range(1, count)]
+    edges = [0, *points, extent]
+    if len(points) != count - 1 or any(a >= b for a, b in pairwise(edges)):
+        raise settings.error(
+            f"{extent} along axis {axis} cannot be cut into {count} tops",
+            "slice_point",
+            expected=f"{count - 1} rising slice points below {extent}, or equal parts",
+            found=f"slice points {points}",
+        )
+    for start, end in pairwise(edges):
+        layer.emit("Slice", [x], {"axis": axis, "start": start, "end": end})
+
+
+def split(layer: Layer) -> None:
+    """A blob may have any number of readers: the tops are names for the bottom."""
+    for top in layer.tops:
+        layer.put(top, layer.bottoms[0])
+
+
+def silence(layer: Layer) -> None:
+    """Nothing to compute: the bottoms are read, so they are not reported."""
+    assert not layer.tops
+
+
+def eltwise(layer: Layer) -> None:
+    settings = layer.settings("eltwise_param")
+    operation = settings.get("operation", "SUM")
+    coefficients = settings.all("coeff")
+    if coefficients and (operation != "SUM" or len(coefficients) != len(layer.bottoms)):
+        raise settings.error(
+            f"{len(coefficients)} coefficients for {operation} of {len(layer.bottoms)} bottoms",
+            "coeff",
+            expected="operation SUM, and one coefficient for each bottom",
+            found=str(coefficients),
+        )
+    names = {"PROD": "product", "SUM": "sum", "MAX": "max"}
+    attributes: dict[str, Attribute] = {
+        "operation": names[operation],
+        "coefficients": tuple(coefficients) or None,
+    }
+    layer.emit("Eltwise", layer.bottoms, attributes)
+
+
+def flatten(layer: Layer) -> None:
+    settings, x = layer.settings("flatten_param"), layer.bottoms[0]
+    axis = layer.axis(settings, "axis", 1, x)
+    end: int = settings.get("end_axis", -1)
+    layer.emit("Flatten", [x], {"axis": axis, "end": end})
+
+
+def reshape(layer: Layer) -> None:
+    settings, x = layer.settings("reshape_param"), layer.bottoms[0]
+    dims: list[int] = settings.message("shape").all("dim")
+    count = len(x.shape)
+    axis: int = settings.get("axis", 0)
+    first = axis + count + 1 if axis < 0 else axis
+    taken: int = settings.get("num_axes", -1)
+    last = count if taken == -1 else first + taken
+    if not 0 <= first <= last <= count or dims.count(-1) > 1 or any(dim < -1 for dim in dims):
+        raise settings.error(
+            f"layer {layer.name!r} cannot give {list(x.shape)} this shape",
+            "shape",
+            expected="dimensions of the bottom to replace, and at most one -1",
+            found=f"dim {dims}, axis {axis}, num_axes {taken}",
+        )
+    shape = (*[0] * first, *dims, *x.shape[last:])
+    layer.emit("Reshape", [x], {"shape": shape})
+
+
+def reduction(layer: Layer) -> None:
+    settings, x = layer.settings("reduction_param"), layer.bottoms[0]
+    attributes: dict[str, Attribute] = {
+        "operation": _REDUCTIONS[settings.get("operation", "SUM")],
+        "axis": layer.axis(settings, "axis", 0, x),
+        "coefficient": settings.get("coeff", 1.0),
+    }
+    layer.emit("Reduction", [x], attributes)
+
+
+def crop(layer: Layer) -> None:
+    """Cut the first bottom to the size of the second, dimension by dimension."""
+    settings, (x, like) = layer.settings("crop_param"), layer.bottoms
+    axis = layer.axis(settings, "axis", 2, x)
+    offsets: list[int] = settings.all("offset") or [0]
+    axes = range(axis, len(x.shape))
+    if len(like.shape) != len(x.shape) or len(offsets) not in (1, len(axes)):
+        raise settings.error(
+            f"layer {layer.name!r} cannot cut {list(x.shape)} to {list(like.shape)}",
+            "offset",
+            expected=f"equal dimensions, and one offset or {len(axes)}",
+            found=f"offsets {offsets}",
+        )
+    cuts = [
+        (dim, offsets[place if len(offsets) > 1 else 0], like.shape[dim])
+        for place, dim in enumerate(axes)
+    ]
+    cuts = [cut for cut in cuts if cut[2] != x.shape[cut[0]] or cut[1]]
+    for number, (dim, start, size) in enumerate(cuts):
+        attributes: dict[str, Attribute] = {"axis": dim, "start": start, "end": start + size}
+        if number == len(cuts) - 1:
+            layer.emit("Slice", [x], attributes)
+        else:
+            x = layer.step("Slice", [x], attributes, label=f"axis{dim}")
+    if not cuts:
+        layer.put(layer.tops[0], x)
+
+
+def tile(layer: Layer) -> None:
+    settings, x = layer.settings("tile_param"), layer.bottoms[0]
+    axis, tiles = layer.axis(settings, "axis", 1, x), settings.positive("tiles")
+    repeats = tuple(tiles if dim == axis else 1 for dim in range(len(x.shape)))
+    layer.emit("aten.repeat", [x], {"repeats": repeats})
+
+
+def arg_max(layer: Layer) -> None:
+    settings, x = layer.settings("argmax_param"), layer.bottoms[0]
+    attributes: dict[str, Attribute] = {
+        "top_k": settings.positive("top_k", 1),
+        "axis": layer.axis(settings, "axis", 1, x) if "axis" in settings else None,
+        "values": settings.get("out_max_val", False),
+    }
+    layer.emit("ArgMax", [x], attributes)
+
+
+def _weight(layer: Layer, settings: Node, shape: Sequence[int]) -> Var:
+    return layer.parameter("weight", shape, filler_of(settings.get("weight_filler")))
+
+
+def _bias(layer: Layer, settings: Node, size: int) -> Var:
+    return layer.parameter("bias", (size,), filler_of(settings.get("bias_filler")))
+
+
+def _base(settings: Node) -> dict[str, Attribute]:
+    base: float = settings.get("base", -1.0)
+    values: dict[str, Attribute] = {
+        "scale": settings.get("scale", 1.0),
+        "shift": settings.get("shift", 0.0),
+    }
+    return values if base == -1 else {"base": base, **values}
+
+
+def _part(settings: Node, x: Var, axis: int) -> tuple[int, ...]:
+    """The dimensions of x that a learnt scale or bias stands for."""
+    count: int = settings.get("num_axes", 1)
+    if count < -1 or (count >= 0 and axis + count > len(x.shape)):
+        raise settings.error(
+            f"num_axes is {count}",
+            "num_axes",
+            expected=f"-1, or at most {len(x.shape) - axis} from axis {axis} on",
+            found=str(count),
+        )
+    return x.shape[axis:] if count == -1 else x.shape[axis : axis + count]
+
+
+def _pair(
+    settings: Node, name: str, short: str | None, default: int | None, *, least: int = 1
+) -> tuple[int, int]:
+    """A size as (height, width), from one field for both or one for each."""
+    values: list[int] = settings.all(name)
+    fields = [f"{short}_h", f"{short}_w"] if short else []
+    apart = [settings.get(field) for field in fields if field in settings]
+    if apart and not values and len(apart) == 2:
+        values = apart
+    elif apart or len(values) > 2 or (not values and default is None):
+        raise settings.error(
+            f"{name} is not clear" if values or apart else f"{name} is missing",
+            name,
+            expected=f"{name}" + (f", or both {' and '.join(fields)}" if fields else ""),
+            found=f"{name}: {values}, {', '.join(fields)}: {apart}",
+        )
+    values = values or [default or 0]
+    if min(values) < least:
+        raise settings.error(
+            f"{name} is {min(values)}", name, expected=f"{least} or more", found=str(values)
+        )
+    return values[0], values[-1]
+
+
+def _short(pair: tuple[int, int]) -> int | tuple[int, int]:
+    return pair[0] if pair[0] == pair[1] else pair
+
+
+def _pooled(extent: int, kernel: int, stride: int, pad: int, *, ceil: bool) -> int:
+    """Caffe's size of a pooled image."""
+    free = extent + 2 * pad - kernel
+    size = (-(-free // stride) if ceil else free // stride) + 1
+    return size - 1 if pad and (size - 1) * stride >= extent + pad else size

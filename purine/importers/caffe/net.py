@@ -1,0 +1,246 @@
+"""From a Caffe net to a graph: which layers a phase has, in today's form, one after the other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from purine.errors import FormatError
+from purine.graph import Graph
+from purine.importers.caffe import layers, losses, sources
+from purine.importers.caffe.layer import Layer, Scope, usable
+from purine.importers.caffe.schema import Node
+from purine.importers.caffe.tables import MESSAGES, V1_TYPES
+from purine.ops.infer import check
+from purine.ops.net import Net, Var
+
+__all__ = ["LAYERS", "build", "layers_of"]
+
+Translate: TypeAlias = Callable[[Layer], None]
+Counts: TypeAlias = tuple[int, int]
+_MANY = 999
+
+LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
+    "AbsVal": (layers.absolute, (1, 1), (1, 1)),
+    "Accuracy": (losses.accuracy, (2, 2), (1, 1)),
+    "ArgMax": (layers.arg_max, (1, 1), (1, 1)),
+    "BNLL": (layers.bnll, (1, 1), (1, 1)),
+    "BatchNorm": (layers.batch_norm, (1, 1), (1, 1)),
+    "Bias": (layers.bias, (1, 2), (1, 1)),
+    "Clip": (layers.clip, (1, 1), (1, 1)),
+    "Concat": (layers.concat, (1, _MANY), (1, 1)),
+    "ContrastiveLoss": (losses.contrastive_loss, (3, 3), (0, 1)),
+    "Convolution": (layers.convolution, (1, _MANY), (1, _MANY)),
+    "Crop": (layers.crop, (2, 2), (1, 1)),
+    "Data": (sources.data, (0, 0), (1, 2)),
+    "Deconvolution": (layers.convolution, (1, _MANY), (1, _MANY)),
+    "Dropout": (layers.dropout, (1, 1), (1, 1)),
+    "DummyData": (sources.dummy_data, (0, 0), (1, _MANY)),
+    "ELU": (layers.elu, (1, 1), (1, 1)),
+    "Eltwise": (layers.eltwise, (2, _MANY), (1, 1)),
+    "Embed": (layers.embed, (1, 1), (1, 1)),
+    "EuclideanLoss": (losses.euclidean_loss, (2, 2), (0, 1)),
+    "Exp": (layers.exp, (1, 1), (1, 1)),
+    "Flatten": (layers.flatten, (1, 1), (1, 1)),
+    "HDF5Data": (sources.hdf5_data, (0, 0), (1, _MANY)),
+    "HingeLoss": (losses.hinge_loss, (2, 2), (0, 1)),
+    "ImageData": (sources.image_data, (0, 0), (1, 2)),
+    "InfogainLoss": (losses.infogain_loss, (2, 3), (0, 2)),
+    "InnerProduct": (layers.inner_product, (1, 1), (1, 1)),
+    "Input": (sources.input_layer, (0, 0), (1, _MANY)),
+    "LRN": (layers.lrn, (1, 1), (1, 1)),
+    "Log": (layers.log, (1, 1), (1, 1)),
+    "MemoryData": (sources.memory_data, (0, 0), (1, 2)),
+    "MultinomialLogisticLoss": (losses.multinomial_logistic_loss, (2, 2), (0, 1)),
+    "PReLU": (layers.prelu, (1, 1), (1, 1)),
+    "Pooling": (layers.pooling, (1, 1), (1, 1)),
+    "Power": (layers.power, (1, 1), (1, 1)),
+    "ReLU": (layers.relu, (1, 1), (1, 1)),
+    "Reduction": (layers.reduction, (1, 1), (1, 1)),
+    "Reshape": (layers.reshape, (1, 1), (1, 1)),
+    "Scale": (layers.scale, (1, 2), (1, 1)),
+    "Sigmoid": (layers.sigmoid, (1, 1), (1, 1)),
+    "SigmoidCrossEntropyLoss": (losses.sigmoid_cross_entropy_loss, (2, 2), (0, 1)),
+    "Silence": (layers.silence, (1, _MANY), (0, 0)),
+    "Slice": (layers.slice_layer, (1, 1), (1, _MANY)),
+    "Softmax": (layers.softmax, (1, 1), (1, 1)),
+    "SoftmaxWithLoss": (losses.softmax_loss, (2, 2), (0, 2)),
+    "Split": (layers.split, (1, 1), (1, _MANY)),
+    "TanH": (layers.tanh, (1, 1), (1, 1)),
+    "Tile": (layers.tile, (1, 1), (1, 1)),
+}
+"""How each type of layer is translated, and how many bottoms and tops it may have."""
+
+_LABELLED = (
+    "Accuracy",
+    "HingeLoss",
+    "InfogainLoss",
+    "MultinomialLogisticLoss",
+    "SoftmaxWithLoss",
+)
+_KEEPING = ("Flatten", "Reshape", "Slice", "Split")
+
+
+def layers_of(net: Node, phase: str) -> list[Node]:
+    """The layers of a phase, all in today's form."""
+    if "layers" in net and "layer" in net:
+        raise net.error(
+            "the net has layers in both forms",
+            "layers",
+            expected="either layer { } or layers { }",
+            found="both",
+            remedy="write all of them as layer { }",
+        )
+    found = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
+    return [layer for layer in found if _included(layer, phase)]
+
+
+def build(
+    net: Node,
+    phase: str,
+    *,
+    batch: int | None,
+    image: tuple[int, ...] | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+) -> tuple[Graph, Scope]:
+    """The graph of one phase of a net, checked."""
+    chosen = layers_of(net, phase)
+    tops = frozenset(top for layer in chosen for top in layer.all("top"))
+    whole = frozenset(_whole(chosen))
+    scope = Scope(Net(dtype=dtype), phase, tops, whole, batch, image, shapes)
+    _inputs(net, scope)
+    for node in chosen:
+        type = node.get("type")
+        if type not in LAYERS:
+            raise _unknown_type(node, type)
+        translate, bottoms, tops_allowed = LAYERS[type]
+        layer = Layer(scope, node)
+        layer.check_counts(bottoms, tops_allowed)
+        translate(layer)
+        layer.check_parameters()
+        _weigh(layer)
+    reported = dict.fromkeys([*scope.losses, *scope.unread.values()])
+    scope.net.builder.outputs = list(reported)
+    return check(scope.net.builder.graph()), scope
+
+
+def _inputs(net: Node, scope: Scope) -> None:
+    """Inputs that are declared at the top of the net."""
+    names, shapes = net.all("input"), [node.all("dim") for node in net.all("input_shape")]
+    dims = net.all("input_dim")
+    if dims:
+        shapes = [dims[at : at + 4] for at in range(0, len(dims), 4)]
+    if len(names) != len(shapes) or any(dim < 1 for shape in shapes for dim in shape):
+        raise net.error(
+            f"the net has {len(names)} inputs and {len(shapes)} shapes of inputs",
+            "input",
+            expected="an input_shape for each input, or 4 input_dim, of 1 or more",
+            found=str(shapes),
+            remedy="add input_shape { dim: ... }",
+        )
+    for name, shape in zip(names, shapes, strict=True):
+        size = scope.shape(name, shape)
+        blob = scope.net.builder.blob(
+            usable(name), size, scope.dtype(name), where=net.place("input")
+        )
+        scope.place(name, Var(scope.net, blob), report=False)
+
+
+def _weigh(layer: Layer) -> None:
+    """Make losses of the tops of any layer that have a loss_weight."""
+    weights: Sequence[float] = layer.node.all("loss_weight")
+    if len(weights) > max(1, len(layer.tops)):
+        raise layer.node.error(
+            f"layer {layer.name!r} has {len(weights)} loss weights",
+            "loss_weight",
+            expected="at most one for each top",
+            found=str(weights),
+        )
+    done = set(layer.scope.losses)
+    for var, weight in zip(layer.written, weights, strict=False):
+        if weight and var.name not in done:
+            name = layer.scope.net.builder.fresh(f"{var.name}/loss")
+            settings = {"loss_weight": weight}
+            layer.scope.op(name, "SumLoss", [var], settings, [name], layer.node.where)
+            layer.scope.losses.append(name)
+
+
+def _included(layer: Node, phase: str) -> bool:
+    include, exclude = layer.all("include"), layer.all("exclude")
+    if include and exclude:
+        raise layer.error(
+            f"layer {layer.get('name')!r} has include and exclude",
+            "exclude",
+            expected="one of the two",
+            found="both",
+            remedy="remove one of them",
+        )
+    if include:
+        return any(_met(rule, phase) for rule in include)
+    return not any(_met(rule, phase) for rule in exclude)
+
+
+def _met(rule: Node, phase: str) -> bool:
+    """Whether a rule holds for a phase at level 0 without stages."""
+    return (
+        rule.get("phase", phase) == phase
+        and rule.get("min_level", 0) <= 0
+        and rule.get("max_level", 0) >= 0
+        and not rule.all("stage")
+    )
+
+
+def _whole(chosen: Sequence[Node]) -> set[str]:
+    """Names of blobs that hold labels or indices, from what is done with them."""
+    found: set[str] = set()
+    for layer in reversed(chosen):
+        bottoms, type = layer.all("bottom"), layer.get("type")
+        if type in _LABELLED:
+            found.update(bottoms[1:2])
+        elif type == "Embed":
+            found.update(bottoms[:1])
+        elif type in _KEEPING and not found.isdisjoint(layer.all("top")):
+            found.update(bottoms)
+    return found
+
+
+def _upgraded(old: Node) -> Node:
+    """A layer of the older form in today's."""
+    fields = {
+        name: values
+        for name, values in old.fields.items()
+        if name in MESSAGES["LayerParameter"] and name not in ("type", "param")
+    }
+    if "type" in old:
+        type, line = old.fields["type"][0]
+        fields["type"] = [(V1_TYPES[type], line)]
+    columns = {
+        "name": old.fields.get("param", []),
+        "share_mode": old.fields.get("blob_share_mode", []),
+        "lr_mult": old.fields.get("blobs_lr", []),
+        "decay_mult": old.fields.get("weight_decay", []),
+    }
+    specs = []
+    for index in range(max(map(len, columns.values()))):
+        entries = {key: [column[index]] for key, column in columns.items() if index < len(column)}
+        line = next(iter(entries.values()))[0][1]
+        specs.append((Node("ParamSpec", old.file, line, entries), line))
+    if specs:
+        fields["param"] = specs
+    return replace(old, type="LayerParameter", fields=fields)
+
+
+def _unknown_type(node: Node, type: str | None) -> FormatError:
+    near = difflib.get_close_matches(type or "", LAYERS, n=1, cutoff=0.5)
+    return node.error(
+        f"layer {node.get('name')!r} is of unknown type {type!r}"
+        if type
+        else "a layer has no type",
+        "type",
+        expected="a type of layer that can be imported",
+        found=repr(type),
+        remedy=f"did you mean {near[0]!r}?" if near else "use one of " + ", ".join(LAYERS),
+    )

@@ -1,0 +1,227 @@
+"""Which fields Caffe's messages have, of which types; and messages read by them.
+
+A `Node` that exists has known fields of the right types only, and remembers where each was written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from purine.errors import FormatError
+from purine.importers.caffe.tables import ENUMS, MESSAGES
+from purine.importers.caffe.text import Entry, Message, Scalar, parse
+
+__all__ = ["Node", "read"]
+
+Value: TypeAlias = "bool | int | float | str | Node"
+
+_RANGES = {
+    "int": (-(2**31), 2**31 - 1),
+    "uint": (0, 2**32 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+}
+_WORDS = {
+    "int": "a whole number",
+    "uint": "a whole number, 0 or more",
+    "int64": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text in quotes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A message of a known type."""
+
+    type: str
+    file: str
+    line: int
+    fields: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def __contains__(self, name: str) -> bool:
+        self._known(name)
+        return name in self.fields
+
+    def all(self, name: str) -> list[Any]:
+        """All values of a field, in the order of the text."""
+        self._known(name)
+        return [value for value, _ in self.fields.get(name, [])]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field that may occur once, or its default."""
+        values = self.all(name)
+        return values[-1] if values else default
+
+    def message(self, name: str) -> Node:
+        """A message within this one; an empty one where the text has none."""
+        found = self.get(name)
+        if found is None:
+            type = _fields(self.type)[name][0]
+            return Node(type, self.file, self.line)
+        assert isinstance(found, Node)
+        return found
+
+    def place(self, name: str, index: int = -1) -> str:
+        """Where a field was written; where the message was, if the field is missing."""
+        found = self.fields.get(name)
+        return f"{self.file}:{found[index][1] if found else self.line}"
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        """A count of at least 1."""
+        value = self.get(name, default)
+        if value is None:
+            raise self.error(
+                f"{name} is missing", name, expected=f"{name} in {self.type}", found="none"
+            )
+        if value < 1:
+            raise self.error(f"{name} is {value}", name, expected="1 or more", found=str(value))
+        assert isinstance(value, int)
+        return value
+
+    def error(
+        self,
+        what: str,
+        name: str | None = None,
+        *,
+        expected: str,
+        found: str,
+        remedy: str | None = None,
+    ) -> FormatError:
+        """A mistake in this message, told with its line."""
+        return FormatError(
+            what,
+            where=self.place(name) if name else self.where,
+            expected=expected,
+            found=found,
+            remedy=remedy or f"change {name}",
+        )
+
+    def _known(self, name: str) -> None:
+        assert name in _fields(self.type), f"{self.type} has no field {name}"
+
+
+def read(text: str, type: str, *, file: str = "<text>") -> Node:
+    """A text as a message of a type.
+
+    >>> read('base_lr: 1e-2 stepvalue: [10, 20]', "SolverParameter").all("stepvalue")
+    [10, 20]
+    """
+    root = parse(text, file=file)
+    made = Node(type, file, root.line)
+    waiting: list[tuple[Message, Node]] = [(root, made)]
+    while waiting:
+        message, node = waiting.pop()
+        fields = _fields(node.type)
+        for entry in message.entries:
+            if entry.name not in fields:
+                raise _unknown(node, entry, list(fields))
+            kind, repeated = fields[entry.name]
+            values = node.fields.setdefault(entry.name, [])
+            if values and not repeated:
+                raise FormatError(
+                    f"{entry.name} is given twice",
+                    where=f"{file}:{entry.line}",
+                    expected=f"{entry.name} once",
+                    found=f"a first one in line {values[0][1]}",
+                    remedy="remove one of them",
+                )
+            if kind not in MESSAGES:
+                values.append((_scalar(entry, kind, file), entry.line))
+            elif isinstance(entry.value, Message):
+                inner = Node(kind, file, entry.line)
+                values.append((inner, entry.line))
+                waiting.append((entry.value, inner))
+            else:
+                raise _mistyped(entry, file, "a message in braces")
+    return made
+
+
+def _fields(type: str) -> dict[str, tuple[str, bool]]:
+    return MESSAGES[type]
+
+
+def _scalar(entry: Entry, kind: str, file: str) -> bool | int | float | str:
+    names = ENUMS.get(kind)
+    expected = _WORDS.get(kind) or "one of " + ", ".join(names or ())
+    value = entry.value
+    if isinstance(value, Message):
+        raise _mistyped(entry, file, expected)
+    found: bool | int | float | str | None = None
+    if names is not None:
+        found = _choice(value, names, numbered=kind != "V1LayerType")
+    elif kind == "string":
+        found = value.text if value.form == "string" else None
+    elif kind == "bool":
+        truths = {"true": True, "True": True, "t": True, "1": True}
+        lies = {"false": False, "False": False, "f": False, "0": False}
+        found = (truths | lies).get(value.text) if value.form != "string" else None
+    elif kind == "float":
+        found = _float(value)
+    else:
+        found = _whole(value, *_RANGES[kind])
+    if found is None:
+        raise _mistyped(entry, file, expected, names or ())
+    return found
+
+
+def _choice(value: Scalar, names: Sequence[str], *, numbered: bool) -> str | None:
+    """A name of an enum, which may also be written as its number."""
+    if value.form == "word" and value.text in names:
+        return value.text
+    number = _whole(value, 0, len(names) - 1) if numbered else None
+    return None if number is None else names[number] or None
+
+
+def _whole(value: Scalar, least: int, most: int) -> int | None:
+    if value.form != "number":
+        return None
+    text = value.text.lower()
+    octal = text.lstrip("+-").startswith("0") and text.lstrip("+-0").isdigit()
+    try:
+        number = int(text, 16 if "x" in text else 8 if octal else 10)
+    except ValueError:
+        return None
+    return number if least <= number <= most else None
+
+
+def _float(value: Scalar) -> float | None:
+    if value.form == "string":
+        return None
+    text = value.text.lower()
+    if value.form == "word":
+        return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}.get(text)
+    if "x" in text:
+        return float(int(text, 16)) if len(text) < 20 else None
+    return float(text.removesuffix("f"))
+
+
+def _unknown(node: Node, entry: Entry, fields: Sequence[str]) -> FormatError:
+    near = difflib.get_close_matches(entry.name, fields, n=1, cutoff=0.5)
+    return FormatError(
+        f"{node.type} has no field {entry.name!r}",
+        where=f"{node.file}:{entry.line}",
+        expected=f"a field of {node.type}",
+        found=repr(entry.name),
+        remedy=f"did you mean {near[0]!r}?" if near else f"remove {entry.name!r}",
+    )
+
+
+def _mistyped(entry: Entry, file: str, expected: str, names: Sequence[str] = ()) -> FormatError:
+    found = "a message" if isinstance(entry.value, Message) else repr(entry.value.text[:60])
+    near = difflib.get_close_matches(found.strip("'").upper(), filter(None, names), n=1, cutoff=0.5)
+    return FormatError(
+        f"{entry.name} cannot be {found}",
+        where=f"{file}:{entry.line}",
+        expected=f"{entry.name} to be {expected}",
+        found=found,
+        remedy=f"did you mean {near[0]}?" if near else f"change {entry.name}",
+    )

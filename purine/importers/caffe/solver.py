@@ -1,0 +1,240 @@
+"""Caffe's solver definitions, and the same training as transforms of a graph.
+
+Numbers are Caffe's: the rate is inside the momentum, gradients are clipped by their sum over
+`iter_size` batches, and decay is added after clipping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from purine.autodiff import gradient_of
+from purine.graph import Builder, Graph
+from purine.importers.caffe.schema import Node
+from purine.solvers import (
+    Exp,
+    Fixed,
+    Inv,
+    MultiStep,
+    Poly,
+    Rate,
+    Sigmoid,
+    Step,
+    accumulate,
+    adadelta,
+    adagrad,
+    adam,
+    clip_by_norm,
+    rmsprop,
+    sgd,
+)
+from purine.solvers._attach import parameters
+
+__all__ = ["CaffeSolver", "apply_solver", "solver_of"]
+
+_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
+_POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaffeSolver:
+    """What a solver definition asks for."""
+
+    type: str
+    rate: Rate
+    momentum: float = 0.0
+    momentum2: float = 0.999
+    rms_decay: float = 0.99
+    delta: float = 1e-8
+    weight_decay: float = 0.0
+    regularization: str = "L2"
+    clip_gradients: float | None = None
+    iter_size: int = 1
+    max_iter: int | None = None
+    test_iter: tuple[int, ...] = ()
+    test_interval: int | None = None
+    display: int | None = None
+    snapshot: int | None = None
+    random_seed: int | None = None
+    net: str | None = None
+
+
+def solver_of(node: Node) -> CaffeSolver:
+    """The settings of a solver message, checked."""
+    type: str = node.get("type", "SGD")
+    if "solver_type" in node:
+        names = dict(zip(map(str.upper, _TYPES), _TYPES, strict=True))
+        type = names[node.get("solver_type")]
+    _one_of(node, "type", type, _TYPES)
+    regularization: str = node.get("regularization_type", "L2")
+    _one_of(node, "regularization_type", regularization, ("L1", "L2"))
+    momentum: float = node.get("momentum", 0.0)
+    if momentum and type in ("AdaGrad", "RMSProp"):
+        raise node.error(
+            f"{type} has no momentum", "momentum", expected="momentum 0", found=str(momentum)
+        )
+    for name in ("momentum", "momentum2", "rms_decay"):
+        if not 0 <= node.get(name, 0.0) < 1:
+            raise _out_of_range(node, name, "at least 0 and below 1")
+    for name in ("weight_decay", "delta", "base_lr"):
+        if not 0 <= node.get(name, 0.0) < float("inf"):
+            raise _out_of_range(node, name, "0 or more")
+    clip: float = node.get("clip_gradients", -1.0)
+    if clip == 0 or clip != clip:
+        raise _out_of_range(node, "clip_gradients", "above 0, or negative for none")
+    return CaffeSolver(
+        type=type,
+        rate=_rate(node),
+        momentum=momentum,
+        momentum2=node.get("momentum2", 0.999),
+        rms_decay=node.get("rms_decay", 0.99),
+        delta=node.get("delta", 1e-8),
+        weight_decay=node.get("weight_decay", 0.0),
+        regularization=regularization,
+        clip_gradients=clip if clip > 0 else None,
+        iter_size=node.positive("iter_size", 1),
+        max_iter=node.get("max_iter"),
+        test_iter=tuple(node.all("test_iter")),
+        test_interval=node.get("test_interval") or None,
+        display=node.get("display") or None,
+        snapshot=node.get("snapshot") or None,
+        random_seed=node.get("random_seed"),
+        net=node.get("net", node.get("train_net")),
+    )
+
+
+def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
+    """The graph of a net and its gradients with the updates that a Caffe solver makes.
+
+    >>> from purine.autodiff import backward
+    >>> from purine.zoo import mlp
+    >>> solver = CaffeSolver(type="SGD", rate=Fixed(0.01), momentum=0.9)
+    >>> apply_solver(backward(mlp(batch=8)), solver).states["fc1/weight"].next
+    'fc1/weight/next'
+    """
+    graph = accumulate(graph, solver.iter_size)
+    if solver.clip_gradients is not None:
+        graph = _clipped(graph, solver.clip_gradients / solver.iter_size)
+    decay = solver.weight_decay
+    if decay and solver.regularization == "L1":
+        graph, decay = _with_l1(graph, decay), 0.0
+    rate, momentum = solver.rate, solver.momentum
+    if solver.type in ("SGD", "Nesterov"):
+        return sgd(
+            graph,
+            lr=rate,
+            momentum=momentum,
+            nesterov=solver.type == "Nesterov" and momentum > 0,
+            lr_in_momentum=momentum > 0,
+            weight_decay=decay,
+        )
+    eps = solver.delta
+    if solver.type == "AdaGrad":
+        return adagrad(graph, lr=rate, eps=eps, weight_decay=decay)
+    if solver.type == "RMSProp":
+        return rmsprop(graph, lr=rate, alpha=solver.rms_decay, eps=eps, weight_decay=decay)
+    if solver.type == "AdaDelta":
+        return adadelta(graph, lr=rate, rho=momentum, eps=eps, weight_decay=decay)
+    betas = (momentum, solver.momentum2)
+    return adam(graph, lr=rate, betas=betas, eps=eps, correct_eps=True, weight_decay=decay)
+
+
+def _rate(node: Node) -> Rate:
+    policy: str = node.get("lr_policy", "fixed")
+    _one_of(node, "lr_policy", policy, _POLICIES)
+    lr = _above_zero(node, "base_lr")
+    if policy == "fixed":
+        return Fixed(lr)
+    if policy == "poly":
+        power = _above_zero(node, "power")
+        return Poly(lr, max_iterations=node.positive("max_iter"), power=power)
+    gamma = _needed(node, "gamma")
+    if policy == "sigmoid":
+        return Sigmoid(lr, gamma=gamma, step=node.positive("stepsize"))
+    if policy == "inv":
+        if gamma < 0 or _needed(node, "power") < 0:
+            raise _out_of_range(node, "gamma" if gamma < 0 else "power", "0 or more")
+        return Inv(lr, gamma=gamma, power=node.get("power"))
+    gamma = _above_zero(node, "gamma")
+    if policy == "exp":
+        return Exp(lr, gamma=gamma)
+    if policy == "step":
+        return Step(lr, step=node.positive("stepsize"), gamma=gamma)
+    steps = node.all("stepvalue")
+    if not steps or steps != sorted(set(steps)) or steps[0] < 1:
+        raise node.error(
+            f"stepvalue is {steps}",
+            "stepvalue",
+            expected="one or more iterations, each later than the one before",
+            found=str(steps),
+        )
+    return MultiStep(lr, steps=tuple(steps), gamma=gamma)
+
+
+def _clipped(graph: Graph, max_norm: float) -> Graph:
+    builder = Builder(clip_by_norm(graph, max_norm))
+    for op in list(builder.ops.values()):
+        if op.kind == "ClipGradient":
+            builder.ops[op.name] = replace(op, attributes={**op.attributes, "eps": 0.0})
+    return builder.graph()
+
+
+def _with_l1(graph: Graph, decay: float) -> Graph:
+    """The graph with `decay` times the sign of each weight added to its gradient."""
+    builder = Builder(graph)
+    for name in parameters(graph):
+        target, factor = gradient_of(name), decay * graph.states[name].decay_mult
+        if not factor:
+            continue
+        weight, plain = graph.blobs[name], f"{target}/without_decay"
+        builder.add(replace(builder.blobs[target], name=plain))
+        for op in list(builder.ops.values()):
+            if target in (*op.inputs, *op.outputs):
+                builder.ops[op.name] = replace(
+                    op,
+                    inputs=tuple(plain if item == target else item for item in op.inputs),
+                    outputs=tuple(plain if item == target else item for item in op.outputs),
+                )
+        sign = builder.blob(f"{target}/sign", weight.shape, weight.dtype, weight.location)
+        builder.op(sign, "aten.sign", [name], [sign], location=weight.location)
+        builder.op(
+            f"{target}/decay",
+            "aten.add.Tensor",
+            [plain, sign],
+            [target],
+            {"alpha": factor},
+            location=weight.location,
+        )
+    return builder.graph()
+
+
+def _one_of(node: Node, name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise node.error(
+            f"{name} is {value!r}", name, expected="one of " + ", ".join(known), found=repr(value)
+        )
+
+
+def _needed(node: Node, name: str) -> float:
+    value = node.get(name)
+    if value is None:
+        raise node.error(
+            f"{name} is missing",
+            "lr_policy",
+            expected=f"{name} for policy {node.get('lr_policy', 'fixed')!r}",
+            found="none",
+            remedy=f"add {name}",
+        )
+    return float(value)
+
+
+def _above_zero(node: Node, name: str) -> float:
+    value = _needed(node, name)
+    if not 0 < value < float("inf"):
+        raise _out_of_range(node, name, "above 0")
+    return value
+
+
+def _out_of_range(node: Node, name: str, expected: str) -> Exception:
+    value = node.get(name)
+    return node.error(f"{name} is {value}", name, expected=expected, found=str(value))

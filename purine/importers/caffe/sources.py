@@ -1,0 +1,158 @@
+"""Layers without bottoms: batches from a source, inputs, and constants.
+
+Databases are not read here, so the size of their images is an argument of the import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purine.errors import ConfigError
+from purine.importers.caffe.layer import Layer, filler_of, usable
+from purine.importers.caffe.schema import Node
+from purine.ops.clock import ITERATION, SEED, add_clock
+from purine.ops.net import Var
+
+__all__ = ["data", "dummy_data", "hdf5_data", "image_data", "input_layer", "memory_data"]
+
+
+def data(layer: Layer) -> None:
+    settings = layer.settings("data_param")
+    _images(layer, settings, None)
+
+
+def image_data(layer: Layer) -> None:
+    settings = layer.settings("image_data_param")
+    height, width = settings.get("new_height", 0), settings.get("new_width", 0)
+    channels = 3 if settings.get("is_color", True) else 1
+    _images(layer, settings, (channels, height, width) if height and width else None)
+
+
+def memory_data(layer: Layer) -> None:
+    settings = layer.settings("memory_data_param")
+    sizes = [settings.positive(name) for name in ("channels", "height", "width")]
+    _images(layer, settings, tuple(sizes))
+
+
+def hdf5_data(layer: Layer) -> None:
+    settings = layer.settings("hdf5_data_param")
+    batch = layer.scope.batch or settings.positive("batch_size")
+    shapes: list[tuple[int, ...]] = []
+    for index, top in enumerate(layer.tops):
+        known = layer.scope.shapes.get(top)
+        if known is None and top in layer.scope.whole:
+            known = ()
+        if known is None and index == 0:
+            known = layer.scope.image
+        if known is None:
+            raise _no_size(layer, top)
+        shapes.append((batch, *known))
+    _source(layer, shapes)
+
+
+def input_layer(layer: Layer) -> None:
+    shapes = layer.settings("input_param").all("shape")
+    if len(shapes) not in (1, len(layer.tops)):
+        raise layer.node.error(
+            f"layer {layer.name!r} has {len(shapes)} shapes",
+            "input_param",
+            expected=f"1, or {len(layer.tops)}: one for each top",
+            found=str(len(shapes)),
+        )
+    for index, top in enumerate(layer.tops):
+        shape = _dims(shapes[index] if len(shapes) > 1 else shapes[0])
+        size = layer.scope.shape(top, shape)
+        layer.put(top, _fed(layer, top, size), report=False)
+
+
+def dummy_data(layer: Layer) -> None:
+    settings = layer.settings("dummy_data_param")
+    shapes = [_dims(node) for node in settings.all("shape")]
+    if not shapes:
+        columns = [settings.all(name) for name in ("num", "channels", "height", "width")]
+        if not all(columns) or len({len(column) for column in columns}) != 1:
+            raise settings.error(
+                f"layer {layer.name!r} has no shape", expected="shape { dim: ... }", found="none"
+            )
+        shapes = [tuple(row) for row in zip(*columns, strict=True)]
+    fillers = settings.all("data_filler")
+    for what, count in (("shape", len(shapes)), ("data_filler", len(fillers) or 1)):
+        if count not in (1, len(layer.tops)):
+            raise settings.error(
+                f"layer {layer.name!r} has {count} of {what}",
+                what,
+                expected=f"1, or {len(layer.tops)}: one for each top",
+                found=str(count),
+            )
+    for index, top in enumerate(layer.tops):
+        shape = layer.scope.shape(top, shapes[index if len(shapes) > 1 else 0])
+        made = fillers[index if len(fillers) > 1 else 0] if fillers else None
+        filler = filler_of(made)
+        builder = layer.scope.net.builder
+        name = builder.blob(usable(top), shape, layer.scope.dtype(top), where=layer.node.where)
+        builder.state(name, filler=filler, where=layer.node.where)
+        layer.put(top, Var(layer.scope.net, name), report=False)
+        if filler.kind != "constant":
+            layer.scope.notes.append(
+                f"{layer.node.where}: dummy data {top!r} is drawn once, not for each batch"
+            )
+
+
+def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None) -> None:
+    """A source of images, and of labels if there is a second top."""
+    scope = layer.scope
+    batch = scope.batch or settings.positive("batch_size")
+    image = scope.shapes.get(layer.tops[0]) or scope.image or size
+    transform = layer.settings("transform_param")
+    crop = transform.get("crop_size", 0)
+    if not crop and settings.type != "MemoryDataParameter":
+        crop = settings.get("crop_size", 0)
+    if image is None or (crop and len(image) != 3):
+        raise _no_size(layer, layer.tops[0])
+    if crop:
+        image = (image[0], crop, crop)
+    scope.transforms.append(transform)
+    if settings.type != "MemoryDataParameter":
+        scope.transforms.append(settings)
+    shapes = [(batch, *image), (batch, *scope.shapes.get(layer.tops[-1], ()))]
+    _source(layer, shapes[: len(layer.tops)], labels=True)
+
+
+def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], *, labels: bool = False) -> None:
+    scope, builder = layer.scope, layer.scope.net.builder
+    add_clock(builder)
+    names = []
+    for index, (top, shape) in enumerate(zip(layer.tops, shapes, strict=True)):
+        dtype = "int64" if labels and index == 1 else scope.dtype(top)
+        names.append(builder.blob(usable(top), shape, dtype, where=layer.node.where))
+        layer.put(top, Var(scope.net, names[-1]), report=False)
+    name = builder.fresh(layer.name) if layer.name in builder.ops else layer.name
+    builder.op(name, "Data", [SEED, ITERATION], names, lane="io", where=layer.node.where)
+
+
+def _fed(layer: Layer, top: str, shape: Sequence[int]) -> Var:
+    builder = layer.scope.net.builder
+    name = builder.blob(usable(top), shape, layer.scope.dtype(top), where=layer.node.where)
+    return Var(layer.scope.net, name)
+
+
+def _dims(node: Node) -> tuple[int, ...]:
+    dims = tuple(node.all("dim"))
+    if any(dim < 1 for dim in dims):
+        raise node.error(
+            f"a dimension is {min(dims)}", "dim", expected="1 or more", found=str(list(dims))
+        )
+    return dims
+
+
+def _no_size(layer: Layer, top: str) -> ConfigError:
+    return ConfigError(
+        f"the size of {top!r} is not in the text: layer {layer.name!r} ({layer.type}) reads it "
+        "from its source",
+        where=layer.node.where,
+        op=layer.name,
+        blob=top,
+        expected="the size of one image as (channels, height, width)",
+        found="none",
+        remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32",
+    )

@@ -1,0 +1,53 @@
+"""Batch norm as Caffe has it: no scale and shift, and running sums that a factor divides."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from purine.ops.registry import kind
+
+__all__ = ["CaffeBatchNorm", "CaffeBatchNormTest"]
+
+
+@kind(evaluation="CaffeBatchNormTest")
+def CaffeBatchNorm(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    factor: Tensor,
+    *,
+    fraction: float = 0.999,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalise over the batch; the results are y and the three sums carried on.
+
+    Each sum is `fraction` of the one before plus this batch's; `factor` sums ones, so that a sum
+    divided by it is an average.
+    """
+    y = F.batch_norm(x, None, None, None, None, True, 0.0, eps)
+    channels = [dim for dim in range(x.ndim) if dim != 1]
+    unbiased = 1 if x.numel() > x.shape[1] else 0
+    spread, centre = torch.var_mean(x.detach(), channels, correction=unbiased)
+    return (
+        y,
+        mean * fraction + centre,
+        variance * fraction + spread,
+        factor * fraction + 1.0,
+    )
+
+
+@kind
+def CaffeBatchNormTest(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    factor: Tensor,
+    *,
+    fraction: float = 0.999,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise with the running averages; all are 0 while nothing has been summed."""
+    share = torch.where(factor == 0, torch.zeros_like(factor), 1.0 / factor)
+    return F.batch_norm(x, mean * share, variance * share, None, None, False, 0.0, eps)
