@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from purine.graph import save_yaml
 from purine.runtime import checkpoint
@@ -61,6 +62,9 @@ def forker() -> Iterator[Forker]:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.skipif(
+    torch.version.cuda is not None, reason="a CUDA build of torch cannot differentiate after a fork"
+)
 def test_killed_runs_lose_nothing(tmp_path: Path) -> None:
     net, out, whole = tmp_path / "net.yaml", tmp_path / "out", tmp_path / "whole"
     save_yaml(mlp(8, hidden=(32,)), net)
