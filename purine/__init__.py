@@ -5,6 +5,8 @@ from purine import data, graph, ops, optimize, solvers, zoo
 from purine.autodiff import backward
 from purine.errors import PurineError
 from purine.graph import Blob, Builder, Graph, Location, Op, State
+from purine.importers.caffe import from_caffe
+from purine.importers.torch import from_torch
 from purine.ops import Net, check
 from purine.optimize import evaluation, inference, prune
 from purine.runtime.run import Result, Run, compute
@@ -27,6 +29,8 @@ __all__ = [
     "compute",
     "data",
     "evaluation",
+    "from_caffe",
+    "from_torch",
     "graph",
     "inference",
     "ops",
