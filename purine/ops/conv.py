@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from purine.graph import Attribute, Filler
-from purine.ops.net import Var
+from purine.ops.net import Net, Var
 from purine.ops.registry import kind
 
 __all__ = ["Conv", "Deconv", "conv", "deconv"]
@@ -62,9 +62,10 @@ def conv(
     """A convolution layer with its own weight and bias."""
     name = x.net.builder.fresh(name or "conv")
     shape = (outputs, x.shape[1] // groups, *_pair(kernel))
-    inputs = [x, x.net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
-    if bias:
-        inputs.append(x.net.parameter(f"{name}/bias", (outputs,), bias_filler or Filler()))
+    inputs = [
+        x,
+        *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
+    ]
     settings: dict[str, Attribute] = {
         "stride": stride,
         "pad": pad,
@@ -92,9 +93,10 @@ def deconv(
     """A transposed convolution layer with its own weight and bias."""
     name = x.net.builder.fresh(name or "deconv")
     shape = (x.shape[1], outputs // groups, *_pair(kernel))
-    inputs = [x, x.net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
-    if bias:
-        inputs.append(x.net.parameter(f"{name}/bias", (outputs,), bias_filler or Filler()))
+    inputs = [
+        x,
+        *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
+    ]
     settings: dict[str, Attribute] = {
         "stride": stride,
         "pad": pad,
@@ -103,6 +105,21 @@ def deconv(
         "groups": groups,
     }
     return x.net.apply("Deconv", inputs, settings, name=name)
+
+
+def _parameters(
+    net: Net,
+    name: str,
+    shape: tuple[int, ...],
+    biases: int,
+    weight_filler: Filler | None,
+    bias_filler: Filler | None,
+) -> list[Var]:
+    """The weight of a layer, and its bias where it has one."""
+    made = [net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
+    if biases:
+        made.append(net.parameter(f"{name}/bias", (biases,), bias_filler or Filler()))
+    return made
 
 
 def _pair(size: Pair) -> tuple[int, int]:
