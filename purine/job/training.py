@@ -276,8 +276,13 @@ class Training:
         return Saved(self.iteration, path)
 
     def _end_trace(self) -> None:
-        """Write the trace and go on without one, so that it stays small."""
-        self._run.trace.save(self.folder.trace_file)
+        """Write the trace and go on without one, so that it stays small.
+
+        A process in which nothing ran leaves the trace of an earlier one as it is.
+        """
+        trace = self._run.trace
+        if trace.events:
+            trace.save(self.folder.trace_file)
         self._run.close()
         self._run.record = False
         self._trace_end = None

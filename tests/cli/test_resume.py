@@ -184,3 +184,11 @@ def test_a_second_signal_ends_at_once() -> None:
     )
     assert done.returncode == -signal.SIGINT
     assert done.stdout == ""
+
+
+def test_resuming_a_finished_run_keeps_its_trace(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert call(*SMALL, "--iters", "3", "--trace", "--out", out).code == 0
+    before = (out / "trace.json").read_bytes()
+    assert call("train", "--resume", "--out", out).code == 0
+    assert (out / "trace.json").read_bytes() == before
