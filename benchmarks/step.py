@@ -21,26 +21,63 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-IMAGES = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "nin": (3, 32, 32)}
-LR, MOMENTUM, DECAY, CLASSES, COUNT = 0.01, 0.9, 5e-4, 10, 512
+
+@dataclass(frozen=True)
+class Setting:
+    """What a net is measured on: the shape of a sample (none of them an image where it is tokens),
+    the number of classes, the arguments of the zoo's net, and how long the parts take."""
+
+    sample: tuple[int, ...]
+    classes: int = 10
+    arguments: dict[str, object] = field(default_factory=dict)
+    count: int = 512
+    batch: int = 64
+    turns: int = 15
+    steps: int = 4
+    warm: int = 2
+
+
+SETTINGS = {
+    "mlp": Setting((1, 28, 28)),
+    "lenet": Setting((1, 28, 28)),
+    "nin": Setting((3, 32, 32)),
+    "googlenet": Setting(
+        (3, 224, 224),
+        1000,
+        {"batch_norm": True, "auxiliary": False},
+        count=32,
+        batch=16,
+        turns=9,
+        steps=2,
+        warm=1,
+    ),
+    "resnet50": Setting((3, 224, 224), 1000, count=16, batch=8, turns=9, steps=2, warm=1),
+    "gpt2": Setting((128,), 50257, {"context": 128}, count=8, batch=4, turns=9, steps=2, warm=1),
+}
+LR, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 CONTENDERS = ("purine", "eager", "compile")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--net", choices=sorted(IMAGES), default="nin")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--net", choices=sorted(SETTINGS), default="nin")
+    parser.add_argument("--batch", type=int)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn")
-    parser.add_argument("--warm", type=int, default=2, help="untimed steps before them")
+    parser.add_argument("--turns", type=int)
+    parser.add_argument("--steps", type=int, help="timed steps per turn")
+    parser.add_argument("--warm", type=int, help="untimed steps before them")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    for name in ("batch", "turns", "steps", "warm"):
+        if getattr(options, name) is None:
+            setattr(options, name, getattr(SETTINGS[options.net], name))
     if options.worker:
         work(options)
     else:
@@ -151,14 +188,33 @@ def held() -> int:
     raise OSError("no VmRSS in /proc/self/status")
 
 
+def samples(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The samples of one net and their labels, the same for all contenders."""
+    import torch
+
+    setting = SETTINGS[options.net]
+    torch.manual_seed(0)
+    if len(setting.sample) == 1:
+        tokens = torch.randint(setting.classes, (setting.count, setting.sample[0] + 1))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    images = torch.randn(setting.count, *setting.sample)
+    return images, torch.randint(setting.classes, (setting.count,))
+
+
 def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
     import purine as pu
 
-    net = pu.zoo.NETS[options.net](batch=options.batch, classes=CLASSES)
-    step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    data = pu.data.synthetic_images(IMAGES[options.net], classes=CLASSES, count=COUNT)
-    images, labels = data.train.batch(__import__("numpy").arange(COUNT))
-    data = pu.data.DataSet("memory", pu.data.ArraySource(images, labels, classes=CLASSES))
+    setting = SETTINGS[options.net]
+    named = {"classes": setting.classes} if options.net != "gpt2" else {}
+    net = pu.zoo.NETS[options.net](batch=options.batch, **named, **setting.arguments)
+    if options.net == "gpt2":
+        step = pu.solvers.adamw(pu.backward(net), lr=1e-4, weight_decay=0.1)
+    else:
+        step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    rows = [part.numpy() for part in samples(options)]
+    names = ("tokens", "targets") if options.net == "gpt2" else ("image", "label")
+    source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
+    data = pu.data.DataSet("memory", source)
     threads = options.threads or None
     run = pu.Run(pu.prune(step, ["loss"]), data=data, seed=0, threads=threads, channels_last=True)
 
@@ -171,27 +227,30 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
 
 def torch_steps(options: argparse.Namespace, compiled: bool = False) -> Callable[[int], None]:
     import torch
-    from rivals import RIVALS
+    from rivals import RIVALS, loss_of
 
-    model = RIVALS[options.net](IMAGES[options.net][0], CLASSES)
+    setting = SETTINGS[options.net]
+    inputs, labels = samples(options)
+    model = RIVALS[options.net](setting.sample[0], setting.classes)
     model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True
-    )
-    loss_of = torch.nn.CrossEntropyLoss()
+    if options.net == "gpt2":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    else:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True
+        )
     if compiled:
         model = torch.compile(model)
-    images = torch.randn(COUNT, *IMAGES[options.net]).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(CLASSES, (COUNT,))
     position = 0
 
     def steps(count: int) -> None:
         nonlocal position
         for _ in range(count):
             rows = slice(position, position + options.batch)
-            position = (position + options.batch) % (COUNT - options.batch + 1)
+            position = (position + options.batch) % (setting.count - options.batch + 1)
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model(images[rows]), labels[rows])
+            loss = loss_of(model(inputs[rows]), labels[rows])
             loss.backward()
             optimizer.step()
             value = loss.item()

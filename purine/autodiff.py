@@ -9,6 +9,7 @@ several readers their contributions are added by explicit ops, that of the last 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -295,11 +296,40 @@ class _Walk:
             last = index == len(parts) - 1
             result = self.builder.fresh(target if last else f"{target}/sum")
             self.builder.blob(result, blob.shape, blob.dtype, blob.location)
-            self.builder.op(
-                result, "aten.add.Tensor", [total, part], [result], location=blob.location
-            )
+            if not self._add_rows(total, part, result):
+                self.builder.op(
+                    result, "aten.add.Tensor", [total, part], [result], location=blob.location
+                )
             total = result
         return total
+
+    def _add_rows(self, total: str, part: str, result: str) -> bool:
+        """Add the gradient of an embedding row by row, where it is a part of a sum.
+
+        By itself it is a table full of zeros, as large as the vocabulary.
+        """
+        made = self.emitted.get(part, [])
+        op = next((o for o in map(self.builder.ops.get, made) if o and part in o.outputs), None)
+        if op is None or op.kind != "aten.embedding_dense_backward":
+            return False
+        if op.attributes["scale_grad_by_freq"] or op.attributes["padding_idx"] != -1:
+            return False
+        rows, index = (self.builder.blobs[item] for item in op.inputs)
+        assert rows.shape is not None
+        assert index.shape is not None
+        del self.builder.ops[op.name], self.builder.blobs[part]
+        flat = []
+        for item, shape in ((index, (-1,)), (rows, (-1, rows.shape[-1]))):
+            size = (math.prod(index.shape), *shape[1:])
+            name = self.builder.fresh(f"{op.name}/{'rows' if item is rows else 'index'}")
+            flat.append(self.builder.blob(name, size, item.dtype, op.location))
+            self.builder.op(
+                name, "aten.reshape", [item.name], [name], {"shape": shape}, location=op.location
+            )
+        self.builder.op(
+            result, "aten.index_add", [total, *flat], [result], {"dim": 0}, location=op.location
+        )
+        return True
 
     def _rename(self, old: str, new: str) -> None:
         """Give a gradient its final name; only ops emitted along with it can refer to it yet."""

@@ -45,6 +45,7 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
     "aten.exp": (0,),
     "aten.gelu": (0,),
     "aten.gelu_backward": (0,),
+    "aten.index_add": (0,),
     "aten.leaky_relu": (0,),
     "aten.leaky_relu_backward": (0,),
     "aten.mul.Tensor": (0, 1),
@@ -57,7 +58,7 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
     "aten.tanh_backward": (0,),
     "aten.threshold_backward": (0,),
 }
-"""Elementwise kinds, and the inputs of each that its result may be written over."""
+"""Kinds that can write their result over an input, and which inputs these are."""
 
 
 def device_of(location: Location) -> torch.device:

@@ -90,7 +90,11 @@ def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> 
 
 
 def _urgency(graph: Graph, cost: Callable[[Op], float]) -> list[str]:
-    """Op names in a topological order: the order in which one lane would run them all."""
+    """Op names in a topological order: the order in which one lane would run them all.
+
+    An op that carries a state on comes after the state's other readers, unless they wait for it:
+    it can then write over the old value.
+    """
     remaining = _remaining_paths(graph, cost)
     busiest: dict[Location, set[Lane]] = {}
     for op in graph.ops.values():
@@ -101,6 +105,8 @@ def _urgency(graph: Graph, cost: Callable[[Op], float]) -> list[str]:
     for targets in graph.successors.values():
         for target in targets:
             waiting[target] += 1
+    unread, behind = _old_values(graph)
+    held: dict[str, None] = {}
     order: list[str] = []
     step = 0
     ready: list[tuple[float, float, int, str]] = []
@@ -115,17 +121,43 @@ def _urgency(graph: Graph, cost: Callable[[Op], float]) -> list[str]:
                 heapq.heappush(ready, (-step, remaining[name], place, name))
 
     push([name for name, count in waiting.items() if count == 0])
-    while ready:
+    while ready or held:
+        if not ready:
+            push([next(iter(held))])
         name = heapq.heappop(ready)[-1]
+        held.pop(name, None)
         order.append(name)
         released = []
         for target in graph.successors[name]:
             waiting[target] -= 1
             if waiting[target] == 0:
+                if unread.get(target):
+                    held[target] = None
+                else:
+                    released.append(target)
+        for target in behind.get(name, ()):
+            unread[target] -= 1
+            if not unread[target] and target in held:
+                del held[target]
                 released.append(target)
         push(released)
     assert len(order) == len(graph.ops), "the graph has a cycle: verify it first"
     return order
+
+
+def _old_values(graph: Graph) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """How many others read the state that an op carries on; and by reader, which ops these are."""
+    unread: dict[str, int] = {}
+    behind: dict[str, list[str]] = {}
+    for state in graph.states.values():
+        producer = graph.producers.get(state.next)
+        if producer is None or state.read not in producer.inputs:
+            continue
+        for reader in graph.consumers[state.read]:
+            if reader.name != producer.name:
+                unread[producer.name] = unread.get(producer.name, 0) + 1
+                behind.setdefault(reader.name, []).append(producer.name)
+    return unread, behind
 
 
 def _remaining_paths(graph: Graph, cost: Callable[[Op], float]) -> Mapping[str, float]:

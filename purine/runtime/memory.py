@@ -1,10 +1,10 @@
 """Where the memory of activations comes from.
 
 A training step allocates and frees hundreds of megabytes in large buffers of many sizes. Kept in
-the C library's heap they cost no page faults, but the heap breaks up and peaks at half as much
-again as is ever in use. Taken from the system one by one nothing is wasted, but every page faults,
-each time. With huge pages the second way costs next to nothing, so that is the way where the system
-has them; smaller buffers stay in the heap.
+the C library's heap they cost no page faults, but the heap breaks up and peaks at a quarter to a
+half more than is ever in use. Taken from the system one by one nothing is wasted, but the system
+clears every page, each time; huge pages make that bearable, for steps that compute much with each
+byte. So that is the way where the system has huge pages and the step does; else the heap is kept.
 """
 
 from __future__ import annotations
@@ -16,28 +16,56 @@ from functools import cache
 
 import torch
 
+from purine.graph import Graph
+from purine.ops.infer import cost, size_in_bytes
+from purine.ops.registry import lookup
+
 __all__ = ["tune_heap"]
 
-_MMAP_THRESHOLD = -3
-_LARGE = 3 << 20
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_LARGE, _ALL = 3 << 20, 1 << 30
+_DENSE = 10e-3
+"""Bytes of results for each flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
 
 
-@cache
-def tune_heap() -> bool:
-    """Give large buffers pages of their own, if those are huge; whether they are. Once per process.
+def tune_heap(graph: Graph) -> bool:
+    """Fit the C library's heap to a step; whether large buffers get pages of their own.
 
-    Without huge pages the C library's own ways are left as they are.
+    A setting of the whole process: the last step counts. Where ops of a step compute side by side,
+    and without huge pages, the C library's own ways are left as they are.
     """
-    if not sys.platform.startswith("linux") or not _has_huge_pages():
+    if not sys.platform.startswith("linux") or not _has_huge_pages() or _lanes(graph) > 1:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGE))
+    made, flops = _volume(graph)
+    single = made <= _DENSE * flops
+    mallopt(_ARENA_MAX, 1)
+    limit = _LARGE if single else _ALL
+    mallopt(_TRIM_THRESHOLD, limit)
+    return bool(mallopt(_MMAP_THRESHOLD, limit)) and single
 
 
+def _lanes(graph: Graph) -> int:
+    lanes = {(op.location, op.lane) for op in graph.ops.values() if op.lane.startswith("compute")}
+    return len(lanes)
+
+
+def _volume(graph: Graph) -> tuple[int, int]:
+    """The bytes of a step's large results, states not counted, and its flops."""
+    made = flops = 0
+    for op in graph.ops.values():
+        sizes = (size_in_bytes(graph.blobs[name]) for name in op.outputs if name)
+        if not lookup(op).over:
+            made += sum(size for size in sizes if size >= _LARGE)
+        flops += cost(op, graph.blobs).flops
+    return made, flops
+
+
+@cache
 def _has_huge_pages() -> bool:
     """Whether touching a large tensor costs far fewer page faults than it has pages."""
     probe = torch.empty(_PROBE, dtype=torch.uint8)

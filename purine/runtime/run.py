@@ -98,7 +98,7 @@ class Run:
         self._executor: Executor | None = None
         self._events: tuple[Event, ...] = ()
         self._failure: RunError | None = None
-        tune_heap()
+        tune_heap(self.graph)
 
     def __enter__(self) -> Run:
         return self
