@@ -1,7 +1,7 @@
 """Purine: a whole training job as one bipartite graph, run by an event-driven dispatcher."""
 
 from purine import _environment as _environment
-from purine import data, graph, ops, optimize, solvers, zoo
+from purine import data, graph, ops, optimize, parallel, solvers, zoo
 from purine.autodiff import backward
 from purine.errors import PurineError
 from purine.graph import Blob, Builder, Graph, Location, Op, State
@@ -35,6 +35,7 @@ __all__ = [
     "inference",
     "ops",
     "optimize",
+    "parallel",
     "prune",
     "solvers",
     "zoo",

@@ -61,9 +61,8 @@ class Order:
 class Reader:
     """Reads the batches of one source, each a function of the iteration.
 
-    Where `parts` readers share the work (one per replica), part k of iteration i reads the batch of
-    positions that begins at (i * parts + k) * batch: together they read the stream that one reader
-    with a batch of parts * batch reads.
+    Where several readers share the work, each reads its own part of a `whole` batch, from sample
+    `offset` on: together they read the stream that one reader with a batch of `whole` reads.
     """
 
     def __init__(
@@ -73,17 +72,17 @@ class Reader:
         batch: int,
         seed: int,
         shuffle: bool,
-        part: int = 0,
-        parts: int = 1,
+        offset: int = 0,
+        whole: int | None = None,
     ) -> None:
         _require("batch", batch, 1)
-        _require("parts", parts, 1)
-        if not 0 <= part < parts:
+        whole = offset + batch if whole is None else whole
+        if not 0 <= offset <= whole - batch:
             raise ConfigError(
-                f"part is {part}",
-                expected=f"0 to {parts - 1}",
-                found=str(part),
-                remedy="number the readers from 0",
+                f"a part of {batch} samples begins at {offset} of {whole}",
+                expected=f"an offset of 0 to {whole - batch}",
+                found=str(offset),
+                remedy="let the parts lie within the whole batch",
             )
         if source.sequential and shuffle:
             raise DataError(
@@ -94,14 +93,14 @@ class Reader:
             )
         self.source = source.for_reader()
         self.batch = batch
-        self.part = part
-        self.parts = parts
+        self.offset = offset
+        self.whole = whole
         self._order = None if source.sequential else Order(len(source), seed=seed, shuffle=shuffle)
 
     def read(self, iteration: int) -> tuple[torch.Tensor, ...]:
         """The batch of this iteration, a tensor per field of the source."""
         _require("iteration", iteration, 0)
-        start = (iteration * self.parts + self.part) * self.batch
+        start = iteration * self.whole + self.offset
         if self._order is None:
             return self.source.batch(np.arange(start, start + self.batch, dtype=np.int64))
         return self.source.batch(self._order.indices(start, self.batch))

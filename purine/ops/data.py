@@ -16,17 +16,20 @@ Data = register(
         attributes={
             "source": Attr(str, "train"),
             "shuffle": Attr(bool, True),
-            "part": Attr(int, 0),
-            "parts": Attr(int, 1),
+            "offset": Attr(int, 0),
+            "whole": Attr(int | None, None),
         },
     )
 )
-"""The next batch of a source. `part` of `parts` lets several ops read one stream side by side."""
+"""The next batch of a source, or a part of it: the samples from `offset` on of a `whole` batch."""
 
 
 @kind
-def Copy(x: Tensor) -> Tensor:
-    """The same value at another location: the only kind whose two ends differ in location."""
+def Copy(x: Tensor, *, alias: bool = False) -> Tensor:
+    """The same value at another location: the only kind whose two ends differ in location.
+
+    With `alias` both ends are one piece of memory, and the run does nothing.
+    """
     return x.clone()
 
 

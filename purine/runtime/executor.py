@@ -18,8 +18,10 @@ from torch import Tensor
 from purine.errors import RunError, StallError
 from purine.graph import Graph
 from purine.ops.registry import Kernel
+from purine.runtime.aliases import without_aliases
 from purine.runtime.buffers import Buffers
 from purine.runtime.core import Core, compile_plan
+from purine.runtime.devices import pin
 from purine.runtime.program import compile_program
 from purine.runtime.threads import set_kernel_threads
 from purine.runtime.trace import Event, Trace, edges_of
@@ -32,7 +34,8 @@ class Executor:
 
     `states` gives the value of every state at iteration `start`, `feeds` that of every input, the
     same in all iterations. The executor owns the states' tensors: it writes over them. `credit`
-    bounds the iterations in flight. `threads` is the number of intra-op threads of a compute lane.
+    bounds the iterations in flight. `cores` are those of each device; a compute lane uses as many
+    threads as its device has cores, or `threads` where the device has no cores of its own.
     """
 
     def __init__(
@@ -45,9 +48,10 @@ class Executor:
         start: int = 0,
         credit: int = 2,
         threads: int | None = None,
+        cores: Mapping[str, tuple[int, ...]] | None = None,
         record: bool = False,
     ) -> None:
-        self.graph = graph
+        self.graph = graph = without_aliases(graph)
         self.plan = compile_plan(graph)
         self.core = Core(self.plan, start=start, credit=credit)
         self.buffers = Buffers(
@@ -60,6 +64,7 @@ class Executor:
             credit=credit,
         )
         self.threads = threads or torch.get_num_threads()
+        self.cores = cores or {}
         self._results: dict[int, dict[str, Tensor]] = {}
         self._collected = start
         self._lock = threading.Lock()
@@ -138,8 +143,10 @@ class Executor:
         return Event(op.name, op.kind, iteration, str(location), lane, begin, end)
 
     def _lane(self, station: int) -> None:
-        compute = self.plan.stations[station][1].startswith("compute")
-        set_kernel_threads(self.threads if compute else 1)
+        location, lane = self.plan.stations[station]
+        cores = self.cores.get(location.device, ())
+        pin(cores)
+        set_kernel_threads((len(cores) or self.threads) if lane.startswith("compute") else 1)
         lock, bell = self._lock, self._bells[station]
         with torch.no_grad():
             with lock:

@@ -59,7 +59,7 @@ def _stream_kernel(graph: Graph, op: Op, source: Source, layout: torch.memory_fo
     return kernel
 
 
-_STREAM: Mapping[str, object] = {"shuffle": True, "part": 0, "parts": 1}
+_STREAM: Mapping[str, object] = {"shuffle": True, "offset": 0, "whole": None}
 
 
 def _rows_kernel(source: Source, start: int, batch: int, layout: torch.memory_format) -> Kernel:

@@ -23,6 +23,8 @@ from purine.ops.clock import ITERATION, SEED
 from purine.ops.fillers import fill
 from purine.ops.infer import check, with_batch
 from purine.runtime import checkpoint
+from purine.runtime.aliases import without_aliases
+from purine.runtime.devices import cores_of
 from purine.runtime.executor import Executor
 from purine.runtime.feeding import batch_of, data_ops, read_rows, read_stream
 from purine.runtime.layout import laid_out
@@ -52,9 +54,10 @@ class Result:
 class Run:
     """An execution of a training step, to be stepped, measured, saved and resumed.
 
-    `prefetch` is how many iterations `Data` ops may be ahead; `threads` the number of threads that
-    one kernel may use; `channels_last` how images and filters lie in memory; `record` keeps a
-    trace.
+    `prefetch` is how many iterations `Data` ops may be ahead. `threads` is the number of threads
+    that one kernel may use: the number of cores of a device, where the graph is on several, which
+    may `share_cores` where there are too few. `channels_last` says how images and filters lie in
+    memory; `record` keeps a trace.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
@@ -74,6 +77,7 @@ class Run:
         seed: int = 0,
         prefetch: int = 2,
         threads: int | None = None,
+        share_cores: bool = False,
         channels_last: bool = False,
         record: bool = False,
     ) -> None:
@@ -89,6 +93,7 @@ class Run:
         self.seed = seed
         self.credit = prefetch + 1
         self.threads = threads
+        self._cores = cores_of(self.graph, threads=threads, share=share_cores)
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.record = record
         self.iteration = 0
@@ -208,7 +213,7 @@ class Run:
         events = self._events
         if self._executor is not None:
             events += self._executor.trace().events
-        return Trace(events, edges_of(self.graph))
+        return Trace(events, edges_of(without_aliases(self.graph)))
 
     def close(self) -> None:
         """End the lanes, after the iterations in flight.
@@ -266,6 +271,7 @@ class Run:
                 start=self.iteration,
                 credit=self.credit,
                 threads=self.threads,
+                cores=self._cores,
                 record=self.record,
             )
         return self._executor

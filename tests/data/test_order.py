@@ -69,7 +69,7 @@ def test_any_split_of_a_range_agrees(
 def test_parts_tile_the_stream(parts: int, batch: int) -> None:
     whole = Reader(NUMBERS, batch=6, seed=5, shuffle=True)
     readers = [
-        Reader(NUMBERS, batch=batch, seed=5, shuffle=True, part=part, parts=parts)
+        Reader(NUMBERS, batch=batch, seed=5, shuffle=True, offset=part * batch, whole=6)
         for part in range(parts)
     ]
     for iteration in range(5):
@@ -92,7 +92,8 @@ def test_a_batch_may_be_larger_than_the_source() -> None:
 def test_parts_of_a_sequential_source_tile_its_stream() -> None:
     source = IterableSource([(number,) for number in range(5)], names=("number",))
     readers = [
-        Reader(source, batch=2, seed=0, shuffle=False, part=part, parts=2) for part in range(2)
+        Reader(source, batch=2, seed=0, shuffle=False, offset=2 * part, whole=4)
+        for part in range(2)
     ]
     read = [readers[part].read(iteration)[0].tolist() for iteration in (0, 1) for part in (1, 0)]
     assert read == [[2, 3], [0, 1], [1, 2], [4, 0]]
@@ -107,8 +108,8 @@ def test_a_sequential_source_cannot_be_shuffled() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigError, match="batch is 0"):
         Reader(NUMBERS, batch=0, seed=0, shuffle=True)
-    with pytest.raises(ConfigError, match="part is 2"):
-        Reader(NUMBERS, batch=1, seed=0, shuffle=True, part=2, parts=2)
+    with pytest.raises(ConfigError, match="a part of 1 samples begins at 2 of 2"):
+        Reader(NUMBERS, batch=1, seed=0, shuffle=True, offset=2, whole=2)
     with pytest.raises(ConfigError, match="seed is -1"):
         Order(3, seed=-1)
     with pytest.raises(ConfigError, match="number of samples is 0"):

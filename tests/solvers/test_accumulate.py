@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from purine.autodiff import backward
-from purine.errors import ConfigError, GraphError
+from purine.errors import ConfigError
 from purine.ops import Net, batch_norm, check, inner_product, softmax_loss
 from purine.solvers import accumulate, adam, clip_by_norm, sgd
 from tests.reference import following, run
@@ -46,7 +46,9 @@ def test_micro_batches_are_one_large_batch(ratio, finish):
 def test_accumulating_twice_multiplies():
     twice = check(accumulate(accumulate(backward(small_net(2, ratio=0.5)), 2), 2))
     once = check(accumulate(backward(small_net(2, ratio=0.5)), 4))
-    parts = {op.attributes["part"]: name for name, op in twice.ops.items() if op.kind == "Data"}
+    parts = {
+        op.attributes["offset"] // 2: name for name, op in twice.ops.items() if op.kind == "Data"
+    }
     assert sorted(parts) == [0, 1, 2, 3]
     fed = micro_feeds(0)
     inner = {}
@@ -65,7 +67,7 @@ def assert_gradients_close(found, expected):
 def test_data_ops_share_the_stream_of_the_large_batch():
     graph = accumulate(backward(small_net(2)), 3)
     read = [graph.ops[f"micro{k}/data"].attributes for k in range(3)]
-    assert [(item["part"], item["parts"]) for item in read] == [(0, 3), (1, 3), (2, 3)]
+    assert [(item["offset"], item["whole"]) for item in read] == [(0, 6), (2, 6), (4, 6)]
 
 
 def test_statistics_pass_through_the_micro_batches():
@@ -105,6 +107,16 @@ def test_less_than_once_is_refused():
         accumulate(backward(small_net()), 0)
 
 
-def test_after_a_solver_is_refused():
-    with pytest.raises(GraphError, match="is updated already"):
-        accumulate(sgd(backward(small_net())), 2)
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda graph: sgd(graph, lr=0.3, momentum=0.9),
+        lambda graph: adam(clip_by_norm(graph, 0.5), lr=0.01),
+    ],
+    ids=["sgd", "clip_adam"],
+)
+def test_after_a_solver_it_is_the_same(finish):
+    net = backward(small_net(2, ratio=0.5))
+    expected, _ = train(check(finish(accumulate(net, 4))), micro_feeds)
+    found, _ = train(check(accumulate(finish(net), 4)), micro_feeds)
+    assert_same(found, expected)

@@ -1,0 +1,110 @@
+"""Copies of the batch half of a step, each for its own samples.
+
+A copy reads the samples from `start` on of a `whole` batch and draws the random numbers that the
+whole batch would draw for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.ops.registry import lookup
+from purine.parallel._halves import Halves, batch_of
+
+__all__ = ["Part", "add_part", "average", "is_scalar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One copy: the prefix of its names, its samples, and where its nodes are put."""
+
+    prefix: str
+    start: int
+    whole: int
+    located: Callable[[Location], Location] = lambda location: location
+
+    def name(self, name: str) -> str:
+        return f"{self.prefix}/{name}"
+
+
+def add_part(
+    builder: Builder,
+    graph: Graph,
+    halves: Halves,
+    part: Part,
+    reads: Mapping[str, str] | None = None,
+) -> None:
+    """Add a copy of the batch half; `reads` renames blobs from outside of it, such as states."""
+    names = {name: part.name(name) for name in halves.made()} | {NOTHING: NOTHING}
+    outside = reads or {}
+    own = batch_of(graph)
+    for name in graph.blobs:
+        if name in names:
+            blob = graph.blobs[name]
+            builder.add(replace(blob, name=names[name], location=part.located(blob.location)))
+    for op in halves.batch:
+        builder.add(
+            replace(
+                op,
+                name=part.name(op.name),
+                inputs=tuple(names.get(name) or outside.get(name, name) for name in op.inputs),
+                outputs=tuple(names[name] for name in op.outputs),
+                attributes=_moved(graph, op, part, own),
+                location=part.located(op.location),
+            )
+        )
+    ops = {op.name for op in halves.batch}
+    builder.control |= {
+        (part.name(before), part.name(after))
+        for before, after in graph.control
+        if before in ops and after in ops
+    }
+
+
+def average(
+    builder: Builder,
+    like: Blob,
+    name: str,
+    parts: list[str],
+    *,
+    location: Location,
+    weights: tuple[float, ...] | None = None,
+) -> None:
+    """Add the mean of several blobs as blob and op `name`."""
+    builder.add(replace(like, name=name, location=location))
+    settings: dict[str, Attribute] = {} if weights is None else {"weights": weights}
+    builder.op(name, "Average", parts, [name], settings, location=location)
+
+
+def is_scalar(blob: Blob) -> bool:
+    return blob.shape == () and "float" in blob.dtype
+
+
+def _moved(graph: Graph, op: Op, part: Part, own: int) -> Mapping[str, Attribute]:
+    """The attributes of an op, moved to the samples of its part."""
+    if op.kind == "Data":
+        offset = op.attributes.get("offset", 0)
+        assert isinstance(offset, int)
+        return {**op.attributes, "offset": part.start + offset, "whole": part.whole}
+    if part.start and {"offset", "stream"} <= lookup(op).attributes.keys():
+        offset = op.attributes.get("offset", 0)
+        shape = graph.blobs[op.outputs[0]].shape
+        assert isinstance(offset, int)
+        if shape:
+            # Rows of the blob for each sample: more than one where places were joined with samples.
+            rows = shape[0] * _copies(graph) // own
+            return {**op.attributes, "offset": offset + part.start * rows}
+    return op.attributes
+
+
+def _copies(graph: Graph) -> int:
+    """Into how many equal parts the graph has cut its batch already."""
+    for op in graph.ops.values():
+        whole = op.attributes.get("whole") if op.kind == "Data" else None
+        if isinstance(whole, int):
+            shape = graph.blobs[next(name for name in op.outputs if name != NOTHING)].shape
+            assert shape
+            return whole // shape[0]
+    return 1

@@ -1,0 +1,78 @@
+"""Which devices a graph is on, and how people write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from purine.errors import ConfigError
+from purine.graph import Graph, Location
+
+__all__ = ["as_location", "as_locations", "devices_of", "parse_devices", "shares_memory"]
+
+_SPAN = re.compile(r"(cpu|cuda):(\d+)(?:-(\d+))?")
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Devices as people write them.
+
+    >>> parse_devices("cpu:0-2,cuda:1")
+    ('cpu:0', 'cpu:1', 'cpu:2', 'cuda:1')
+    """
+    found: list[str] = []
+    for item in text.split(","):
+        span = _SPAN.fullmatch(item.strip())
+        first, last = (int(span[2]), int(span[3] or span[2])) if span else (1, 0)
+        if not span or last < first:
+            raise ConfigError(
+                f"devices are {text!r}",
+                expected="cpu:K, cuda:K or spans such as cpu:0-3, with commas between them",
+                found=repr(item.strip()),
+                remedy="write for example --devices cpu:0-3",
+            )
+        found += [f"{span[1]}:{number}" for number in range(first, last + 1)]
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"device {twice} is named twice",
+            expected="each device once",
+            found=text,
+            remedy="name every device once",
+        )
+    return tuple(found)
+
+
+def as_location(device: str | Location) -> Location:
+    return device if isinstance(device, Location) else Location(device=device)
+
+
+def as_locations(devices: str | Iterable[str | Location]) -> tuple[Location, ...]:
+    """Locations from a text such as `cpu:0-3`, or from devices one by one."""
+    if isinstance(devices, str):
+        devices = parse_devices(devices)
+    return tuple(as_location(device) for device in devices)
+
+
+def devices_of(graph: Graph) -> tuple[Location, ...]:
+    """The locations of a graph's ops, in order of host, kind and number."""
+    return tuple(sorted({op.location for op in graph.ops.values()}, key=_order))
+
+
+def shares_memory(one: Location, other: Location) -> bool:
+    """Whether two locations can read each other's blobs in place.
+
+    >>> shares_memory(Location(device="cpu:0"), Location(device="cpu:1"))
+    True
+    """
+    return one.host == other.host and (
+        one.device == other.device or (_is_cpu(one) and _is_cpu(other))
+    )
+
+
+def _is_cpu(location: Location) -> bool:
+    return location.device.startswith("cpu:")
+
+
+def _order(location: Location) -> tuple[str, str, int]:
+    kind, number = location.device.split(":")
+    return location.host, kind, int(number)

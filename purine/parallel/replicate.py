@@ -1,0 +1,261 @@
+"""Synchronous data parallelism: a replica of the net on every device, and one update.
+
+The step that is replicated is that of one replica: n replicas of a step with batch b train as the
+step with batch n * b does. Each replica reads its own samples of the large batch and draws the
+random numbers that belong to them. A gradient is averaged as soon as all replicas have it, by its
+owner, which updates the parameter; the next iteration's forward starts layer by layer as
+parameters arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.errors import ConfigError, GraphError
+from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.ops.infer import check, size_in_bytes
+from purine.parallel._halves import Halves, batch_of, halve
+from purine.parallel._parts import Part, add_part, average, is_scalar
+from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
+from purine.parallel.copies import insert_copies
+from purine.parallel.devices import as_locations, devices_of
+
+__all__ = ["replicate"]
+
+
+def replicate(
+    step: Graph | Sequence[Graph],
+    devices: str | Iterable[str | Location],
+    *,
+    topology: Topology = "sharded",
+    bucket: int = 1 << 16,
+) -> Graph:
+    """A training step on several devices, whose batch is the sum of their batches.
+
+    A step that is on m devices already (a pipeline, a sharded net) takes m devices for each
+    replica. For devices that are not equally fast, `step` is a sequence of steps, one per replica,
+    that differ in their batch alone.
+
+    `topology` says who adds up gradients: `sharded` (each parameter has an owner), `server` (one
+    device owns all), `tree`, or `ring`. Gradients of at most `bucket` bytes with one owner are
+    averaged together. Batch norm normalises the samples of each replica by themselves, and the
+    running statistics are the mean of all.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=16)), lr=0.1)
+    >>> both = replicate(step, ["cpu:0", "cpu:1"])
+    >>> [op.name for op in both.ops.values() if op.kind == "Data"]
+    ['replica0/data', 'replica1/data']
+    """
+    places = as_locations(devices)
+    steps = [check(step)] if isinstance(step, Graph) else [check(one) for one in step]
+    base = steps[0]
+    own = devices_of(base)
+    if topology not in TOPOLOGIES:
+        raise ConfigError(
+            f"there is no topology {topology!r}",
+            expected=", ".join(TOPOLOGIES),
+            found=repr(topology),
+            remedy="use one of these",
+        )
+    _refuse(base, steps, places, own)
+    count = len(places) // len(own)
+    if len(steps) == 1:
+        steps *= count
+    if count == 1:
+        return _moved(base, dict(zip(own, places, strict=True)))
+    plan = _Replicas(steps, [places[k * len(own) : (k + 1) * len(own)] for k in range(count)])
+    return check(insert_copies(plan.graph(topology, bucket)))
+
+
+class _Replicas:
+    """The graph of all replicas while it is built."""
+
+    def __init__(self, steps: Sequence[Graph], places: Sequence[Sequence[Location]]) -> None:
+        self.steps = steps
+        self.base = steps[0]
+        self.own = devices_of(self.base)
+        self.places = places
+        self.halves: list[Halves] = [halve(step) for step in steps]
+        sizes = [batch_of(step) for step in steps]
+        whole = sum(sizes)
+        self.parts = []
+        start = 0
+        for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
+            moves = dict(zip(self.own, onto, strict=True))
+            self.parts.append(Part(f"replica{number}", start, whole, moves.__getitem__))
+            start += size
+        even = len(set(sizes)) == 1
+        self.weights = None if even else tuple(size / whole for size in sizes)
+
+    def graph(self, topology: Topology, bucket: int) -> Graph:
+        base, halves = self.base, self.halves[0]
+        made = halves.made()
+        owners = self._owners(halves, topology)
+        homes = self._homes(halves, owners)
+        builder = Builder()
+        for name, blob in base.blobs.items():
+            if name not in made:
+                builder.add(replace(blob, location=homes[name]))
+        for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
+            add_part(builder, step, own, part)
+        reduction = Reduction(
+            builder,
+            [part.prefix for part in self.parts],
+            {location: self._group(location) for location in self.own},
+            self.weights,
+        )
+        reduction.add(
+            {border: (base.blobs[border], owners[p]) for p, border in halves.gradients.items()},
+            topology=topology,
+            bucket=bucket,
+            order=[op.name for op in halves.batch],
+        )
+        for op in halves.once:
+            self._add_once(builder, op, homes)
+        self._add_states(builder, made, homes)
+        self._add_outputs(builder, made, set(halves.gradients.values()))
+        builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
+        return builder.graph()
+
+    def _group(self, location: Location) -> list[Location]:
+        """The devices that hold the replicas of what is at a location of the step."""
+        return [onto[self.own.index(location)] for onto in self.places]
+
+    def _owners(self, halves: Halves, topology: Topology) -> dict[str, Location]:
+        """The device that adds up and updates each parameter: shares of equal size for all."""
+        load = {place: 0 for onto in self.places for place in onto}
+        owners: dict[str, Location] = {}
+        size = {p: size_in_bytes(self.base.blobs[p]) for p in halves.gradients}
+        for name in sorted(halves.gradients, key=lambda p: (-size[p], p)):
+            group = self._group(self.base.blobs[name].location)
+            owner = group[0] if topology == "server" else min(group, key=load.__getitem__)
+            load[owner] += size[name]
+            owners[name] = owner
+        return owners
+
+    def _homes(self, halves: Halves, owners: Mapping[str, Location]) -> dict[str, Location]:
+        """Where everything that there is once is: what belongs to a parameter is at its owner."""
+        base = self.base
+        first = self.parts[0].located
+        read = {name for op in halves.batch for name in op.inputs}
+        homes = {name: first(blob.location) for name, blob in base.blobs.items()}
+        homes.update(owners)
+        homes.update({border: owners[p] for p, border in halves.gradients.items()})
+        known = set(owners) | set(halves.gradients.values())
+        for name in base.order:
+            op = base.ops[name]
+            if op not in halves.once:
+                continue
+            places = {homes[item] for item in op.inputs if item in known}
+            if len(places) != 1 or op.kind == "GlobalNorm":
+                continue
+            (place,) = places
+            slots = [item for item in op.inputs if item in base.states and item not in read]
+            shared = [item for item in slots if len(base.consumers[item]) > 1]
+            owned = {*op.outputs, *slots}.difference(shared, {NOTHING})
+            homes.update(dict.fromkeys(owned, place))
+            known |= owned
+        for state in base.states.values():
+            homes[state.next] = homes[state.read]
+        return homes
+
+    def _add_once(self, builder: Builder, op: Op, homes: Mapping[str, Location]) -> None:
+        place = homes[next(name for name in op.outputs if name != NOTHING)]
+        if op.kind == "GlobalNorm":
+            op = _partial_norms(builder, op, homes)
+        builder.add(replace(op, location=place))
+
+    def _add_states(
+        self, builder: Builder, made: frozenset[str], homes: Mapping[str, Location]
+    ) -> None:
+        """Parameters go on as their owner says; what the replicas update, as their mean."""
+        for name, state in self.base.states.items():
+            if state.next in made:
+                blob = self.base.blobs[state.next]
+                parts = [part.name(state.next) for part in self.parts]
+                if "float" in blob.dtype:
+                    average(
+                        builder,
+                        blob,
+                        state.next,
+                        parts,
+                        location=homes[name],
+                        weights=self.weights,
+                    )
+                else:
+                    builder.add(replace(blob, location=homes[name]))
+                    builder.op(
+                        state.next, "aten.clone", parts[:1], [state.next], location=homes[name]
+                    )
+            builder.add(state)
+
+    def _add_outputs(self, builder: Builder, made: frozenset[str], borders: set[str]) -> None:
+        for name in self.base.outputs:
+            if name not in made or name in borders:
+                builder.outputs.append(name)
+            elif is_scalar(self.base.blobs[name]):
+                blob = self.base.blobs[name]
+                parts = [part.name(name) for part in self.parts]
+                place = self.parts[0].located(blob.location)
+                average(builder, blob, name, parts, location=place, weights=self.weights)
+                builder.outputs.append(name)
+            else:
+                builder.outputs += [part.name(name) for part in self.parts]
+
+
+def _partial_norms(builder: Builder, op: Op, homes: Mapping[str, Location]) -> Op:
+    """The norm of all gradients as the norm of the norms at each owner."""
+    groups: dict[Location, list[str]] = {}
+    for name in op.inputs:
+        groups.setdefault(homes[name], []).append(name)
+    if len(groups) == 1:
+        return op
+    norms = []
+    for number, (place, names) in enumerate(groups.items()):
+        norm = builder.fresh(f"{op.name}/{number}")
+        builder.blob(norm, (), "float64", place)
+        builder.op(norm, "GlobalNorm", names, [norm], location=place)
+        norms.append(norm)
+    return replace(op, inputs=tuple(norms))
+
+
+def _moved(graph: Graph, moves: Mapping[Location, Location]) -> Graph:
+    builder = Builder(graph)
+    for name, blob in graph.blobs.items():
+        builder.blobs[name] = replace(blob, location=moves.get(blob.location, blob.location))
+    for name, op in graph.ops.items():
+        builder.ops[name] = replace(op, location=moves[op.location])
+    return check(insert_copies(builder.graph()))
+
+
+def _refuse(
+    base: Graph, steps: Sequence[Graph], places: Sequence[Location], own: Sequence[Location]
+) -> None:
+    if not places or len(places) % len(own) or (len(steps) > 1 and len(places) != len(steps)):
+        wanted = f"a multiple of {len(own)}" if len(steps) == 1 else str(len(steps) * len(own))
+        raise ConfigError(
+            f"replicas of a step on {len(own)} devices cannot be laid over {len(places)}",
+            expected=f"{wanted} devices",
+            found=", ".join(place.device for place in places) or "none",
+            remedy=f"name {wanted} devices",
+        )
+    if len(set(places)) != len(places):
+        raise ConfigError(
+            "a device is named twice",
+            expected="each device once",
+            found=", ".join(place.device for place in places),
+            remedy="name every device once",
+        )
+    for other in steps[1:]:
+        if other.states.keys() != base.states.keys():
+            differing = sorted(other.states.keys() ^ base.states.keys())[0]
+            raise GraphError(
+                "the steps of the replicas are not of one net",
+                blob=differing,
+                expected="steps that differ in their batch alone",
+                found=f"state {differing!r} in one of them only",
+                remedy="build all from one net: with_batch(net, n)",
+            )

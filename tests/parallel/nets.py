@@ -1,0 +1,64 @@
+"""Small float64 steps, trained serially and in parallel, and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+import purine as pu
+from purine.graph import Builder, Graph
+
+__all__ = ["Trained", "agree", "float64", "images", "lenet", "trained"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The losses of a few steps, and the states behind them."""
+
+    losses: list[float]
+    states: dict[str, Tensor]
+
+
+def images(shape: tuple[int, ...] = (1, 28, 28), count: int = 120) -> pu.data.DataSet:
+    """Images and labels in float64."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+    labels = torch.randint(10, (count,), generator=generator)
+    source = pu.data.ArraySource(values.numpy(), labels.numpy(), classes=10)
+    return pu.data.DataSet("random", source)
+
+
+def lenet(batch: int) -> Graph:
+    """A step of lenet with momentum and clipped gradients."""
+    net = float64(pu.zoo.lenet(batch=batch))
+    return pu.solvers.sgd(
+        pu.solvers.clip_by_norm(pu.backward(net), 0.5), lr=0.05, momentum=0.9, weight_decay=1e-3
+    )
+
+
+def float64(net: Graph) -> Graph:
+    """The net with all its float32 blobs in float64."""
+    builder = Builder(net)
+    for name, blob in net.blobs.items():
+        if blob.dtype == "float32":
+            builder.blobs[name] = replace(blob, dtype="float64")
+    return pu.check(builder.graph())
+
+
+def trained(step: Graph, *, data: pu.data.DataSet | None = None, steps: int = 10) -> Trained:
+    """Run a few steps with one thread for each device."""
+    data = data or images()
+    with pu.Run(step, data=data, seed=3, threads=1, share_cores=True) as run:
+        return Trained([result.loss for result in run.steps(steps)], run.states())
+
+
+def agree(found: Trained, expected: Trained, *, tolerance: float = 1e-9) -> None:
+    """Assert that two trainings gave the same losses and states, but for rounding."""
+    assert len(found.losses) == len(expected.losses)
+    for one, other in zip(found.losses, expected.losses, strict=True):
+        assert abs(one - other) <= tolerance * max(1.0, abs(other))
+    assert found.states.keys() == expected.states.keys()
+    for name, value in expected.states.items():
+        torch.testing.assert_close(found.states[name], value, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,85 @@
+"""Replicas train as one device does with the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import purine as pu
+from purine.errors import ConfigError, GraphError
+from purine.graph import Graph
+from purine.parallel import replicate
+from tests.parallel.nets import agree, lenet, trained
+
+
+@pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring"])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_replicas_train_as_one_large_batch(topology: str, count: int) -> None:
+    expected = trained(lenet(24))
+    found = trained(replicate(lenet(24 // count), f"cpu:0-{count - 1}", topology=topology))
+    agree(found, expected)
+
+
+def test_uneven_shares_count_by_their_samples() -> None:
+    agree(trained(replicate([lenet(6), lenet(18)], "cpu:0-1")), trained(lenet(24)))
+
+
+@pytest.mark.parametrize("bucket", [0, 1 << 12, 1 << 30])
+def test_buckets_change_no_number(bucket: int) -> None:
+    agree(trained(replicate(lenet(12), "cpu:0-1", bucket=bucket)), trained(lenet(24)))
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    step = replicate(lenet(6), "cpu:0-3")
+    first, second = trained(step), trained(step)
+    assert first.losses == second.losses
+    assert all(torch.equal(first.states[name], second.states[name]) for name in first.states)
+
+
+def test_replicas_of_accumulated_steps() -> None:
+    step = pu.solvers.accumulate(lenet(6), 2)
+    agree(trained(replicate(step, "cpu:0-1")), trained(lenet(24)))
+
+
+def test_owners_share_the_parameters() -> None:
+    step = replicate(lenet(8), "cpu:0-2")
+    owners = {step.blobs[name].location.device for name, s in step.states.items() if s.trainable}
+    assert owners == {"cpu:0", "cpu:1", "cpu:2"}
+    for name, state in step.states.items():
+        if state.trainable:
+            assert step.blobs[f"momentum/{name}"].location == step.blobs[name].location
+
+
+def test_every_crossing_is_a_copy_that_says_it_is_an_alias() -> None:
+    step = replicate(lenet(8), "cpu:0-1")
+    copies = [op for op in step.ops.values() if op.kind == "Copy"]
+    assert copies
+    assert all(op.attributes["alias"] for op in copies)
+    assert all(op.lane == "inbound" for op in copies)
+
+
+def no_solver() -> Graph:
+    return pu.zoo.lenet(batch=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: replicate(lenet(4), []), ConfigError, "cannot be laid over 0"),
+        (lambda: replicate(lenet(4), ["cpu:0", "cpu:0"]), ConfigError, "named twice"),
+        (lambda: replicate([lenet(4)] * 3, "cpu:0-1"), ConfigError, "cannot be laid over 2"),
+        (lambda: replicate(lenet(4), "cpu:0-1", topology="star"), ConfigError, "no topology"),
+        (lambda: replicate(no_solver(), "cpu:0-1"), GraphError, "has no gradients"),
+        (lambda: replicate(lenet(4), "cpu:3-1"), ConfigError, "devices are 'cpu:3-1'"),
+        (lambda: replicate(lenet(4), "gpu:0"), ConfigError, "devices are 'gpu:0'"),
+    ],
+)
+def test_wrong_requests(make, error, text) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_device_that_is_not_there() -> None:
+    step = replicate(lenet(4), ["cpu:0", "cpu:4096"])
+    with pytest.raises(ConfigError, match="device cpu:4096 is not there"):
+        pu.Run(step, data=pu.data.fashion_mini())
