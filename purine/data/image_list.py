@@ -102,7 +102,7 @@ def _read_list(path: Path) -> tuple[list[str], list[int]]:
         if not line.strip():
             continue
         # Only the last space parts them: paths may hold spaces.
-        name, _, label = line.strip().rpartition(" ")
+        name, _, label = line.strip().replace("\t", " ").rpartition(" ")
         if not name or not _LABEL.fullmatch(label):
             raise _wrong_list(f"{path}:{number}", repr(line[:80]))
         names.append(name.strip())

@@ -20,7 +20,7 @@ from purine.data.source import DataSet
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
 
-__all__ = ["open_data"]
+__all__ = ["absolute", "open_data"]
 
 _IMAGE = "CxHxW, such as 3x224x224"
 _WHOLE = "a whole number"
@@ -130,6 +130,21 @@ def open_data(spec: str) -> DataSet:
         found=repr(spec),
         remedy=_suggest(name, _NAMED, "use one of these names or a path"),
     )
+
+
+def absolute(spec: str) -> str:
+    """The same with paths that do not depend on the current folder; names stay as they are.
+
+    >>> absolute("synthetic:count=50"), absolute("lmdb:/data/train,/data/test")
+    ('synthetic:count=50', 'lmdb:/data/train,/data/test')
+    """
+    name, colon, rest = spec.partition(":")
+    if name in _NAMED:
+        return spec
+    if name in _STORED and colon:
+        paths = (str(Path(part).expanduser().resolve()) for part in rest.split(",", 1) if part)
+        return f"{name}:{','.join(paths)}"
+    return str(Path(spec).expanduser().resolve())
 
 
 def _path(spec: str, text: str) -> str:

@@ -13,7 +13,7 @@ RED = np.zeros((4, 6, 3), np.uint8)
 RED[..., 0] = 200
 
 
-def listed(folder: Path, text: str = "red one.png 2\ngrey.png 0\n") -> Path:
+def listed(folder: Path, text: str = "red one.png 2\ngrey.png\t0\n") -> Path:
     (folder / "red one.png").write_bytes(picture(RED))
     (folder / "grey.png").write_bytes(picture(np.full((4, 6), 50, np.uint8)))
     path = folder / "list.txt"

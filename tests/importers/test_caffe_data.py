@@ -190,6 +190,11 @@ def test_another_transform_at_test_time_is_noted(tmp_path: Path) -> None:
     text += data_layer("b", "TEST", transform="scale: 2") + NET
     (note,) = bring(tmp_path, text, image=(3, 6, 6)).notes
     assert "scale 2.0" in note
+    write_mean(tmp_path / "mean.binaryproto")
+    text = data_layer("a", "TRAIN", transform='mean_file: "mean.binaryproto"')
+    text += data_layer("b", "TEST") + NET
+    (note,) = bring(tmp_path, text, image=(3, 6, 6)).notes
+    assert "another mean image" in note
 
 
 def test_a_damaged_database_is_told_at_the_import(tmp_path: Path) -> None:

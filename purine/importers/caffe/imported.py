@@ -204,12 +204,21 @@ def _weights(
 
 def _differences(train: Transform, test: Transform) -> list[str]:
     """What is done with test samples in another way, which one transform cannot say."""
-    return [
+    notes = [
         f"the test phase has {name} {getattr(test, name)}, the training phase "
         f"{getattr(train, name)}; the transform is that of training"
         for name in ("scale", "mean", "crop")
         if getattr(train, name) != getattr(test, name)
     ]
+    if not _same(train.mean_image, test.mean_image):
+        notes.append("the test phase has another mean image; the transform is that of training")
+    return notes
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return bool(first.equal(second))
 
 
 def _transform(scope: Scope) -> tuple[Transform, list[str]]:

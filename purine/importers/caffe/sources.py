@@ -20,8 +20,10 @@ __all__ = ["data", "dummy_data", "hdf5_data", "image_data", "input_layer", "memo
 def data(layer: Layer) -> None:
     settings = layer.settings("data_param")
     transform = layer.settings("transform_param")
-    color = settings.get("force_encoded_color", False) or transform.get("force_color", False)
-    named = _named(layer, settings, color=True if color else None)
+    color = False if transform.get("force_gray", False) else None
+    if settings.get("force_encoded_color", False) or transform.get("force_color", False):
+        color = True
+    named = _named(layer, settings, color=color)
     _images(layer, settings, None, named)
 
 
