@@ -41,6 +41,13 @@ def caffe(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
     ] = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Weights (caffemodel), written beside the graph as .safetensors; later ones win.",
+            show_default=False,
+        ),
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Write the net of the test phase.")] = False,
 ) -> None:
     """Write a Caffe net as a graph, and tell what else its files ask for.
@@ -48,11 +55,12 @@ def caffe(
     \b
     purine import caffe lenet_train_test.prototxt --image 1,28,28 -o net.yaml
     purine import caffe train_val.prototxt --solver solver.prototxt --image 3,256,256 -o net.yaml
+    purine import caffe deploy.prototxt --weights net.caffemodel -o net.yaml
     """
     from purine.graph import save_yaml
     from purine.importers.caffe import from_caffe
 
-    found = from_caffe(file, solver=solver, batch=batch, image=_size(image))
+    found = from_caffe(file, solver=solver, weights=weights or (), batch=batch, image=_size(image))
     graph = found.test if test else found.net
     if graph is None:
         raise ConfigError(
@@ -62,18 +70,34 @@ def caffe(
             found="none",
             remedy="leave --test out",
         )
+    if weights:
+        _save_values(found, output)
     save_yaml(graph, output)
     typer.echo(f"{output}: {len(graph.ops)} ops, {len(graph.blobs)} blobs")
+    if weights:
+        count = sum(value.numel() for value in found.values.values())
+        typer.echo(f"{output.with_suffix('.safetensors')}: {count:,} values of states")
     for line in _told(found):
         typer.echo(line)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
 
 
+def _save_values(found: Imported, output: Path) -> None:
+    from safetensors.torch import save
+
+    from purine.importers.caffe.files import write_whole
+
+    write_whole(output.with_suffix(".safetensors"), save(dict(found.values)))
+
+
 def _told(found: Imported) -> list[str]:
     """What the files say that is not part of a net."""
     lines = []
-    changed = {key: value for key, value in found.transform.settings().items() if value}
+    changed = {key: value for key, value in found.transform.settings().items() if key != "mean"}
+    mean = found.transform.mean_image
+    changed["mean"] = found.transform.mean if mean is None else f"an image {list(mean.shape)}"
+    changed = {key: value for key, value in changed.items() if value}
     if changed:
         lines.append("data: " + ", ".join(f"{key}={value}" for key, value in changed.items()))
     if found.solver is not None:

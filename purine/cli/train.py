@@ -43,7 +43,7 @@ def train(
         _option(
             "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the same, for "
             "pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or .npy "
-            "files, or a .npz file.",
+            "files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
             "fashion-mini",
         ),
     ] = None,

@@ -6,7 +6,10 @@ reading ahead changes nothing.
 
 from purine.data.arrays import ArraySource
 from purine.data.embedded import fashion_mini
+from purine.data.hdf5 import Hdf5Source, hdf5_dataset
 from purine.data.idx import idx_dataset, read_idx
+from purine.data.image_list import ImageListSource, image_list_dataset
+from purine.data.lmdb import LmdbSource, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset
 from purine.data.open import open_data
 from purine.data.order import Order, Reader
@@ -26,7 +29,10 @@ __all__ = [
     "ArraySource",
     "DataSet",
     "Field",
+    "Hdf5Source",
+    "ImageListSource",
     "IterableSource",
+    "LmdbSource",
     "Order",
     "Reader",
     "Source",
@@ -35,7 +41,10 @@ __all__ = [
     "SyntheticTokens",
     "TorchSource",
     "fashion_mini",
+    "hdf5_dataset",
     "idx_dataset",
+    "image_list_dataset",
+    "lmdb_dataset",
     "npy_dataset",
     "npz_dataset",
     "open_data",

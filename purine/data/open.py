@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from purine.data.embedded import fashion_mini
+from purine.data.hdf5 import hdf5_dataset
 from purine.data.idx import find_idx, idx_dataset
+from purine.data.image_list import image_list_dataset
+from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset
 from purine.data.source import DataSet
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
 
-__all__ = ["open_data"]
+__all__ = ["absolute", "open_data"]
 
 _IMAGE = "CxHxW, such as 3x224x224"
 _WHOLE = "a whole number"
@@ -65,7 +68,17 @@ _NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
     ),
 }
 
-_KNOWN = f"{', '.join(_NAMED)}, a folder of IDX files, a folder of .npy files, or a .npz file"
+_STORED: Mapping[str, Callable[[str, str | None], DataSet]] = {
+    "lmdb": lmdb_dataset,
+    "hdf5": hdf5_dataset,
+    "image-list": image_list_dataset,
+}
+"""What is opened by the path of its training part and, behind a comma, that of its test part."""
+
+_KNOWN = (
+    f"{', '.join(_NAMED)}, {', '.join(f'{name}:PATH' for name in _STORED)}, an LMDB folder, "
+    "a folder of IDX files, a folder of .npy files, or a .npz file"
+)
 
 
 def open_data(spec: str) -> DataSet:
@@ -74,7 +87,9 @@ def open_data(spec: str) -> DataSet:
     Known are `fashion-mini`, `synthetic:image=3x224x224,classes=1000,count=1280`,
     `synthetic-masks:image=3x64x64,classes=4,count=320`,
     `synthetic-tokens:length=64,vocabulary=256,count=1280` (options may be left out), a folder of
-    IDX files, a folder of `.npy` files, and a `.npz` file.
+    IDX files, a folder of `.npy` files, and a `.npz` file. In Caffe's forms there are LMDB folders,
+    `lmdb:TRAIN,TEST`, lists of HDF5 files, `hdf5:TRAIN,TEST`, and of pictures,
+    `image-list:TRAIN,TEST` (the test part may be left out).
 
     >>> open_data("synthetic:image=1x8x8,classes=10,count=50").train.fields[0].shape
     (1, 8, 8)
@@ -83,6 +98,9 @@ def open_data(spec: str) -> DataSet:
     if name in _NAMED:
         make, known = _NAMED[name]
         return make(**_parse_options(spec, options, known) if colon else {})
+    if name in _STORED and colon:
+        train, _, test = options.partition(",")
+        return _STORED[name](_path(spec, train), _path(spec, test) if test else None)
     path = Path(spec).expanduser()
     if path.is_dir():
         return _open_folder(path)
@@ -114,7 +132,36 @@ def open_data(spec: str) -> DataSet:
     )
 
 
+def absolute(spec: str) -> str:
+    """The same with paths that do not depend on the current folder; names stay as they are.
+
+    >>> absolute("synthetic:count=50"), absolute("lmdb:/data/train,/data/test")
+    ('synthetic:count=50', 'lmdb:/data/train,/data/test')
+    """
+    name, colon, rest = spec.partition(":")
+    if name in _NAMED:
+        return spec
+    if name in _STORED and colon:
+        paths = (str(Path(part).expanduser().resolve()) for part in rest.split(",", 1) if part)
+        return f"{name}:{','.join(paths)}"
+    return str(Path(spec).expanduser().resolve())
+
+
+def _path(spec: str, text: str) -> str:
+    if not text:
+        raise DataError(
+            "the path is missing",
+            where=spec,
+            expected=_KNOWN,
+            found=repr(spec),
+            remedy=f"write {spec.partition(':')[0]}:PATH",
+        )
+    return str(Path(text).expanduser())
+
+
 def _open_folder(path: Path) -> DataSet:
+    if is_lmdb(path) or is_leveldb(path):
+        return lmdb_dataset(path)
     if find_idx(path, "train", "images") or find_idx(path, "train", "labels"):
         return idx_dataset(path)
     if any(path.glob("*.npy")):

@@ -3,26 +3,42 @@
 Sources give samples as they are stored, nets want floating-point numbers. What lies between (crop,
 mirror, mean and scale) is ops of the graph on the `io` lane, so it is checked, traced and
 overlapped with compute like everything else.
+
+A graph holds no bytes, so a mean image is a state, `MEAN_IMAGE`, whose value is given to the run.
+Until then it is NaN: a run that nobody told the mean says so in its first loss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
+
+from torch import Tensor
 
 from purine.data.source import Field, Source
 from purine.errors import DataError
-from purine.graph import NOTHING, Attribute, Builder, Graph, Op
+from purine.graph import NOTHING, Attribute, Builder, Filler, Graph, Op
 from purine.ops.infer import infer_op, spec_of
 
-__all__ = ["prepare"]
+__all__ = ["MEAN_IMAGE", "prepare"]
+
+MEAN_IMAGE = "prepare/mean"
+"""The state that holds a mean image, for `Run.set_states`."""
+
+
+_Step: TypeAlias = tuple[str, str, tuple[str, ...], dict[str, Attribute]]
+"""A label, a kind, its inputs behind the first, its attributes."""
+
+_CLOCK = ("seed", "iteration")
 
 
 def prepare(
     net: Graph,
     source: Source,
     *,
-    mean: float | Sequence[float] = 0.0,
+    mean: float | Sequence[float] | Tensor = 0.0,
     scale: float | None = None,
     crop: int | None = None,
     pad: int = 0,
@@ -32,7 +48,12 @@ def prepare(
 
     `scale` is by default 1/255 for bytes and 1 for anything else. `pad` zeros are put around an
     image before a `crop` is taken from it, at random in training and from the middle in tests.
+    `mean` is a number, one for each channel, or an image of the size of the stored ones. That is
+    subtracted before all else, and its value has to be given to the run:
+    `run.set_states({MEAN_IMAGE: mean})`.
     """
+    if isinstance(mean, Tensor):
+        _check_image(mean, source)
     builder = Builder(net)
     for op in net.ops.values():
         if op.kind == "Data":
@@ -44,7 +65,7 @@ def _prepare_op(
     builder: Builder,
     op: Op,
     source: Source,
-    mean: float | Sequence[float],
+    mean: float | Sequence[float] | Tensor,
     scale: float | None,
     crop: int | None,
     pad: int,
@@ -59,7 +80,8 @@ def _prepare_op(
         blob = builder.blobs[name]
         assert blob.shape is not None
         image = len(field.shape) == 3
-        changed = mean != 0.0 or scale is not None or crop or mirror
+        centred = isinstance(mean, Tensor) or mean != 0.0
+        changed = centred or scale is not None or crop or mirror
         if (blob.shape[1:], blob.dtype) == (field.shape, field.dtype) and not (image and changed):
             continue
         if not image:
@@ -67,17 +89,40 @@ def _prepare_op(
         raw = builder.fresh(f"{name}/raw")
         builder.blob(raw, (blob.shape[0], *field.shape), field.dtype, blob.location)
         outputs[index] = raw
-        chain: list[tuple[str, str, dict[str, Attribute]]] = []
+        chain: list[_Step] = []
         if crop:
-            chain.append(("crop", "Crop", {"size": crop, "pad": pad, "stream": f"{name}/crop"}))
+            settings: dict[str, Attribute] = {"size": crop, "pad": pad, "stream": f"{name}/crop"}
+            chain.append(("crop", "Crop", _CLOCK, settings))
         if mirror:
-            chain.append(("mirror", "Mirror", {"stream": f"{name}/mirror"}))
+            chain.append(("mirror", "Mirror", _CLOCK, {"stream": f"{name}/mirror"}))
         factor = scale if scale is not None else (1 / 255 if field.dtype == "uint8" else 1.0)
-        average = mean if isinstance(mean, int | float) else tuple(mean)
-        settings: dict[str, Attribute] = {"mean": average, "scale": factor, "dtype": blob.dtype}
-        chain.append(("normalize", "Normalize", settings))
+        settings = {"scale": factor, "dtype": blob.dtype}
+        if isinstance(mean, Tensor):
+            _add_mean(builder, op, mean, blob.dtype)
+            chain.insert(0, ("normalize", "Normalize", (MEAN_IMAGE,), settings))
+        else:
+            settings["mean"] = mean if isinstance(mean, int | float) else tuple(mean)
+            chain.append(("normalize", "Normalize", (), settings))
         _emit(builder, op, raw, name, chain, field)
     builder.ops[op.name] = replace(op, outputs=tuple(outputs))
+
+
+def _add_mean(builder: Builder, op: Op, mean: Tensor, dtype: str) -> None:
+    if MEAN_IMAGE not in builder.states:
+        builder.blob(MEAN_IMAGE, tuple(mean.shape), dtype, op.location)
+        builder.state(MEAN_IMAGE, filler=Filler("constant", {"value": math.nan}))
+
+
+def _check_image(mean: Tensor, source: Source) -> None:
+    images = {field.shape for field in source.fields if len(field.shape) == 3}
+    if images != {tuple(mean.shape)} or not mean.is_floating_point():
+        raise DataError(
+            "the mean image does not fit the samples",
+            expected="floating-point numbers of the shape of the stored images, "
+            + (", ".join(str(list(shape)) for shape in images) or "of which there are none"),
+            found=f"{mean.dtype} of shape {list(mean.shape)}",
+            remedy="make the mean of these samples, or give a number for each channel",
+        )
 
 
 def _emit(
@@ -85,13 +130,13 @@ def _emit(
     op: Op,
     raw: str,
     target: str,
-    chain: Sequence[tuple[str, str, dict[str, Attribute]]],
+    chain: Sequence[_Step],
     field: Field,
 ) -> None:
     """Add the ops from blob `raw` to blob `target`, and check that they arrive at its shape."""
     current = raw
-    for index, (label, kind, attributes) in enumerate(chain):
-        inputs = (current,) if kind == "Normalize" else (current, "seed", "iteration")
+    for index, (label, kind, more, attributes) in enumerate(chain):
+        inputs = (current, *more)
         name = f"{target}/{label}"
         draft = Op(name, kind, inputs, (), attributes, op.location, "io", op.where)
         (spec,) = infer_op(draft, [spec_of(builder.blobs[item]) for item in inputs])

@@ -17,12 +17,10 @@ from purine.autodiff import backward
 from purine.data import (
     DataSet,
     Source,
-    SyntheticImages,
-    SyntheticMasks,
-    SyntheticTokens,
     open_data,
     prepare,
 )
+from purine.data.open import absolute
 from purine.errors import ConfigError, DataError, GraphError
 from purine.graph import Builder, Graph, load_yaml
 from purine.job.config import Job
@@ -35,7 +33,6 @@ from purine.zoo import NETS
 
 __all__ = [
     "Plan",
-    "absolute",
     "find_net",
     "iterations_of",
     "make_plan",
@@ -90,7 +87,7 @@ class Plan:
 def make_plan(job: Job, *, net: Graph | None = None) -> Plan:
     """Find everything the job names and build its graphs; `net` stands in for `job.net`."""
     data = open_data(job.data)
-    job = replace(job, data=absolute(job.data, data))
+    job = replace(job, data=absolute(job.data))
     net = reported(find_net(job, data) if net is None else net)
     job = _settled(job, net, data)
     assert job.batch is not None
@@ -258,12 +255,3 @@ def _sizes(job: Job, source: Source) -> dict[str, object]:
     if len(first.shape) == 1 and first == replace(second, name=first.name):
         return {"context": first.shape[0], "vocabulary": source.classes}
     return {}
-
-
-def absolute(spec: str, data: DataSet) -> str:
-    """A path that means the same in every working folder; names of ours stay as they are."""
-    named = (
-        isinstance(data.train, SyntheticImages | SyntheticMasks | SyntheticTokens)
-        or spec == "fashion-mini"
-    )
-    return spec if named else str(Path(spec).expanduser().resolve())

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from purine.data import open_data
+from purine.data.open import absolute
 from purine.errors import ConfigError
 from purine.job.config import Job, Options, merge
 from purine.job.folder import RunFolder
-from purine.job.plan import Plan, absolute, find_net, iterations_of, make_plan, rate_of, reported
+from purine.job.plan import Plan, find_net, iterations_of, make_plan, rate_of, reported
 
 __all__ = ["resume"]
 
@@ -65,7 +66,8 @@ def resume(folder: RunFolder, given: Options) -> Plan:
 
 def _same(plan: Plan, key: str, value: Any) -> bool:
     if key == "data":
-        return bool(absolute(value, open_data(value)) == plan.job.data)
+        open_data(value)  # refuses what is not there
+        return absolute(value) == plan.job.data
     if key == "net":
         asked = replace(plan.job, net=value)
         return asked == plan.job or reported(find_net(asked, plan.data)) == plan.net

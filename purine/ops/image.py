@@ -39,13 +39,23 @@ Real = Literal["float16", "bfloat16", "float32", "float64"]
 @kind
 def Normalize(
     x: Tensor,
+    average: Tensor | None = None,
     *,
     mean: float | tuple[float, ...] = 0.0,
     scale: float = 1.0,
     dtype: Real = "float32",
 ) -> Tensor:
-    """(x - mean) times scale as `dtype`; `mean` is one number, or one for each channel."""
+    """(x - mean) times scale as `dtype`; `mean` is one number, or one for each channel.
+
+    An `average` of the size of one sample of x is subtracted first.
+    """
     value = x.to(dtype_of(dtype))
+    if average is not None:
+        if average.shape != x.shape[1:]:
+            raise ValueError(
+                f"an average of shape {list(average.shape)} for x of shape {list(x.shape)}"
+            )
+        value = value - average.to(value.dtype)
     if not isinstance(mean, tuple):
         return (value - mean) * scale
     if x.ndim < 2 or x.shape[1] != len(mean):

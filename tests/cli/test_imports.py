@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from purine.graph import load_yaml
 from purine.importers.caffe import from_caffe
+from purine.importers.caffe.weights import write_weights
 from tests.command import call
 from tests.importers.mutations import SAMPLES
 
@@ -42,3 +46,25 @@ def test_notes_and_mistakes(tmp_path: Path) -> None:
         called = call("import", "caffe", NET, *arguments, "-o", output)
         assert called.code == 2
         assert told in called.err
+
+
+def test_weights_are_written_beside_the_graph(tmp_path: Path) -> None:
+    brought = from_caffe(NET, image=(1, 28, 28))
+    given = {slot.state: torch.rand(slot.shape) for item in brought.layers for slot in item.slots}
+    weights, output = tmp_path / "lenet.caffemodel", tmp_path / "net.yaml"
+    write_weights(weights, "LeNet", brought.layers[:-1], given)
+    arguments = ("import", "caffe", NET, "--image", "1,28,28", "--weights", weights, "-o", output)
+    called = call(*arguments)
+    assert called.code == 0
+    assert "net.safetensors: 426,070 values" in called.out
+    assert "no weights for layers ip2" in called.err
+    found = load_file(tmp_path / "net.safetensors")
+    assert set(found) == {name for name in given if not name.startswith("ip2/")}
+    assert all(torch.equal(value, given[name]) for name, value in found.items())
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2])
+    output.unlink()
+    called = call(*arguments)
+    assert called.code == 2
+    assert str(weights) in called.err
+    assert not output.exists()

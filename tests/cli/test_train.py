@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import purine as pu
@@ -15,6 +16,7 @@ from purine.graph import load_yaml, save_yaml
 from purine.runtime.trace import Trace
 from tests.cli.runs import SMALL, metrics, same_bits, states
 from tests.command import call
+from tests.data.caffe_files import datum, write_lmdb
 
 ITERS = (*SMALL, "--iters", "5")
 
@@ -145,6 +147,23 @@ def test_a_net_from_a_file_is_kept_with_the_run(tmp_path: Path) -> None:
     assert call("train", out / "config.yaml", "--out", again).code == 0
     assert same_bits(out, again)
     assert call("test", out).code == 0
+
+
+def test_a_database_is_found_again_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 1, 6, 6), np.uint8)
+    samples = [datum(image, number % 3) for number, image in enumerate(images)]
+    write_lmdb(tmp_path / "train_lmdb", samples)
+    write_lmdb(tmp_path / "test_lmdb", samples[:9])
+    monkeypatch.chdir(tmp_path)
+    data = ("--data", "lmdb:train_lmdb,test_lmdb")
+    options = ("--net", "mlp", "--batch", "8", "--iters", "3", "--out", "out")
+    assert call("train", *options, *data).code == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = call("test", tmp_path / "out", "--json")
+    assert json.loads(found.out)["samples"] == 9
 
 
 def test_without_out_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

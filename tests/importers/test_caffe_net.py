@@ -260,7 +260,7 @@ def test_shared_parameters_of_different_sizes(tmp_path):
 
 
 def test_missing_and_binary_files(tmp_path):
-    with pytest.raises(FormatError, match="cannot read the definition"):
+    with pytest.raises(FormatError, match="cannot read the file"):
         from_caffe(tmp_path / "none.prototxt")
     path = tmp_path / "net.caffemodel"
     path.write_bytes(b"\x0a\xff\xfe")

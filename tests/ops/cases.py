@@ -158,6 +158,7 @@ CASES = [
         (IMAGE,),
         {"mean": (0.1, 0.2, 0.3, 0.4), "scale": 2.0, "dtype": "float64"},
     ),
+    Case("Normalize", (IMAGE, real(*IMAGE.shape[1:])), {"scale": 2.0, "dtype": "float64"}),
     Case("PRelu", (IMAGE, real(4))),
     Case("PRelu", (IMAGE, real(1))),
     Case("Pool", (IMAGE,), {"kernel": 3, "stride": 2, "pad": 1}),

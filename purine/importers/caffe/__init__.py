@@ -1,4 +1,4 @@
-"""Import of Caffe's net and solver definitions (prototxt)."""
+"""Import of Caffe's net and solver definitions (prototxt) and of its weights (caffemodel)."""
 
 from purine.importers.caffe.imported import Imported, Transform, from_caffe
 from purine.importers.caffe.solver import CaffeSolver, apply_solver

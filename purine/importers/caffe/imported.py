@@ -1,32 +1,52 @@
-"""Reading a Caffe definition from a file: the nets of both phases, the solver and the transforms.
+"""Reading a Caffe definition from files: the nets of both phases, the solver, and what goes with
+them.
 
-Nothing but the text is read: databases, mean files and weights stay where they are, and `notes`
-says what was left out.
+The text alone is enough. Weights are read where they are given, a mean image and the size of stored
+images where the files that the text names are there; `notes` says what was left out.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
-from purine.errors import ConfigError, FormatError
+from torch import Tensor
+
+from purine.data import DataSet, Source
+from purine.data.prepare import MEAN_IMAGE, prepare
+from purine.errors import ConfigError, DataError, FormatError
 from purine.graph import Graph
+from purine.importers.caffe.files import located, read_bytes
 from purine.importers.caffe.layer import Scope
+from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.net import build, layers_of
 from purine.importers.caffe.schema import Node, read
 from purine.importers.caffe.solver import CaffeSolver, solver_of
+from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
+from purine.ops.aten import dtype_of
 from purine.optimize import evaluation
 
 __all__ = ["Imported", "Transform", "from_caffe"]
 
+StrPath: TypeAlias = "str | os.PathLike[str]"
+
 _SOURCES = ("Data", "DummyData", "HDF5Data", "ImageData", "Input", "MemoryData")
+
+
+class HasStates(Protocol):
+    """What holds the values of states: a run."""
+
+    def states(self) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
     """What Caffe does with stored samples; `purine.data.prepare` takes the same settings.
+
+    A `mean_image` takes the place of `mean`.
 
     >>> Transform(scale=0.5).settings()
     {'scale': 0.5, 'mean': 0.0, 'crop': None, 'mirror': False}
@@ -36,12 +56,13 @@ class Transform:
     mean: float | tuple[float, ...] = 0.0
     crop: int | None = None
     mirror: bool = False
+    mean_image: Tensor | None = field(default=None, compare=False)
 
-    def settings(self) -> dict[str, float | tuple[float, ...] | int | bool | None]:
+    def settings(self) -> dict[str, float | tuple[float, ...] | int | bool | Tensor | None]:
         """Keyword arguments for `prepare`."""
         return {
             "scale": self.scale,
-            "mean": self.mean,
+            "mean": self.mean if self.mean_image is None else self.mean_image,
             "crop": self.crop,
             "mirror": self.mirror,
         }
@@ -53,6 +74,8 @@ class Imported:
 
     `net` is the net of the training phase, to be given to `backward`; `test` that of the test phase
     in its test-time form, with the same parameters, or None where that phase has no source.
+    `values` are what the weights give to states of `net`, for `Run.set_states`. `layers` tells
+    which states belong to which layer, `train_sources` and `test_sources` who reads samples.
     """
 
     name: str
@@ -61,12 +84,59 @@ class Imported:
     solver: CaffeSolver | None = None
     transform: Transform = Transform()
     notes: tuple[str, ...] = ()
+    values: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    layers: tuple[StoredLayer, ...] = ()
+    train_sources: tuple[NamedSource, ...] = ()
+    test_sources: tuple[NamedSource, ...] = ()
+    roots: tuple[Path, ...] = (Path(),)
+
+    def data(self, root: StrPath | None = None) -> DataSet:
+        """The data that the definition names, of both phases.
+
+        Relative paths begin at `root`; without it, where those of the import did.
+        """
+        roots = self.roots if root is None else (Path(root),)
+        train = self._open(self.train_sources, "TRAIN", roots)
+        test = self._open(self.test_sources, "TEST", roots) if self.test_sources else None
+        return DataSet(self.name or "caffe", train, test)
+
+    def prepared(self, data: DataSet) -> Imported:
+        """The same with nets that take the samples of `data` as they are stored.
+
+        Test images are cropped in the middle and not mirrored. A mean image is among the values.
+        """
+        settings = self.transform.settings()
+        net = prepare(self.net, data.train, **settings)  # type: ignore[arg-type]
+        test = self.test
+        if test is not None and data.test is not None:
+            test = evaluation(prepare(test, data.test, **settings))  # type: ignore[arg-type]
+        values = dict(self.values)
+        if self.transform.mean_image is not None and MEAN_IMAGE in net.states:
+            values[MEAN_IMAGE] = self.transform.mean_image
+        return replace(self, net=net, test=test, values=values)
+
+    def to_caffe(self, run: HasStates, path: StrPath) -> None:
+        """Write the parameters of a run as a caffemodel; the file appears whole or not at all."""
+        write_weights(Path(path), self.name, self.layers, run.states())
+
+    def _open(self, sources: Sequence[NamedSource], phase: str, roots: Sequence[Path]) -> Source:
+        if len(sources) != 1:
+            raise DataError(
+                f"phase {phase} of {self.name!r} reads from {len(sources)} sources",
+                where=sources[0].where if sources else None,
+                expected="one layer of type Data, HDF5Data or ImageData",
+                found=", ".join(f"{item.layer} ({item.type})" for item in sources) or "none",
+                remedy="make a data set of your own and give it to the run",
+            )
+        return sources[0].open(roots)
 
 
 def from_caffe(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
-    solver: str | os.PathLike[str] | None = None,
+    solver: StrPath | None = None,
+    weights: StrPath | Sequence[StrPath] = (),
+    root: StrPath | None = None,
     batch: int | None = None,
     image: Sequence[int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -77,6 +147,10 @@ def from_caffe(
     `image` is the size of a stored image, (channels, height, width), which a Caffe net leaves to
     its database; `shapes` gives the size of one sample of other blobs that come from a source.
     `batch` replaces the sizes of batches in the text.
+
+    `weights` are caffemodel files, of which later ones win. Relative paths in the text begin at
+    `root`: by default the current folder, else that of the definition. If the source that a layer
+    names is there, the size of its samples need not be given.
     """
     if batch is not None and batch < 1:
         raise ConfigError(
@@ -88,31 +162,90 @@ def from_caffe(
     settings = None
     if solver is not None:
         settings = solver_of(read(_text(solver), "SolverParameter", file=str(solver)))
+    roots = (Path(), Path(path).parent) if root is None else (Path(root),)
     built = {}
     for phase in ("TRAIN", "TEST"):
         if phase == "TRAIN" or _has_source(node, phase):
-            built[phase] = build(node, phase, batch=batch, image=stored, shapes=sizes, dtype=dtype)
+            built[phase] = build(
+                node, phase, batch=batch, image=stored, shapes=sizes, dtype=dtype, roots=roots
+            )
     net, scope = built["TRAIN"]
-    test = evaluation(built["TEST"][0]) if "TEST" in built else None
-    transform, left_out = _transform(scope)
-    notes = (*dict.fromkeys([*scope.notes, *left_out]),)
-    return Imported(node.get("name", ""), net, test, settings, transform, notes)
+    test, test_scope = built.get("TEST", (None, None))
+    transform, notes = _transform(scope)
+    if test_scope is not None:
+        notes += _differences(transform, _transform(test_scope)[0])
+    values, left_out = _weights(weights, net, scope, dtype)
+    return Imported(
+        node.get("name", ""),
+        net,
+        None if test is None else evaluation(test),
+        settings,
+        transform,
+        (*dict.fromkeys([*scope.notes, *notes, *left_out]),),
+        values,
+        tuple(scope.stored),
+        tuple(scope.sources),
+        () if test_scope is None else tuple(test_scope.sources),
+        roots,
+    )
+
+
+def _weights(
+    given: StrPath | Sequence[StrPath], net: Graph, scope: Scope, dtype: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The values of states that weight files give, in the dtype of the net."""
+    paths = [given] if isinstance(given, str | os.PathLike) else given
+    if not paths:
+        return {}, []
+    shapes = {name: net.blobs[name].shape or () for name in net.states}
+    values, notes = read_weights([Path(item) for item in paths], scope.stored, shapes)
+    return {name: value.to(dtype_of(dtype)) for name, value in values.items()}, notes
+
+
+def _differences(train: Transform, test: Transform) -> list[str]:
+    """What is done with test samples in another way, which one transform cannot say."""
+    notes = [
+        f"the test phase has {name} {getattr(test, name)}, the training phase "
+        f"{getattr(train, name)}; the transform is that of training"
+        for name in ("scale", "mean", "crop")
+        if getattr(train, name) != getattr(test, name)
+    ]
+    if not _same(train.mean_image, test.mean_image):
+        notes.append("the test phase has another mean image; the transform is that of training")
+    return notes
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return bool(first.equal(second))
 
 
 def _transform(scope: Scope) -> tuple[Transform, list[str]]:
     """The transform of the first source that has one, and what cannot be part of it."""
     notes = []
-    values: dict[str, float | tuple[float, ...] | int | bool] = {}
+    values: dict[str, float | tuple[float, ...] | int | bool | Tensor] = {}
     for node in scope.transforms:
-        if "mean_file" in node:
+        means = node.all("mean_value") if node.type == "TransformationParameter" else []
+        path = located(node.get("mean_file", ""), scope.roots)
+        if means and "mean_file" in node:
+            raise node.error(
+                "mean_file and mean_value are given",
+                "mean_file",
+                expected="one of the two",
+                found="both",
+                remedy="remove one of them",
+            )
+        if path is not None:
+            values.setdefault("mean_image", read_mean(path).to(dtype_of(scope.net.dtype)))
+        elif "mean_file" in node:
             notes.append(
-                f"{node.place('mean_file')}: the mean in {node.get('mean_file')!r} is not read; "
-                "give its value as mean to prepare"
+                f"{node.place('mean_file')}: the mean in {node.get('mean_file')!r} is not read, as "
+                "there is no such file; give its value as mean to prepare"
             )
         for name in ("scale", "crop_size", "mirror"):
             if node.get(name):
                 values.setdefault(name.removesuffix("_size"), node.get(name))
-        means = node.all("mean_value") if node.type == "TransformationParameter" else []
         if means:
             values.setdefault("mean", means[0] if len(means) == 1 else tuple(means))
     return Transform(**values), notes  # type: ignore[arg-type]
@@ -133,19 +266,9 @@ def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _text(path: str | os.PathLike[str]) -> str:
+def _text(path: StrPath) -> str:
     source = Path(path)
-    try:
-        data = source.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise FormatError(
-            "cannot read the definition",
-            where=str(source),
-            expected="the path of a prototxt file",
-            found=reason or str(error),
-            remedy="correct the path or its permissions",
-        ) from error
+    data = read_bytes(source, "a prototxt file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -154,5 +277,5 @@ def _text(path: str | os.PathLike[str]) -> str:
             where=f"{source}:{data.count(bytes([10]), 0, error.start) + 1}",
             expected="a definition in text form",
             found=f"the byte 0x{data[error.start]:02x} at offset {error.start}",
-            remedy="name a prototxt file; weights in binary form are not read",
+            remedy="name a prototxt file, and give binary files as weights",
         ) from None

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from purine.errors import FormatError
 from purine.graph import Attribute, Filler, Op
+from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
+from purine.importers.caffe.weights import Slot, StoredLayer
 from purine.ops.clock import ITERATION, SEED, add_clock
 from purine.ops.infer import infer_op, spec_of
 from purine.ops.net import Net, Var
@@ -30,6 +33,8 @@ class Scope:
 
     `blobs` maps Caffe's blob names to ours, `unread` holds those that no layer has read yet, `tops`
     all names that any layer of the phase writes, `whole` the blobs that hold labels or indices.
+    Relative paths begin at one of `roots`. `sources` and `stored` are the layers that read samples
+    and that have parameters.
     """
 
     net: Net
@@ -39,11 +44,14 @@ class Scope:
     batch: int | None = None
     image: tuple[int, ...] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    roots: Sequence[Path] = ()
     blobs: dict[str, Var] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
     owners: dict[str, tuple[Var, str]] = field(default_factory=dict)
     transforms: list[Node] = field(default_factory=list)
+    sources: list[NamedSource] = field(default_factory=list)
+    stored: list[StoredLayer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def dtype(self, top: str) -> str:
@@ -101,7 +109,7 @@ class Layer:
         self.name = usable(node.get("name") or self.type.lower() or "layer")
         self.tops: list[str] = node.all("top")
         self.written: list[Var] = []
-        self.parameters = 0
+        self.slots: list[Slot] = []
         self.bottoms = [self._read(index, name) for index, name in enumerate(node.all("bottom"))]
 
     def settings(self, name: str) -> Node:
@@ -147,15 +155,16 @@ class Layer:
     ) -> Var:
         """The layer's next parameter, which another layer may own."""
         specs = self.node.all("param")
-        spec = specs[self.parameters] if self.parameters < len(specs) else None
-        self.parameters += 1
+        spec = specs[len(self.slots)] if len(self.slots) < len(specs) else None
         shape = tuple(shape)
         shared: str | None = spec.get("name") if spec is not None else None
         if spec is not None and shared and shared in self.scope.owners:
+            self.slots.append(Slot(self.scope.owners[shared][0].name, shape))
             return self._borrow(spec, shared, shape)
         name = f"{self.name}/{label}"
         if shared:
             name = usable(shared if shared not in self.scope.tops else f"param/{shared}")
+        self.slots.append(Slot(name, shape))
         builder, place = self.scope.net.builder, spec.where if spec else self.node.where
         builder.blob(name, shape, self.scope.net.dtype, where=place)
         builder.state(
@@ -206,11 +215,11 @@ class Layer:
     def check_parameters(self) -> None:
         """Refuse settings of parameters that the layer does not have."""
         given = len(self.node.all("param"))
-        if given > self.parameters:
+        if given > len(self.slots):
             raise self.node.error(
                 f"layer {self.name!r} ({self.type}) has {given} param entries",
                 "param",
-                expected=f"at most {self.parameters}, one for each parameter",
+                expected=f"at most {len(self.slots)}, one for each parameter",
                 found=str(given),
                 remedy="remove the last of them",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias
 
 from purine.errors import FormatError
@@ -13,6 +14,7 @@ from purine.importers.caffe import layers, losses, sources
 from purine.importers.caffe.layer import Layer, Scope, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
+from purine.importers.caffe.weights import StoredLayer
 from purine.ops.infer import check
 from purine.ops.net import Net, Var
 
@@ -105,12 +107,13 @@ def build(
     image: tuple[int, ...] | None,
     shapes: Mapping[str, tuple[int, ...]],
     dtype: str,
+    roots: Sequence[Path] = (),
 ) -> tuple[Graph, Scope]:
     """The graph of one phase of a net, checked."""
     chosen = layers_of(net, phase)
     tops = frozenset(top for layer in chosen for top in layer.all("top"))
     whole = frozenset(_whole(chosen))
-    scope = Scope(Net(dtype=dtype), phase, tops, whole, batch, image, shapes)
+    scope = Scope(Net(dtype=dtype), phase, tops, whole, batch, image, shapes, roots)
     _inputs(net, scope)
     for node in chosen:
         type = node.get("type")
@@ -121,6 +124,9 @@ def build(
         layer.check_counts(bottoms, tops_allowed)
         translate(layer)
         layer.check_parameters()
+        if layer.slots:
+            stored = StoredLayer(node.get("name", ""), layer.type, tuple(layer.slots))
+            scope.stored.append(stored)
         _weigh(layer)
     reported = dict.fromkeys([*scope.losses, *scope.unread.values()])
     scope.net.builder.outputs = list(reported)

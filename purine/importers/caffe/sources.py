@@ -1,6 +1,6 @@
 """Layers without bottoms: batches from a source, inputs, and constants.
 
-Databases are not read here, so the size of their images is an argument of the import.
+The size of stored images is an argument of the import, or that of the database if it is there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from purine.errors import ConfigError
 from purine.importers.caffe.layer import Layer, filler_of, usable
+from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.ops.clock import ITERATION, SEED, add_clock
 from purine.ops.net import Var
@@ -18,36 +19,53 @@ __all__ = ["data", "dummy_data", "hdf5_data", "image_data", "input_layer", "memo
 
 def data(layer: Layer) -> None:
     settings = layer.settings("data_param")
-    _images(layer, settings, None)
+    transform = layer.settings("transform_param")
+    color = False if transform.get("force_gray", False) else None
+    if settings.get("force_encoded_color", False) or transform.get("force_color", False):
+        color = True
+    named = _named(layer, settings, color=color)
+    _images(layer, settings, None, named)
 
 
 def image_data(layer: Layer) -> None:
     settings = layer.settings("image_data_param")
     height, width = settings.get("new_height", 0), settings.get("new_width", 0)
     channels = 3 if settings.get("is_color", True) else 1
-    _images(layer, settings, (channels, height, width) if height and width else None)
+    size = (height, width) if height and width else None
+    named = _named(
+        layer,
+        settings,
+        size=size,
+        color=channels == 3,
+        folder=settings.get("root_folder", ""),
+    )
+    _images(layer, settings, (channels, *size) if size else None, named)
 
 
 def memory_data(layer: Layer) -> None:
     settings = layer.settings("memory_data_param")
     sizes = [settings.positive(name) for name in ("channels", "height", "width")]
-    _images(layer, settings, tuple(sizes))
+    _images(layer, settings, tuple(sizes), _named(layer, settings))
 
 
 def hdf5_data(layer: Layer) -> None:
     settings = layer.settings("hdf5_data_param")
     batch = layer.scope.batch or settings.positive("batch_size")
+    named = _named(layer, settings)
+    given = dict(layer.scope.shapes)
+    if layer.scope.image is not None:
+        given.setdefault(layer.tops[0], layer.scope.image)
+    if any(top not in given for top in layer.tops) and named.readable(layer.scope.roots):
+        found = named.open(layer.scope.roots)
+        given = {item.name: item.shape for item in found.fields} | given
+    layer.scope.sources.append(named)
     shapes: list[tuple[int, ...]] = []
-    for index, top in enumerate(layer.tops):
-        known = layer.scope.shapes.get(top)
-        if known is None and top in layer.scope.whole:
-            known = ()
-        if known is None and index == 0:
-            known = layer.scope.image
+    for top in layer.tops:
+        known = given.get(top, () if top in layer.scope.whole else None)
         if known is None:
             raise _no_size(layer, top)
         shapes.append((batch, *known))
-    _source(layer, shapes)
+    _source(layer, shapes, named)
 
 
 def input_layer(layer: Layer) -> None:
@@ -98,11 +116,33 @@ def dummy_data(layer: Layer) -> None:
             )
 
 
-def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None) -> None:
+def _named(
+    layer: Layer,
+    settings: Node,
+    *,
+    size: tuple[int, int] | None = None,
+    color: bool | None = None,
+    folder: str = "",
+) -> NamedSource:
+    """What a layer says of its source; blobs of it are of these dtypes."""
+    path = settings.get("source", "") if settings.type != "MemoryDataParameter" else ""
+    images = settings.type != "HDF5DataParameter"
+    dtypes = {
+        top: "int64" if images and index == 1 else layer.scope.dtype(top)
+        for index, top in enumerate(layer.tops)
+    }
+    where = layer.node.where
+    return NamedSource(layer.name, layer.type, path, where, dtypes, size, color, folder)
+
+
+def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: NamedSource) -> None:
     """A source of images, and of labels if there is a second top."""
     scope = layer.scope
+    scope.sources.append(named)
     batch = scope.batch or settings.positive("batch_size")
     image = scope.shapes.get(layer.tops[0]) or scope.image or size
+    if image is None and named.readable(scope.roots):
+        image = named.open(scope.roots).fields[0].shape
     transform = layer.settings("transform_param")
     crop = transform.get("crop_size", 0)
     if not crop and settings.type != "MemoryDataParameter":
@@ -115,16 +155,15 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None) -> None:
     if settings.type != "MemoryDataParameter":
         scope.transforms.append(settings)
     shapes = [(batch, *image), (batch, *scope.shapes.get(layer.tops[-1], ()))]
-    _source(layer, shapes[: len(layer.tops)], labels=True)
+    _source(layer, shapes[: len(layer.tops)], named)
 
 
-def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], *, labels: bool = False) -> None:
+def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], named: NamedSource) -> None:
     scope, builder = layer.scope, layer.scope.net.builder
     add_clock(builder)
     names = []
-    for index, (top, shape) in enumerate(zip(layer.tops, shapes, strict=True)):
-        dtype = "int64" if labels and index == 1 else scope.dtype(top)
-        names.append(builder.blob(usable(top), shape, dtype, where=layer.node.where))
+    for top, shape in zip(layer.tops, shapes, strict=True):
+        names.append(builder.blob(usable(top), shape, named.dtypes[top], where=layer.node.where))
         layer.put(top, Var(scope.net, names[-1]), report=False)
     name = builder.fresh(layer.name) if layer.name in builder.ops else layer.name
     builder.op(name, "Data", [SEED, ITERATION], names, lane="io", where=layer.node.where)
@@ -154,5 +193,6 @@ def _no_size(layer: Layer, top: str) -> ConfigError:
         blob=top,
         expected="the size of one image as (channels, height, width)",
         found="none",
-        remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32",
+        remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32; "
+        "or root= with the folder where the path of the source begins",
     )

@@ -1,0 +1,168 @@
+"""Tables in HDF5 files, as Caffe's HDF5Data reads them: a text file lists files of equal form.
+
+Each field is a data set of that name in every file, with one row per sample. Rows stay in the files
+until they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from purine.data._extras import extra
+from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
+from purine.errors import DataError
+
+__all__ = ["Hdf5Source", "hdf5_dataset"]
+
+
+class Hdf5Source(Source):
+    """The rows of all files that a text file lists, or of one `.h5` file.
+
+    `names` are the data sets to read, in this order: by default all, those named label last.
+    `dtypes` converts fields; values that do not fit, such as a label of 1.5, are refused.
+    Relative names in the list begin at `root`: by default the current folder, else the list's.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        names: Sequence[str] | None = None,
+        dtypes: Mapping[str, str] | None = None,
+        root: str | Path | None = None,
+        classes: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.classes = classes
+        self._files = _listed(self.path, None if root is None else Path(root))
+        with _opened(self._files[0]) as first:
+            self._names = tuple(names or sorted(first, key=lambda name: (name == "label", name)))
+        forms = [self._form(file, dtypes or {}) for file in self._files]
+        self.fields = forms[0][0]
+        for file, (fields, _) in zip(self._files, forms, strict=True):
+            if fields != self.fields:
+                raise DataError(
+                    "the files differ in form",
+                    where=str(file),
+                    expected=f"{', '.join(map(str, self.fields))} as in {self._files[0]}",
+                    found=", ".join(map(str, fields)),
+                    remedy="write all files with the same data sets",
+                )
+        self._starts = np.cumsum([0, *(count for _, count in forms)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        check_indices(indices, len(self))
+        made = [np.empty((len(indices), *field.shape), field.dtype) for field in self.fields]
+        owners = np.searchsorted(self._starts, indices, side="right") - 1
+        for owner in np.unique(owners):
+            places = np.flatnonzero(owners == owner)
+            rows, back = np.unique(indices[places] - self._starts[owner], return_inverse=True)
+            file = self._files[owner]
+            with _opened(file) as content:
+                for array, field in zip(made, self.fields, strict=True):
+                    array[places] = _converted(content[field.name][rows], field, file)[back]
+        return tuple(map(torch.from_numpy, made))
+
+    def _form(self, file: Path, dtypes: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
+        """The fields of a file and its number of rows."""
+        fields, counts = [], []
+        with _opened(file) as content:
+            for name in self._names:
+                found = content.get(name)
+                if not hasattr(found, "shape") or len(found.shape) < 1:
+                    raise DataError(
+                        f"there is no data set {name!r}",
+                        where=str(file),
+                        expected=f"data sets {', '.join(self._names)}, one row per sample",
+                        found=", ".join(content) or "none",
+                        remedy="write the file with these names",
+                    )
+                dtype = dtypes.get(name, found.dtype.name)
+                if found.dtype.name not in DTYPES:
+                    raise DataError(
+                        f"data set {name!r} cannot be {found.dtype.name}",
+                        where=str(file),
+                        expected=f"one of {', '.join(DTYPES)}",
+                        found=found.dtype.name,
+                        remedy="write it with one of these dtypes",
+                    )
+                fields.append(Field(name, tuple(found.shape[1:]), dtype))
+                counts.append(found.shape[0])
+        if len(set(counts)) != 1 or counts[0] < 1:
+            raise DataError(
+                "the numbers of rows do not agree",
+                where=str(file),
+                expected="one row per sample in each data set, one or more",
+                found=", ".join(f"{n}: {c}" for n, c in zip(self._names, counts, strict=True)),
+                remedy="write the file again",
+            )
+        return tuple(fields), counts[0]
+
+
+def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
+    """The data set of one list of files, or of one for training and one for testing."""
+    train = Path(train)
+    return DataSet(train.stem, Hdf5Source(train), None if test is None else Hdf5Source(test))
+
+
+def _listed(path: Path, root: Path | None) -> list[Path]:
+    if path.suffix in (".h5", ".hdf5"):
+        return [path]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(
+            path, "a text file with the name of an HDF5 file a line", error
+        ) from error
+    names = [Path(line.strip()) for line in lines if line.strip()]
+    if not names:
+        raise _unreadable(path, "the name of an HDF5 file a line", ValueError("no names"))
+    if root is not None:
+        return [root / name for name in names]
+    return [name if name.exists() else path.parent / name for name in names]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    h5py = extra("h5py", "hdf5", "reading HDF5 files")
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise _unreadable(path, "a readable HDF5 file", error) from error
+
+
+def _converted(values: npt.NDArray[Any], field: Field, file: Path) -> npt.NDArray[Any]:
+    if values.dtype.name == field.dtype:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = values.astype(field.dtype)
+    if made.dtype.kind in "iu" and not np.array_equal(made, values):
+        raise DataError(
+            f"values of {field.name!r} are not whole numbers",
+            where=str(file),
+            expected=f"values of dtype {field.dtype}",
+            found=str(values[made != values].flat[0]),
+            remedy="write labels and indices as whole numbers",
+        )
+    return made
+
+
+def _unreadable(path: Path, expected: str, error: Exception) -> DataError:
+    return DataError(
+        "the file cannot be read",
+        where=str(path),
+        expected=expected,
+        found=str(error),
+        remedy="check the path, or write the file again",
+    )

@@ -1,0 +1,223 @@
+"""Caffe's image databases: an LMDB folder of `Datum` messages, in the order of their keys.
+
+The first sample says what all are like; one that differs is refused when it is read. Samples stay
+in the file until they are asked for, so a database may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from purine.data._extras import extra
+from purine.data.decoding import decode_image
+from purine.data.messages import Damaged, decode
+from purine.data.source import DataSet, Field, Indices, Source, check_indices
+from purine.errors import DataError
+
+__all__ = ["LmdbSource", "is_leveldb", "is_lmdb", "lmdb_dataset"]
+
+
+class LmdbSource(Source):
+    """Images and labels of an LMDB that was made for Caffe.
+
+    `color` is for compressed pictures: True makes all of them three channels, blue first.
+    Without `labels` the source has images only. `classes` is found by reading all labels when it
+    is first asked for, unless it is given.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        color: bool | None = None,
+        labels: bool = True,
+        classes: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._color = color
+        self._labels = labels
+        self._classes = classes
+        self._database = _Database.of(self.path)
+        with self._reading() as transaction:
+            self._keys = list(transaction.cursor().iternext(keys=True, values=False))
+        if not self._keys:
+            raise DataError(
+                "the database is empty",
+                where=str(self.path),
+                expected="one sample or more",
+                found="none",
+                remedy="check how the database was made",
+            )
+        with self._reading() as transaction:
+            first, _ = self._sample(transaction, 0)
+        image = Field("image", first.shape, first.dtype.name)
+        self.fields = (image, Field("label", (), "int64")) if labels else (image,)
+
+    @property
+    def classes(self) -> int | None:  # type: ignore[override]
+        """The largest label and one."""
+        if self._classes is None and self._labels:
+            largest = -1
+            with self._reading() as transaction:
+                for number in range(len(self)):
+                    label = self._datum(transaction, number).label
+                    if label < 0:
+                        return None
+                    largest = max(largest, label)
+            self._classes = largest + 1
+        return self._classes
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        check_indices(indices, len(self))
+        images = np.empty((len(indices), *self.fields[0].shape), self.fields[0].dtype)
+        labels = np.empty(len(indices), np.int64)
+        with self._reading() as transaction:
+            for row, number in enumerate(indices):
+                image, labels[row] = self._sample(transaction, int(number))
+                found = Field("image", image.shape, image.dtype.name)
+                if found != self.fields[0]:
+                    raise DataError(
+                        "a sample differs from the first",
+                        where=self._where(int(number)),
+                        expected=str(self.fields[0]),
+                        found=str(found),
+                        remedy="make the database again with images of one size",
+                    )
+                images[row] = image
+        made = (torch.from_numpy(images), torch.from_numpy(labels))
+        return made if self._labels else made[:1]
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        lmdb = extra("lmdb", "lmdb", "reading an LMDB")
+        try:
+            with self._database.environment.begin() as transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise _unreadable(self.path, str(error)) from error
+
+    def _datum(self, transaction: Any, number: int) -> Any:
+        try:
+            return decode("Datum", transaction.get(self._keys[number]) or b"")
+        except Damaged as error:
+            raise DataError(
+                "a sample is damaged",
+                where=self._where(number),
+                expected="a Datum of Caffe's",
+                found=str(error),
+                remedy="make the database again",
+            ) from error
+
+    def _sample(self, transaction: Any, number: int) -> tuple[npt.NDArray[Any], int]:
+        datum = self._datum(transaction, number)
+        if datum.encoded:
+            where = self._where(number)
+            return decode_image(datum.data, where=where, color=self._color), datum.label
+        values = np.frombuffer(datum.data, np.uint8)
+        if not len(values):
+            values = np.fromiter(datum.float_data, np.float32, len(datum.float_data))
+        shape = (datum.channels, datum.height, datum.width)
+        if min(shape) < 1 or shape[0] * shape[1] * shape[2] != len(values):
+            raise DataError(
+                "a sample has not the size that it states",
+                where=self._where(number),
+                expected=f"values for [channels, height, width] = {list(shape)}",
+                found=f"{len(values)} values",
+                remedy="make the database again",
+            )
+        return values.reshape(shape), datum.label
+
+    def _where(self, number: int) -> str:
+        return f"{self.path} (key {self._keys[number].decode('utf-8', 'replace')!r})"
+
+
+class _Database:
+    """An open LMDB. A process may open each only once, so sources of one path share it."""
+
+    _open: ClassVar[WeakValueDictionary[Path, _Database]] = WeakValueDictionary()
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, path: Path) -> None:
+        lmdb = extra("lmdb", "lmdb", "reading an LMDB")
+        folder = path.is_dir()
+        try:
+            size = (path / "data.mdb" if folder else path).stat().st_size
+            self.environment = lmdb.open(
+                str(path), subdir=folder, readonly=True, lock=False, readahead=False
+            )
+        except (lmdb.Error, OSError) as error:
+            raise _unreadable(path, str(error)) from error
+        last = self.environment.info()["last_pgno"]
+        needed = (last + 1) * self.environment.stat()["psize"]
+        # Pages are mapped: reading one that the file lacks would end the process.
+        if size < needed:
+            self.environment.close()
+            raise _unreadable(path, f"{size} bytes, where the header tells of {needed}")
+
+    @classmethod
+    def of(cls, path: Path) -> _Database:
+        if not is_lmdb(path):
+            raise _no_database(path)
+        key = path.resolve()
+        with cls._lock:
+            found = cls._open.get(key)
+            if found is None:
+                found = cls._open[key] = cls(path)
+            return found
+
+
+def lmdb_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
+    """The data set of one database, or of one for training and one for testing."""
+    train = Path(train)
+    return DataSet(train.name, LmdbSource(train), None if test is None else LmdbSource(test))
+
+
+def is_lmdb(path: Path) -> bool:
+    """Whether there is an LMDB: a folder with its file, or the file itself."""
+    return (path / "data.mdb").is_file() or (path.is_file() and path.suffix == ".mdb")
+
+
+def is_leveldb(path: Path) -> bool:
+    """Whether a folder looks like a LevelDB."""
+    return (path / "CURRENT").is_file()
+
+
+def _unreadable(path: Path, found: str) -> DataError:
+    return DataError(
+        "the database cannot be read",
+        where=str(path),
+        expected="a whole LMDB",
+        found=found,
+        remedy="check its permissions, or make the database again",
+    )
+
+
+def _no_database(path: Path) -> DataError:
+    if is_leveldb(path):
+        return DataError(
+            "a LevelDB cannot be read",
+            where=str(path),
+            expected="an LMDB, that is a folder with data.mdb",
+            found="a LevelDB",
+            remedy="make an LMDB of the same images (convert_imageset --backend=lmdb), or give "
+            "the samples as arrays",
+        )
+    return DataError(
+        "there is no database",
+        where=str(path),
+        expected="an LMDB, that is a folder with data.mdb",
+        found="another folder" if path.is_dir() else "a file" if path.exists() else "nothing",
+        remedy=f"check the path (relative paths start at {Path.cwd()})",
+    )

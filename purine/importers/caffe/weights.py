@@ -1,0 +1,204 @@
+"""Weights in Caffe's binary form: read into the states of a net, and written from them.
+
+Layers are matched by name, as Caffe does it: those that only the file has are passed over, those
+that only the net has keep their fillers, and those of both have to agree in every size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purine.data.messages import Damaged, append, decode, new_message, shape_of, values_of
+from purine.errors import ConfigError, FormatError
+from purine.importers.caffe.files import read_bytes, write_whole
+
+__all__ = ["Slot", "StoredLayer", "read_mean", "read_weights", "write_weights"]
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_LARGEST = 2**31 - 1
+"""The most bytes that a message may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a stored blob belongs: a state, and the shape that the layer gives it."""
+
+    state: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """A layer with parameters, by its name in Caffe; layers that share one have equal slots."""
+
+    name: str
+    type: str
+    slots: tuple[Slot, ...]
+
+
+def read_weights(
+    paths: Sequence[Path], layers: Sequence[StoredLayer], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The values of states from files, of which later ones win, and what there is to note.
+
+    `shapes` are those of the states, which differ from a slot's where one is shared.
+    """
+    known: dict[str, StoredLayer] = {}
+    for layer in layers:
+        known.setdefault(layer.name, layer)
+    values: dict[str, Tensor] = {}
+    notes = []
+    for path in paths:
+        left_out = []
+        for name, blobs in _stored(path):
+            found = known.get(name)
+            if found is not None:
+                for slot, value in _matched(path, found, blobs):
+                    values[slot.state] = value.reshape(shapes[slot.state])
+            elif blobs:
+                left_out.append(name)
+        if left_out:
+            notes.append(f"{path}: the net has no layers {_list(left_out)}; they are passed over")
+    unset = [item.name for item in layers if any(slot.state not in values for slot in item.slots)]
+    if unset:
+        files = ", ".join(map(str, paths))
+        notes.append(f"{files}: no weights for layers {_list(unset)}; they keep their fillers")
+    return values, notes
+
+
+def read_mean(path: Path) -> Tensor:
+    """The mean image in a binaryproto file, [C, H, W]."""
+    blob = _message("BlobProto", path, "a mean image (binaryproto)")
+    shape, values = shape_of(blob), values_of(blob)
+    if len(shape) == 4 and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(values):
+        raise FormatError(
+            "the file holds no mean image",
+            where=str(path),
+            expected="as many values as one image has, [channels, height, width]",
+            found=f"{len(values)} values of shape {list(shape)}",
+            remedy="make the file again with compute_image_mean",
+        )
+    return torch.from_numpy(values.reshape(shape))
+
+
+def write_weights(
+    path: Path, name: str, layers: Sequence[StoredLayer], states: Mapping[str, Tensor]
+) -> None:
+    """Write the values of states as a caffemodel, which appears whole or not at all."""
+    message = new_message("NetParameter")
+    message.name = _encoded(name)
+    size = 0
+    for layer in layers:
+        entry = message.layer.add(name=_encoded(layer.name), type=_encoded(layer.type))
+        for slot in layer.slots:
+            value = _state(states, layer, slot)
+            size += value.numel() * value.element_size()
+            if size > _LARGEST:
+                raise ConfigError(
+                    "the net is too large for a caffemodel",
+                    where=str(path),
+                    expected=f"at most {_LARGEST:,} bytes",
+                    found="more",
+                    remedy="write a checkpoint instead",
+                )
+            blob = entry.blobs.add()
+            blob.shape.dim.extend(slot.shape)
+            field = blob.double_data if value.dtype == torch.float64 else blob.data
+            append(field, value.numpy())
+    write_whole(path, message.SerializeToString())
+
+
+def _stored(path: Path) -> list[tuple[str, Sequence[Any]]]:
+    """The names of the layers of a file and their blobs, whichever age the file is of."""
+    net = _message("NetParameter", path, "weights (caffemodel)")
+    found = [(layer.name, layer.blobs) for layer in net.layer]
+    for old in net.layers:
+        first = old.layer if old.HasField("layer") else old
+        found.append((first.name or old.name, first.blobs or old.blobs))
+    if not found:
+        raise _damaged(path, "weights (caffemodel)", "no layers")
+    return [(name.decode("utf-8", "replace"), blobs) for name, blobs in found]
+
+
+def _message(type: str, path: Path, expected: str) -> Any:
+    data = read_bytes(path, expected)
+    if data.startswith(_HDF5):
+        raise _damaged(path, expected, "an HDF5 file")
+    try:
+        return decode(type, data)
+    except Damaged as error:
+        raise _damaged(path, expected, f"{len(data)} bytes; {error}") from error
+
+
+def _damaged(path: Path, expected: str, found: str) -> FormatError:
+    return FormatError(
+        "the file is damaged, or of another kind",
+        where=str(path),
+        expected=expected,
+        found=found,
+        remedy="fetch or write the file again",
+    )
+
+
+def _matched(path: Path, layer: StoredLayer, blobs: Sequence[Any]) -> Iterator[tuple[Slot, Tensor]]:
+    if len(blobs) != len(layer.slots):
+        raise _misfit(
+            path,
+            layer,
+            f"{len(layer.slots)} blobs: {_list([list(slot.shape) for slot in layer.slots])}",
+            f"{len(blobs)} blobs: {_list([list(shape_of(blob)) for blob in blobs])}",
+        )
+    for index, (slot, blob) in enumerate(zip(layer.slots, blobs, strict=True)):
+        shape, values = shape_of(blob), values_of(blob)
+        # Older files have four sizes for every blob, with ones before those that count.
+        padded = (1,) * (4 - len(slot.shape)) + slot.shape
+        if shape not in (slot.shape, padded):
+            expected = f"blob {index} of shape {list(slot.shape)}"
+            raise _misfit(path, layer, expected, str(list(shape)))
+        if len(values) != math.prod(slot.shape):
+            expected = f"{math.prod(slot.shape)} values in blob {index} of {list(slot.shape)}"
+            raise _misfit(path, layer, expected, f"{len(values)} values")
+        yield slot, torch.from_numpy(values)
+
+
+def _misfit(path: Path, layer: StoredLayer, expected: str, found: str) -> FormatError:
+    return FormatError(
+        f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net",
+        where=str(path),
+        op=layer.name,
+        expected=expected,
+        found=found,
+        remedy="take the weights of this net; or rename the layer, and it keeps its fillers",
+    )
+
+
+def _state(states: Mapping[str, Tensor], layer: StoredLayer, slot: Slot) -> Tensor:
+    value = states.get(slot.state)
+    if value is None or value.numel() != math.prod(slot.shape):
+        raise ConfigError(
+            f"the run has no weights for layer {layer.name!r}",
+            blob=slot.state,
+            expected=f"state {slot.state!r} of shape {list(slot.shape)}",
+            found="none" if value is None else str(list(value.shape)),
+            remedy="give the run of a step that was made from this net",
+        )
+    value = value.detach().cpu().contiguous()
+    return value if value.dtype == torch.float64 else value.to(torch.float32)
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "replace")
+
+
+def _list(items: Sequence[object]) -> str:
+    shown = ", ".join(map(str, items[:8])) or "none"
+    return shown + (f" and {len(items) - 8} more" if len(items) > 8 else "")
