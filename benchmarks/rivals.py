@@ -60,6 +60,32 @@ def _mlpconv(channels: int, widths: tuple[int, int, int], kernel: int, pad: int)
     return layers
 
 
+def alexnet(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, 96, 11, 4),
+        nn.ReLU(inplace=True),
+        nn.LocalResponseNorm(5),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Conv2d(96, 256, 5, padding=2, groups=2),
+        nn.ReLU(inplace=True),
+        nn.LocalResponseNorm(5),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Conv2d(256, 384, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(384, 384, 3, padding=1, groups=2),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(384, 256, 3, padding=1, groups=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(9216, 4096),
+        nn.ReLU(inplace=True),
+        nn.Linear(4096, 4096),
+        nn.ReLU(inplace=True),
+        nn.Linear(4096, classes),
+    )
+
+
 def conv_norm_relu(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False),
@@ -183,6 +209,7 @@ RIVALS = {
     "mlp": mlp,
     "lenet": lenet,
     "nin": nin,
+    "alexnet": alexnet,
     "googlenet": googlenet,
     "resnet50": resnet50,
     "gpt2": GPT2,

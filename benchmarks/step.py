@@ -188,11 +188,10 @@ def held() -> int:
     raise OSError("no VmRSS in /proc/self/status")
 
 
-def samples(options: argparse.Namespace) -> tuple[Any, Any]:
+def samples(setting: Setting) -> tuple[Any, Any]:
     """The samples of one net and their labels, the same for all contenders."""
     import torch
 
-    setting = SETTINGS[options.net]
     torch.manual_seed(0)
     if len(setting.sample) == 1:
         tokens = torch.randint(setting.classes, (setting.count, setting.sample[0] + 1))
@@ -211,7 +210,7 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
         step = pu.solvers.adamw(pu.backward(net), lr=1e-4, weight_decay=0.1)
     else:
         step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    rows = [part.numpy() for part in samples(options)]
+    rows = [part.numpy() for part in samples(setting)]
     names = ("tokens", "targets") if options.net == "gpt2" else ("image", "label")
     source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
     data = pu.data.DataSet("memory", source)
@@ -230,7 +229,7 @@ def torch_steps(options: argparse.Namespace, compiled: bool = False) -> Callable
     from rivals import RIVALS, loss_of
 
     setting = SETTINGS[options.net]
-    inputs, labels = samples(options)
+    inputs, labels = samples(setting)
     model = RIVALS[options.net](setting.sample[0], setting.classes)
     model = model.to(memory_format=torch.channels_last)
     if options.net == "gpt2":
