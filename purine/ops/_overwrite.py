@@ -2,11 +2,13 @@
 
 They compute what the pure kinds compute, to rounding, and leave the gradient as it is; only `clip`
 and `add_scaled` write over it. On a CPU, torch's fused kernels take one pass over memory. They walk
-the bytes of all tensors side by side, so they are used only where every tensor is contiguous and of
-one dtype.
+the bytes of all tensors side by side, so they are used only where these are without gaps, in one
+order and of one dtype. Functions in the plural do the same for several parameters in one call.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,11 +17,13 @@ __all__ = [
     "adadelta",
     "adagrad",
     "adam",
+    "adams",
     "add_scaled",
     "clip",
     "clip_factor",
     "lars",
     "momentum_sgd",
+    "momentum_sgds",
     "rmsprop",
     "scaled",
     "sgd",
@@ -27,6 +31,7 @@ __all__ = [
 ]
 
 _FUSED = (torch.float32, torch.float64)
+_IMAGES = torch.channels_last
 
 
 def scaled(lr: Tensor, lr_mult: float, like: Tensor) -> Tensor:
@@ -44,7 +49,7 @@ def sgd(
     lr_mult: float = 1.0,
 ) -> Tensor:
     if _fusable(weight, gradient):
-        _fused_sgd(weight, gradient, [], lr, lr_mult, weight_decay, 0.0, False)
+        _fused_sgd([weight], [gradient], [], lr, lr_mult, weight_decay, 0.0, False)
         return weight
     rate = scaled(lr, lr_mult, weight)
     _decay(weight, rate, weight_decay)
@@ -72,7 +77,7 @@ def momentum_sgd(
         weight.addcmul_(gradient, rate, value=-1)
         return weight.sub_(velocity, alpha=momentum), velocity
     if _fusable(weight, gradient, velocity):
-        _fused_sgd(weight, gradient, [velocity], lr, lr_mult, weight_decay, momentum, nesterov)
+        _fused_sgd([weight], [gradient], [velocity], lr, lr_mult, weight_decay, momentum, nesterov)
         return weight, velocity
     gradient = gradient.to(weight.dtype)
     rate = scaled(lr, lr_mult, weight)
@@ -84,6 +89,37 @@ def momentum_sgd(
     _decay(weight, rate, weight_decay)
     weight.addcmul_(gradient, rate, value=-1)
     return weight.addcmul_(velocity, rate, value=-momentum), velocity
+
+
+def momentum_sgds(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    lrs: Sequence[Tensor],
+    *,
+    momentum: float,
+    nesterov: bool = False,
+    lr_in_momentum: bool = False,
+    weight_decay: float = 0.0,
+    lr_mult: float = 1.0,
+) -> tuple[Sequence[Tensor], ...]:
+    rows = list(zip(weights, gradients, velocities, strict=True))
+    if not lr_in_momentum and all(_fusable(*row) for row in rows):
+        _fused_sgd(
+            weights, gradients, velocities, lrs[0], lr_mult, weight_decay, momentum, nesterov
+        )
+    else:
+        for row in rows:
+            momentum_sgd(
+                *row,
+                lrs[0],
+                momentum=momentum,
+                nesterov=nesterov,
+                lr_in_momentum=lr_in_momentum,
+                weight_decay=weight_decay,
+                lr_mult=lr_mult,
+            )
+    return weights, velocities
 
 
 def adagrad(
@@ -170,21 +206,19 @@ def adam(
     lr_mult: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _fusable(weight, gradient, mean, square) and not correct_eps:
-        fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        fused(
+        adams(
             [weight],
             [gradient],
             [mean],
             [square],
-            [],
-            [(iteration + 1).float()],
-            lr=lr.item() * lr_mult,
+            [lr],
+            [iteration],
             beta1=beta1,
             beta2=beta2,
-            weight_decay=weight_decay,
             eps=eps,
-            amsgrad=False,
-            maximize=False,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            lr_mult=lr_mult,
         )
         return weight, mean, square
     rate = lr * lr_mult
@@ -202,6 +236,57 @@ def adam(
     torch.div(mean, step, out=step)
     weight.addcmul_(step, scaled(rate / (1.0 - beta1**count), 1.0, weight), value=-1)
     return weight, mean, square
+
+
+def adams(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    lrs: Sequence[Tensor],
+    iterations: Sequence[Tensor],
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    correct_eps: bool = False,
+    lr_mult: float = 1.0,
+) -> tuple[Sequence[Tensor], ...]:
+    rows = list(zip(weights, gradients, means, squares, strict=True))
+    if correct_eps or not all(_fusable(*row) for row in rows):
+        for row in rows:
+            adam(
+                *row,
+                lrs[0],
+                iterations[0],
+                beta1=beta1,
+                beta2=beta2,
+                eps=eps,
+                weight_decay=weight_decay,
+                decoupled=decoupled,
+                correct_eps=correct_eps,
+                lr_mult=lr_mult,
+            )
+        return weights, means, squares
+    fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    fused(
+        weights,
+        gradients,
+        means,
+        squares,
+        [],
+        [(iterations[0] + 1).float()] * len(rows),
+        lr=lrs[0].item() * lr_mult,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    return weights, means, squares
 
 
 def lars(
@@ -249,17 +334,23 @@ def add_scaled(total: Tensor, part: Tensor, *, scale: float = 1.0) -> Tensor:
 
 
 def _fusable(*tensors: Tensor) -> bool:
-    dtype = tensors[0].dtype
-    return dtype in _FUSED and all(
-        tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.is_contiguous()
-        for tensor in tensors
+    first = tensors[0]
+    if first.dtype not in _FUSED or first.device.type != "cpu":
+        return False
+    plain = first.is_contiguous()
+    if not plain and not (first.dim() == 4 and first.is_contiguous(memory_format=_IMAGES)):
+        return False
+    return all(
+        tensor.dtype == first.dtype
+        and (tensor.is_contiguous() if plain else tensor.stride() == first.stride())
+        for tensor in tensors[1:]
     )
 
 
 def _fused_sgd(
-    weight: Tensor,
-    gradient: Tensor,
-    velocity: list[Tensor],
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocities: Sequence[Tensor],
     lr: Tensor,
     lr_mult: float,
     weight_decay: float,
@@ -267,9 +358,9 @@ def _fused_sgd(
     nesterov: bool,
 ) -> None:
     torch._fused_sgd_(
-        [weight],
-        [gradient],
-        velocity,
+        weights,
+        gradients,
+        velocities,
         weight_decay=weight_decay,
         momentum=momentum,
         lr=lr.item() * lr_mult,

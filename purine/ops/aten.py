@@ -12,6 +12,7 @@ Arguments that say where a result is created come from the op's location, never 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,8 @@ from purine.ops.registry import Attr, Kernel, Kind
 
 __all__ = [
     "OVERWRITES",
+    "Input",
+    "Inputs",
     "attributes_of",
     "bind_over",
     "device_of",
@@ -29,6 +32,7 @@ __all__ = [
     "dtype_of",
     "kind_of",
     "name_of",
+    "written_over",
 ]
 
 _PLACED = ("device", "layout", "pin_memory")
@@ -176,16 +180,44 @@ def _overload(name: str) -> Any:
     return getattr(packet, wanted)
 
 
-def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
-    positional: list[object] = []
-    keywords: dict[str, object] = {}
-    slots: list[tuple[int, int]] = []
-    lists: list[tuple[int, tuple[int | None, ...]]] = []
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Stands in the arguments of a call for the op's input at a place."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Stands in the arguments of a call for a list of the op's inputs; None for an absent one."""
+
+    places: tuple[int | None, ...]
+
+
+def written_over(op: Op, index: int | None) -> tuple[Any, list[tuple[int, object]]]:
+    """The overload that an op calls, in place where it may write over its first input.
+
+    With it the arguments as pairs (place in the schema, value).
+    """
+    overload = _overload(op.kind)
+    if index == 0:
+        _, name, *suffix = op.kind.split(".")
+        overload = _overload(".".join(["aten", f"{name}_", *suffix])) or overload
+    return overload, _arguments(overload, op)
+
+
+def _arguments(overload: Any, op: Op, *, out: str | None = None) -> list[tuple[int, object]]:
+    """The arguments of a call of `overload` for an op, without the one called `out`."""
+    found: list[tuple[int, object]] = []
     used = 0
-    arguments = [a for a in overload._schema.arguments if a.name != out]
+    schema = overload._schema.arguments
+    arguments = [a for a in schema if a.name != out]
     single = [a for a in arguments if _is_tensor(a) and a.name not in op.attributes]
-    for argument in arguments:
-        name, value = argument.name, _argument(argument, op)
+    for number, argument in enumerate(schema):
+        name = argument.name
+        if name == out:
+            continue
+        value: object = _argument(argument, op)
         if _is_tensor_list(argument):
             if name in op.attributes:
                 places = _places(op.attributes[name])
@@ -194,15 +226,29 @@ def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
                 after = len([a for a in single if arguments.index(a) > arguments.index(argument)])
                 places = tuple(range(used, len(op.inputs) - after))
                 used += len(places)
-            lists.append((len(positional), places))
+            value = Inputs(places)
         elif _is_tensor(argument) and name not in op.attributes and used < len(op.inputs):
-            slots.append((len(positional), used))
+            value = Input(used)
             used += 1
-        if argument.kwarg_only:
-            if name in op.attributes or name in _PLACED or not argument.has_default_value():
-                keywords[name] = value
-        else:
+        found.append((number, value))
+    return found
+
+
+def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
+    positional: list[object] = []
+    keywords: dict[str, object] = {}
+    for number, value in _arguments(overload, op, out=out):
+        argument = overload._schema.arguments[number]
+        if not argument.kwarg_only:
             positional.append(value)
+        elif (
+            argument.name in op.attributes
+            or argument.name in _PLACED
+            or not argument.has_default_value()
+        ):
+            keywords[argument.name] = value
+    slots = [(k, item.place) for k, item in enumerate(positional) if isinstance(item, Input)]
+    lists = [(k, item.places) for k, item in enumerate(positional) if isinstance(item, Inputs)]
     if not lists and all(place == index for place, index in slots):
         rest = tuple(positional[len(slots) :])
 

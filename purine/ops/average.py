@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,25 @@ from purine.ops.registry import kind
 
 __all__ = ["Average"]
 
+_PIECE = 1 << 15
+"""Long sums are made in pieces of this many elements, so that each stays in the cache."""
 
-@kind
+
+def _averages(
+    *columns: Sequence[Tensor], weights: tuple[float, ...] | None = None, groups: int = 1
+) -> list[list[Tensor]]:
+    """Several ops at once, in one call that does not need the interpreter."""
+    parts: list[list[Tensor]] = []
+    for row in zip(*columns, strict=True):
+        parts += [list(row[group::groups]) for group in range(groups)]
+    count = len(parts[0])
+    shares = [1.0 / count] if weights is None else list(weights)
+    flat = [all(_is_flat(part, group[0]) for part in group) for group in parts]
+    made = _compiled()(parts, shares, flat, _PIECE)
+    return [made[group::groups] for group in range(groups)]
+
+
+@kind(many=_averages)
 def Average(
     *parts: Tensor, weights: tuple[float, ...] | None = None, groups: int = 1
 ) -> tuple[Tensor, ...] | Tensor:
@@ -29,47 +48,61 @@ def Average(
             f"{len(parts)} parts cannot be {groups} means"
             + ("" if weights is None else f" with {len(weights)} weights")
         )
-    made = tuple(_mean(parts[group::groups], weights) for group in range(groups))
+    shares = [1.0 / count] if weights is None else list(weights)
+    made = tuple(
+        _add_up(list(parts[group::groups]), shares, torch.empty_like(parts[group]))
+        for group in range(groups)
+    )
     return made[0] if groups == 1 else made
 
 
-_PIECE = 1 << 15
-
-
-def _mean(parts: tuple[Tensor, ...], weights: tuple[float, ...] | None) -> Tensor:
-    """Piece by piece where the parts are long, so that each sum stays in the cache."""
-    result = torch.empty_like(parts[0])
-    flat = [_flat(part, result) for part in (*parts, result)]
-    if result.numel() <= _PIECE or any(part is None for part in flat):
-        return _sum_into(result, parts, weights)
-    pieces = [part.split(_PIECE) for part in flat if part is not None]
-    for *sources, target in zip(*pieces, strict=True):
-        _sum_into(target, sources, weights)
-    return result
-
-
-def _sum_into(result: Tensor, parts: Sequence[Tensor], weights: tuple[float, ...] | None) -> Tensor:
-    if weights is None:
+def _add_up(parts: list[Tensor], shares: list[float], result: Tensor) -> Tensor:
+    """The sum of the parts: with a share for each, or one for their sum."""
+    if len(shares) == 1:
         if len(parts) == 1:
-            return result.copy_(parts[0])
+            return result.copy_(parts[0]).mul_(shares[0])
         torch.add(parts[0], parts[1], out=result)
         for part in parts[2:]:
             result.add_(part)
-        return result.mul_(1.0 / len(parts))
-    torch.mul(parts[0], weights[0], out=result)
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        result.add_(part, alpha=weight)
+        return result.mul_(shares[0])
+    torch.mul(parts[0], shares[0], out=result)
+    for k in range(1, len(parts)):
+        result.add_(parts[k], alpha=shares[k])
     return result
 
 
-def _flat(part: Tensor, like: Tensor) -> Tensor | None:
-    """All elements in the order of memory, where that is the order of `like`, without gaps."""
+def _add_all(
+    groups: list[list[Tensor]], shares: list[float], flat: list[bool], piece: int
+) -> list[Tensor]:
+    made: list[Tensor] = []
+    for number in range(len(groups)):
+        parts = groups[number]
+        result = torch.empty_like(parts[0])
+        made.append(result)
+        length = result.numel()
+        if flat[number] and length > piece:
+            for start in range(0, length, piece):
+                size = min(piece, length - start)
+                pieces: list[Tensor] = []
+                for part in parts:
+                    pieces.append(
+                        torch.as_strided(part, [size], [1], part.storage_offset() + start)
+                    )
+                target = torch.as_strided(result, [size], [1], result.storage_offset() + start)
+                _add_up(pieces, shares, target)
+        else:
+            _add_up(parts, shares, result)
+    return made
+
+
+@cache
+def _compiled() -> Any:
+    return torch.jit.script(_add_all)
+
+
+def _is_flat(part: Tensor, like: Tensor) -> bool:
+    """Whether the elements lie in memory in the order of `like`, without gaps."""
     if part.stride() != like.stride() or part.dtype != like.dtype:
-        return None
-    order = sorted(range(part.ndim), key=lambda axis: (part.stride(axis), part.shape[axis]))
-    extent = 1
-    for axis in order:
-        if part.shape[axis] != 1 and part.stride(axis) != extent:
-            return None
-        extent *= part.shape[axis]
-    return part.as_strided((part.numel(),), (1,))
+        return False
+    images = part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last)
+    return images or bool(part.is_contiguous())

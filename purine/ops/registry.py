@@ -59,6 +59,8 @@ class Kind:
     "pass" where the first input simply takes the place of the first output.
     `view` says that the result may share memory with the first input.
     `overwrite` is a variant of `function` that writes result k over input `over[k]`.
+    `many` is a variant for several ops that differ in their tensors alone: it takes for each input
+    the list of what the ops have there, and gives for each result a list. It overwrites too.
     `function` is None for sources, whose kernel is made for the run (`Data`).
     `binder` makes the kernel of an op where attributes are not simply keyword arguments.
     """
@@ -74,6 +76,7 @@ class Kind:
     view: bool = False
     overwrite: Kernel | None = None
     over: tuple[int, ...] = ()
+    many: Callable[..., Sequence[Sequence[Tensor]]] | None = None
     binder: Callable[[Op], Kernel] | None = None
 
     def bind(self, op: Op) -> Kernel:
@@ -87,6 +90,11 @@ class Kind:
         """As `bind`, for the variant that writes over its inputs."""
         assert self.overwrite is not None
         return partial(self.overwrite, **self._settings(op))
+
+    def bind_many(self, op: Op) -> Callable[..., Sequence[Sequence[Tensor]]]:
+        """As `bind_overwrite`, for several ops with the attributes of this one."""
+        assert self.many is not None
+        return partial(self.many, **self._settings(op))
 
     def _settings(self, op: Op) -> dict[str, Attribute]:
         return {
@@ -148,6 +156,7 @@ def kind(
     view: bool = False,
     overwrite: Kernel | None = None,
     over: Sequence[int] = (),
+    many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -159,6 +168,7 @@ def kind(
     view: bool = False,
     overwrite: Kernel | None = None,
     over: Sequence[int] = (),
+    many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
 ) -> Any:
     """Register a function as the kind of its own name; see `Kind` for the options."""
 
@@ -176,6 +186,7 @@ def kind(
                 view=view,
                 overwrite=overwrite,
                 over=tuple(over),
+                many=many,
             )
         )
         return function

@@ -46,7 +46,7 @@ def SgdUpdate(
     return weight - scaled(lr, lr_mult, weight) * _decayed(weight, gradient, weight_decay)
 
 
-@kind(overwrite=over.momentum_sgd, over=(0, 2))
+@kind(overwrite=over.momentum_sgd, over=(0, 2), many=over.momentum_sgds)
 def MomentumUpdate(
     weight: Tensor,
     gradient: Tensor,
@@ -130,7 +130,7 @@ def AdaDeltaUpdate(
     return weight - scaled(lr, lr_mult, weight) * step, square, delta
 
 
-@kind(overwrite=over.adam, over=(0, 2, 3))
+@kind(overwrite=over.adam, over=(0, 2, 3), many=over.adams)
 def AdamUpdate(
     weight: Tensor,
     gradient: Tensor,

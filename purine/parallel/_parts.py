@@ -13,7 +13,10 @@ from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.ops.registry import lookup
 from purine.parallel._halves import Halves, batch_of
 
-__all__ = ["Part", "add_part", "average", "is_scalar"]
+__all__ = ["BESIDE", "Part", "add_part", "average", "is_scalar"]
+
+BESIDE = "inbound"
+"""The lane for what joins the parts of a batch: it runs beside the compute of its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def average(
     """Add the mean of several blobs as blob and op `name`."""
     builder.add(replace(like, name=name, location=location))
     settings: dict[str, Attribute] = {} if weights is None else {"weights": weights}
-    builder.op(name, "Average", parts, [name], settings, location=location)
+    builder.op(name, "Average", parts, [name], settings, location=location, lane=BESIDE)
 
 
 def is_scalar(blob: Blob) -> bool:

@@ -13,14 +13,12 @@ from typing import Literal, TypeAlias, get_args
 import purine.ops.update  # noqa: F401  (registers the kinds)
 from purine.graph import Attribute, Blob, Builder, Location
 from purine.ops.infer import size_in_bytes
+from purine.parallel._parts import BESIDE
 
-__all__ = ["LANE", "TOPOLOGIES", "Reduction", "Topology"]
+__all__ = ["TOPOLOGIES", "Reduction", "Topology"]
 
 Topology: TypeAlias = Literal["sharded", "server", "tree", "ring"]
 TOPOLOGIES: tuple[str, ...] = get_args(Topology)
-
-LANE = "inbound"
-"""Where sums run: beside the compute of their device."""
 
 
 class Reduction:
@@ -82,7 +80,7 @@ class Reduction:
             settings["groups"] = len(blobs)
         name = f"reduce/{blobs[0].name}"
         names = [blob.name for blob in blobs]
-        self.builder.op(name, "Average", parts, names, settings, location=owner, lane=LANE)
+        self.builder.op(name, "Average", parts, names, settings, location=owner, lane=BESIDE)
 
     def _scaled(self, blob: Blob) -> list[str]:
         """The parts of all replicas, with their weights where these differ."""
@@ -101,7 +99,7 @@ class Reduction:
         settings: dict[str, Attribute] = {}
         if weight is not None:
             settings = {"weights": (weight,)} if kind == "Average" else {"scale": weight}
-        self.builder.op(name, kind, inputs, [name], settings, location=like.location, lane=LANE)
+        self.builder.op(name, kind, inputs, [name], settings, location=like.location, lane=BESIDE)
         return name
 
     def _tree(self, blob: Blob, owner: Location) -> None:
@@ -157,7 +155,7 @@ class Reduction:
             [blob.name],
             {"dim": 0},
             location=owner,
-            lane=LANE,
+            lane=BESIDE,
         )
 
     def _cut(self, part: str, place: Location, sizes: Sequence[int]) -> list[str]:
@@ -177,6 +175,6 @@ class Reduction:
             names,
             {"split_sizes": tuple(sizes)},
             location=place,
-            lane=LANE,
+            lane=BESIDE,
         )
         return names

@@ -17,7 +17,7 @@ from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.ops.infer import check, size_in_bytes
 from purine.parallel._halves import Halves, batch_of, halve
-from purine.parallel._parts import Part, add_part, average, is_scalar
+from purine.parallel._parts import BESIDE, Part, add_part, average, is_scalar
 from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
 from purine.parallel.copies import insert_copies
 from purine.parallel.devices import as_locations, devices_of
@@ -166,7 +166,8 @@ class _Replicas:
         place = homes[next(name for name in op.outputs if name != NOTHING)]
         if op.kind == "GlobalNorm":
             op = _partial_norms(builder, op, homes)
-        builder.add(replace(op, location=place))
+        lane = op.lane if op.lane == "io" else BESIDE
+        builder.add(replace(op, location=place, lane=lane))
 
     def _add_states(
         self, builder: Builder, made: frozenset[str], homes: Mapping[str, Location]
@@ -188,7 +189,12 @@ class _Replicas:
                 else:
                     builder.add(replace(blob, location=homes[name]))
                     builder.op(
-                        state.next, "aten.clone", parts[:1], [state.next], location=homes[name]
+                        state.next,
+                        "aten.clone",
+                        parts[:1],
+                        [state.next],
+                        location=homes[name],
+                        lane=BESIDE,
                     )
             builder.add(state)
 
@@ -217,7 +223,7 @@ def _partial_norms(builder: Builder, op: Op, homes: Mapping[str, Location]) -> O
     for number, (place, names) in enumerate(groups.items()):
         norm = builder.fresh(f"{op.name}/{number}")
         builder.blob(norm, (), "float64", place)
-        builder.op(norm, "GlobalNorm", names, [norm], location=place)
+        builder.op(norm, "GlobalNorm", names, [norm], location=place, lane=BESIDE)
         norms.append(norm)
     return replace(op, inputs=tuple(norms))
 

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from purine.errors import KernelError
-from purine.graph import Graph
+from purine.graph import Graph, Op
 from purine.runtime.core import Plan
 from purine.runtime.program import Program, Step
+from purine.runtime.segments import SegmentError
 
 __all__ = ["Buffers"]
 
@@ -60,8 +61,11 @@ class Buffers:
             _separate(step, arguments, self._watched[slot])
         try:
             results = step.kernel(*arguments)
+        except SegmentError as error:
+            raise self._kernel_error(token, error.op, error.inputs, error.error) from error.error
         except Exception as error:
-            raise self._kernel_error(token, arguments, error) from error
+            op = self.graph.ops[self.plan.ops[token % self.size]]
+            raise self._kernel_error(token, op, arguments, error) from error
         writes = step.writes
         if len(writes) == 1:
             if writes[0] >= 0:
@@ -116,9 +120,10 @@ class Buffers:
             sum(v is not None for values in self._values for v in values) - constants * self.slots
         )
 
-    def _kernel_error(self, token: int, inputs: Sequence[Tensor], error: Exception) -> KernelError:
-        iteration, index = divmod(token, self.size)
-        op = self.graph.ops[self.plan.ops[index]]
+    def _kernel_error(
+        self, token: int, op: Op, inputs: Sequence[Tensor], error: Exception
+    ) -> KernelError:
+        iteration = token // self.size
         given = ", ".join(
             f"{name}: {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
             for name, value in zip(op.inputs, inputs, strict=True)

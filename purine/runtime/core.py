@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from purine.graph import Graph, Lane, Location, Op
 
-__all__ = ["Core", "Plan", "Station", "compile_plan"]
+__all__ = ["Core", "Plan", "Station", "compile_plan", "urgency"]
 
 Station = tuple[Location, Lane]
 """A lane at a location: what runs ops one at a time."""
@@ -52,7 +52,7 @@ def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> 
     end (a weight gradient, its update) runs before the long chain goes on, so that buffers are
     released early. With several, the longest remaining path by `cost` runs first.
     """
-    names = _urgency(graph, cost or (lambda op: 1.0))
+    names = urgency(graph, cost or (lambda op: 1.0))
     number = {name: index for index, name in enumerate(names)}
     stations: dict[Station, int] = {}
     station = []
@@ -89,7 +89,7 @@ def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> 
     )
 
 
-def _urgency(graph: Graph, cost: Callable[[Op], float]) -> list[str]:
+def urgency(graph: Graph, cost: Callable[[Op], float] = lambda op: 1.0) -> list[str]:
     """Op names in a topological order: the order in which one lane would run them all.
 
     An op that carries a state on comes after the state's other readers, unless they wait for it:

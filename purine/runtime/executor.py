@@ -18,11 +18,13 @@ from torch import Tensor
 from purine.errors import RunError, StallError
 from purine.graph import Graph
 from purine.ops.registry import Kernel
+from purine.ops.script import keep_order
 from purine.runtime.aliases import without_aliases
 from purine.runtime.buffers import Buffers
 from purine.runtime.core import Core, compile_plan
 from purine.runtime.devices import pin
 from purine.runtime.program import compile_program
+from purine.runtime.segments import Segmented, joined
 from purine.runtime.threads import set_kernel_threads
 from purine.runtime.trace import Event, Trace, edges_of
 
@@ -35,7 +37,8 @@ class Executor:
     `states` gives the value of every state at iteration `start`, `feeds` that of every input, the
     same in all iterations. The executor owns the states' tensors: it writes over them. `credit`
     bounds the iterations in flight. `cores` are those of each device; a compute lane uses as many
-    threads as its device has cores, or `threads` where the device has no cores of its own.
+    threads as its device has cores, or `threads` where the device has no cores of its own. With
+    `segments` ops of a lane are dispatched together where they can be.
     """
 
     def __init__(
@@ -49,15 +52,18 @@ class Executor:
         credit: int = 2,
         threads: int | None = None,
         cores: Mapping[str, tuple[int, ...]] | None = None,
+        segments: bool = False,
         record: bool = False,
     ) -> None:
-        self.graph = graph = without_aliases(graph)
+        whole = without_aliases(graph)
+        found = joined(whole) if segments else Segmented(whole, {})
+        self.graph = graph = found.graph
         self.plan = compile_plan(graph)
         self.core = Core(self.plan, start=start, credit=credit)
         self.buffers = Buffers(
             graph,
             self.plan,
-            compile_program(graph, self.plan, sources or {}),
+            compile_program(graph, self.plan, sources or {}, whole=whole, members=found.members),
             states=states,
             feeds=feeds or {},
             start=start,
@@ -147,6 +153,7 @@ class Executor:
         cores = self.cores.get(location.device, ())
         pin(cores)
         set_kernel_threads((len(cores) or self.threads) if lane.startswith("compute") else 1)
+        keep_order()
         lock, bell = self._lock, self._bells[station]
         with torch.no_grad():
             with lock:

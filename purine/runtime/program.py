@@ -10,7 +10,7 @@ value only when nothing else of its family is read afterwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,6 +22,7 @@ from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Kernel, lookup
 from purine.ops.tracing import Inferred
 from purine.runtime.core import Plan
+from purine.runtime.segments import segment_kernel
 
 __all__ = ["Program", "Step", "compile_program"]
 
@@ -58,13 +59,27 @@ class Program:
     constants: tuple[str, ...]
 
 
-def compile_program(graph: Graph, plan: Plan, sources: Mapping[str, Kernel]) -> Program:
+def compile_program(
+    graph: Graph,
+    plan: Plan,
+    sources: Mapping[str, Kernel],
+    *,
+    whole: Graph | None = None,
+    members: Mapping[str, Sequence[Op]] | None = None,
+) -> Program:
     """Decide for every op of a plan what its execution does.
 
-    `sources` are the kernels of ops whose kind has none of its own, by op name.
+    `sources` are the kernels of ops whose kind has none of its own, by op name. Where `graph` has
+    segments, `whole` is the graph without, and `members` has the ops of each.
     """
-    layout = _Layout(graph)
-    steps = tuple(layout.step(graph.ops[name], sources) for name in plan.ops)
+    members = members or {}
+    layout = _Layout(graph, _families(whole or graph), members)
+    fine = layout if whole is None else _Layout(whole, layout.family, {})
+    kernels = dict(sources)
+    for name, ops in members.items():
+        segment = graph.ops[name]
+        kernels[name] = segment_kernel(ops, segment.inputs, segment.outputs, fine.overwritable)
+    steps = tuple(layout.step(graph.ops[name], kernels) for name in plan.ops)
     return Program(
         steps,
         layout.numbers,
@@ -77,8 +92,11 @@ def compile_program(graph: Graph, plan: Plan, sources: Mapping[str, Kernel]) -> 
 class _Layout:
     """What is known of the blobs of a graph while its program is compiled."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(
+        self, graph: Graph, family: Mapping[str, str], members: Mapping[str, Sequence[Op]]
+    ) -> None:
         self.graph = graph
+        self.members = members
         self.numbers = {name: index for index, name in enumerate(graph.blobs)}
         self.constants = [
             name for name, state in graph.states.items() if state.next == name
@@ -88,12 +106,12 @@ class _Layout:
         for state in graph.states.values():
             if state.next != state.read:
                 self.carried.setdefault(state.next, []).append(state.read)
-        self.family = _families(graph)
+        self.family = family
         self.uses: Counter[str] = Counter()
         for name, readers in graph.consumers.items():
             self.uses[name] = len(readers)
-        overwriting = [op for op in graph.ops.values() if lookup(op).overwrite is not None]
-        written = (op.inputs[place] for op in overwriting for place in lookup(op).over)
+        overwriting = [op for op in graph.ops.values() if self._over(op)]
+        written = (op.inputs[place] for op in overwriting for place in self._over(op))
         self.watched = {
             name: index
             for index, name in enumerate(dict.fromkeys(self.family[item] for item in written))
@@ -116,16 +134,15 @@ class _Layout:
 
     def step(self, op: Op, sources: Mapping[str, Kernel]) -> Step:
         kind = lookup(op)
-        over: tuple[tuple[int, int], ...] = ()
+        over = tuple(
+            (place, self.watched[self.family[op.inputs[place]]]) for place in self._over(op)
+        )
         if kind.function is None:
             kernel = sources[op.name]
-        elif kind.overwrite is not None:
+        elif over:
             kernel = kind.bind_overwrite(op)
-            over = tuple(
-                (place, self.watched[self.family[op.inputs[place]]]) for place in kind.over
-            )
         else:
-            place = self._overwritable(op)
+            place = self.overwritable(op)
             kernel = kind.bind(op) if place is None else aten.bind_over(op, place)
             if len(op.outputs) == 1 and _inferred(self.graph, op).several:
                 kernel = _first_of(kernel)
@@ -146,12 +163,21 @@ class _Layout:
             over,
         )
 
+    def _over(self, op: Op) -> tuple[int, ...]:
+        """The inputs that an op writes over where nobody else reads them any more."""
+        width = 0
+        places: tuple[int, ...] = ()
+        for member in self.members.get(op.name, (op,)):
+            places += tuple(width + place for place in lookup(member).over)
+            width += len(member.inputs)
+        return places
+
     def _write(self, name: str) -> int:
         if name == NOTHING or not (self.uses[name] or name in self.kept):
             return -1
         return self.numbers[name]
 
-    def _overwritable(self, op: Op) -> int | None:
+    def overwritable(self, op: Op) -> int | None:
         """The input that an elementwise op may write its result over: nobody else ever reads it."""
         graph = self.graph
         for place in aten.OVERWRITES.get(op.kind, ()):

@@ -29,6 +29,7 @@ from purine.runtime.executor import Executor
 from purine.runtime.feeding import batch_of, data_ops, read_rows, read_stream
 from purine.runtime.layout import laid_out
 from purine.runtime.memory import tune_heap
+from purine.runtime.segments import pays
 from purine.runtime.threads import release_host_pool
 from purine.runtime.trace import Event, Trace, edges_of
 
@@ -272,6 +273,7 @@ class Run:
                 credit=self.credit,
                 threads=self.threads,
                 cores=self._cores,
+                segments=not self.record and pays(self.graph),
                 record=self.record,
             )
         return self._executor
