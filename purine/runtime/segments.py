@@ -96,8 +96,8 @@ def segmented(
     *,
     cost: Callable[[Op], float],
     team: Callable[[Op], object],
-    pieces: int = 24,
-    least: float = 3e-4,
+    pieces: int = 12,
+    least: float = 5e-3,
 ) -> Segmented:
     """Put ops of one `team` into segments.
 
