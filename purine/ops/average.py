@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -97,7 +98,9 @@ def _add_all(
 
 @cache
 def _compiled() -> Any:
-    return torch.jit.script(_add_all)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, about its future
+        return torch.jit.script(_add_all)
 
 
 def _is_flat(part: Tensor, like: Tensor) -> bool:

@@ -8,7 +8,7 @@ of it, and torch's kernels release the interpreter's lock as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from time import perf_counter_ns
 
@@ -21,7 +21,7 @@ from purine.ops.registry import Kernel
 from purine.ops.script import keep_order
 from purine.runtime.aliases import without_aliases
 from purine.runtime.buffers import Buffers
-from purine.runtime.core import Core, compile_plan
+from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
@@ -77,18 +77,20 @@ class Executor:
         self._host = threading.Condition(self._lock)
         # A lane sleeps by acquiring its bell, which whoever finds it asleep releases: half the cost
         # of a condition variable, and hops between lanes are what a graph of small ops pays for.
-        self._bells = [threading.Lock() for _ in self.plan.stations]
+        self._workers, place = _workers(self.plan.stations, self.cores)
+        self._place = tuple(place[station] for station in self.plan.station)
+        self._bells = [threading.Lock() for _ in self._workers]
         for bell in self._bells:
             bell.acquire()
-        self._asleep = [False for _ in self.plan.stations]
-        self._queues: list[list[int]] = [[] for _ in self.plan.stations]
+        self._asleep = [False for _ in self._workers]
+        self._queues: list[list[int]] = [[] for _ in self._workers]
         self._failure: RunError | None = None
         self._stopped = False
         self._record = record
-        self._records: list[list[tuple[int, int, int]]] = [[] for _ in self.plan.stations]
+        self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
         self._threads = [
             threading.Thread(target=self._lane, args=(index,), name=f"{place} {lane}", daemon=True)
-            for index, (place, lane) in enumerate(self.plan.stations)
+            for index, (place, lane) in enumerate(self._workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -97,9 +99,9 @@ class Executor:
         """Let iterations below `limit` run."""
         with self._lock:
             for token in self.core.extend(limit):
-                station = self.plan.station[token % self.core.size]
-                heappush(self._queues[station], token)
-                self._ring(station)
+                worker = self._place[token % self.core.size]
+                heappush(self._queues[worker], token)
+                self._ring(worker)
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
         """The outputs of an iteration, once all of it is complete."""
@@ -126,8 +128,8 @@ class Executor:
     def trace(self) -> Trace:
         """What was recorded so far."""
         events = [
-            self._event(station, token, begin, end)
-            for station, records in enumerate(self._records)
+            self._event(token, begin, end)
+            for records in self._records
             for token, begin, end in list(records)
         ]
         return Trace(tuple(events), edges_of(self.graph))
@@ -136,65 +138,64 @@ class Executor:
         """Stop all lanes after the ops they are running; values stay readable."""
         with self._lock:
             self._stopped = True
-            for station in range(len(self._bells)):
-                self._ring(station)
+            for worker in range(len(self._bells)):
+                self._ring(worker)
             self._host.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _event(self, station: int, token: int, begin: int, end: int) -> Event:
+    def _event(self, token: int, begin: int, end: int) -> Event:
         iteration, index = divmod(token, self.core.size)
         op = self.graph.ops[self.plan.ops[index]]
-        location, lane = self.plan.stations[station]
-        return Event(op.name, op.kind, iteration, str(location), lane, begin, end)
+        return Event(op.name, op.kind, iteration, str(op.location), op.lane, begin, end)
 
-    def _lane(self, station: int) -> None:
-        location, lane = self.plan.stations[station]
+    def _lane(self, worker: int) -> None:
+        location, lane = self._workers[worker]
         cores = self.cores.get(location.device, ())
         pin(cores)
         set_kernel_threads((len(cores) or self.threads) if lane.startswith("compute") else 1)
         keep_order()
-        lock, bell = self._lock, self._bells[station]
+        lock, bell = self._lock, self._bells[worker]
         with torch.no_grad():
             with lock:
-                token = self._next(station)
+                token = self._next(worker)
             while not self._stopped:
                 if token is None:
                     bell.acquire()
                     with lock:
-                        token = self._next(station)
+                        token = self._next(worker)
                     continue
                 try:
-                    self._run_from(station, token)
+                    self._run_from(worker, token)
                 except BaseException as error:
                     with lock:
                         self._fail(error)
                 token = None
 
-    def _next(self, station: int) -> int | None:
+    def _next(self, worker: int) -> int | None:
         """The next token of a lane; without one the lane is asleep from now on. Holds the lock."""
-        queue = self._queues[station]
+        queue = self._queues[worker]
         if self._stopped:
             return None
         if queue:
             return heappop(queue)
-        self._asleep[station] = True
+        self._asleep[worker] = True
         if all(self._asleep) and not self.core.idle:
             self._fail(_stall(self.core, self.graph))
         return None
 
-    def _ring(self, station: int) -> None:
+    def _ring(self, worker: int) -> None:
         """Wake a lane that sleeps. Holds the lock."""
-        if self._asleep[station]:
-            self._asleep[station] = False
-            self._bells[station].release()
+        if self._asleep[worker]:
+            self._asleep[worker] = False
+            self._bells[worker].release()
 
-    def _run_from(self, station: int, token: int | None) -> None:
+    def _run_from(self, worker: int, token: int | None) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
-        lock, place, size, queues = self._lock, self.plan.station, self.core.size, self._queues
+        lock, place, size, queues = self._lock, self._place, self.core.size, self._queues
         run, release, complete = self.buffers.run, self.buffers.release, self.core.complete
-        queue, asleep = queues[station], self._asleep
-        record = self._records[station] if self._record else None
+        queue, asleep = queues[worker], self._asleep
+        record = self._records[worker] if self._record else None
         while token is not None:
             if record is None:
                 run(token)
@@ -212,7 +213,7 @@ class Executor:
                     heappush(queues[target], item)
                     if asleep[target]:
                         self._ring(target)
-                token = heappop(queue) if queue and not self._stopped else self._next(station)
+                token = heappop(queue) if queue and not self._stopped else self._next(worker)
 
     def _collect(self) -> None:
         """Take the outputs of the iterations that became complete. Holds the lock."""
@@ -237,9 +238,29 @@ class Executor:
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
         self._stopped = True
-        for station in range(len(self._bells)):
-            self._ring(station)
+        for worker in range(len(self._bells)):
+            self._ring(worker)
         self._host.notify_all()
+
+
+def _workers(
+    stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]]
+) -> tuple[list[Station], list[int]]:
+    """The lanes that get a thread, and which of these threads serves each lane.
+
+    A device with a single core has a single thread for all its lanes. With more, one that holds
+    the interpreter's lock would often wait for the core, and everybody else for the lock.
+    """
+    workers: list[Station] = []
+    serving: dict[Station, int] = {}
+    for location, lane in stations:
+        single = len(cores.get(location.device, ())) == 1
+        key = (location, "compute" if single else lane)
+        if key not in serving:
+            serving[key] = len(workers)
+            workers.append(key)
+        serving[location, lane] = serving[key]
+    return workers, [serving[station] for station in stations]
 
 
 def _stall(core: Core, graph: Graph) -> StallError:
