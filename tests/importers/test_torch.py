@@ -186,7 +186,7 @@ def test_dropout_draws_by_our_randomness_and_is_gone_at_test_time() -> None:
         }
 
     imported = from_torch(module, loss, x, targets=())
-    assert {"Dropout", "RandomMask"} <= {op.kind for op in imported.net.ops.values()}
+    assert {"Dropout", "sized.RandomMask"} <= {op.kind for op in imported.net.ops.values()}
     assert imported.net.ops["elements/native_dropout"].attributes["stream"] == (
         "elements/native_dropout"
     )
