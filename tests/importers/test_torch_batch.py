@@ -129,10 +129,12 @@ class Dropping(nn.Module):
         self.attend = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
         self.lstm = nn.LSTM(6, 4, 2, dropout=0.5, batch_first=True)
         self.elements = nn.Dropout(0.5)
+        self.turned = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.channels(self.conv(x))
         x = x + self.attend(x, x, x, need_weights=False)[0]
+        x = self.turned(x.transpose(0, 1)).transpose(0, 1)
         return self.elements(self.lstm(x)[0]).flatten(1)
 
 
@@ -151,7 +153,7 @@ DROPPING = Case(
 def test_parts_of_a_batch_drop_what_the_whole_batch_drops() -> None:
     _, imported = imported_from(DROPPING)
     kinds = [op.kind for op in imported.net.ops.values()]
-    assert kinds.count("Dropout") == 3
+    assert kinds.count("Dropout") == 4
     assert kinds.count("sized.RandomMask") == 1
     found, expected = as_one_batch(imported, data_of(DROPPING, STEPS * 2 * BATCH, 1))
     close(found, expected, 1e-9)
