@@ -126,6 +126,7 @@ CASES = [
     Case("EuclideanLoss", (real(4, 3), real(4, 3))),
     Case("Exp", (real(3, 5),), {"scale": 0.5, "shift": -1.0}),
     Case("Exp", (real(3, 5),), {"base": 2.0}),
+    Case("FixedBatch", (real(3, 5),), {"batch": 3, "because": "it is"}),
     Case("Flatten", (IMAGE,)),
     Case("Flatten", (IMAGE,), {"axis": 0, "end": 1}),
     Case("Gelu", (real(3, 5),)),
@@ -237,6 +238,11 @@ ATEN_CASES = [
         },
     ),
     Case("aten.max_pool2d_with_indices", (IMAGE,), {"kernel_size": (2, 2)}),
+    Case("sized.aten.expand", (real(1, 3), real(4, 2)), {"size": ("batch", -1)}, wanted=(0,)),
+    Case("sized.aten.div.Tensor", (real(3), real(4, 2)), {"other": "batch-1"}, wanted=(0,)),
+    Case(
+        "sized.aten.cat", (real(2, 3), real(1, 3), whole(9, 1)), {"dim": "batch-1"}, wanted=(0, 1)
+    ),
     Case("aten.embedding", (real(6, 3), whole(6, 4))),
     Case("aten.where.self", (real(3, 5) > 0, real(3, 5), real(3, 5))),
     Case(
@@ -245,4 +251,4 @@ ATEN_CASES = [
         {"normalized_shape": (5,), "eps": 1e-5},
     ),
 ]
-"""ATen overloads as ops, with absent tensors, lists and several results."""
+"""ATen overloads as ops, with absent tensors, lists, several results, and sizes in samples."""
