@@ -1,4 +1,4 @@
-"""Reading a Caffe definition from a file: the nets of both phases, the solver and the transforms.
+"""A Caffe definition as graphs: the nets of both phases, the solver and the transforms.
 
 Nothing but the text is read: databases, mean files and weights stay where they are, and `notes`
 says what was left out.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from purine.errors import ConfigError, FormatError
+from purine.errors import ConfigError
 from purine.graph import Graph
+from purine.importers.caffe.definition import read_definition
 from purine.importers.caffe.layer import Scope
-from purine.importers.caffe.net import build, layers_of
-from purine.importers.caffe.schema import Node, read
-from purine.importers.caffe.solver import CaffeSolver, solver_of
+from purine.importers.caffe.net import NetState, build, layers_of
+from purine.importers.caffe.schema import Node
+from purine.importers.caffe.solver import CaffeSolver
 from purine.optimize import evaluation
 
 __all__ = ["Imported", "Transform", "from_caffe"]
@@ -67,16 +67,20 @@ def from_caffe(
     path: str | os.PathLike[str],
     *,
     solver: str | os.PathLike[str] | None = None,
+    test: str | os.PathLike[str] | None = None,
     batch: int | None = None,
     image: Sequence[int] | None = None,
+    crop: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     dtype: str = "float32",
 ) -> Imported:
     """The net that a prototxt file defines, and the solver of another.
 
-    `image` is the size of a stored image, (channels, height, width), which a Caffe net leaves to
-    its database; `shapes` gives the size of one sample of other blobs that come from a source.
-    `batch` replaces the sizes of batches in the text.
+    `path` may also name a solver, whose net is then meant. `test` is the file of the test phase
+    where that is a net of its own. `image` is the size of a stored image, (channels, height,
+    width), which a Caffe net leaves to its database; `shapes` gives the size of one sample of other
+    blobs that come from a source. `batch` and `crop` replace the sizes of batches and of crops in
+    the text.
     """
     if batch is not None and batch < 1:
         raise ConfigError(
@@ -84,19 +88,19 @@ def from_caffe(
         )
     sizes = {name: _size(f"the shape of {name!r}", shape) for name, shape in (shapes or {}).items()}
     stored = None if image is None else _size("image", image)
-    node = read(_text(path), "NetParameter", file=str(path))
-    settings = None
-    if solver is not None:
-        settings = solver_of(read(_text(solver), "SolverParameter", file=str(solver)))
+    found = read_definition(path, solver=solver, test=test)
     built = {}
-    for phase in ("TRAIN", "TEST"):
-        if phase == "TRAIN" or _has_source(node, phase):
-            built[phase] = build(node, phase, batch=batch, image=stored, shapes=sizes, dtype=dtype)
+    for node, state in (found.train, found.test):
+        if state.phase == "TRAIN" or _has_source(node, state):
+            built[state.phase] = build(
+                node, state, batch=batch, image=stored, crop=crop, shapes=sizes, dtype=dtype
+            )
     net, scope = built["TRAIN"]
-    test = evaluation(built["TEST"][0]) if "TEST" in built else None
+    tested = evaluation(built["TEST"][0]) if "TEST" in built else None
     transform, left_out = _transform(scope)
     notes = (*dict.fromkeys([*scope.notes, *left_out]),)
-    return Imported(node.get("name", ""), net, test, settings, transform, notes)
+    name = found.train[0].get("name", "")
+    return Imported(name, net, tested, found.solver, transform, notes)
 
 
 def _transform(scope: Scope) -> tuple[Transform, list[str]]:
@@ -118,8 +122,8 @@ def _transform(scope: Scope) -> tuple[Transform, list[str]]:
     return Transform(**values), notes  # type: ignore[arg-type]
 
 
-def _has_source(net: Node, phase: str) -> bool:
-    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, phase))
+def _has_source(net: Node, state: NetState) -> bool:
+    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, state))
 
 
 def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -131,28 +135,3 @@ def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
             remedy="write for example (3, 32, 32)",
         )
     return tuple(shape)
-
-
-def _text(path: str | os.PathLike[str]) -> str:
-    source = Path(path)
-    try:
-        data = source.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise FormatError(
-            "cannot read the definition",
-            where=str(source),
-            expected="the path of a prototxt file",
-            found=reason or str(error),
-            remedy="correct the path or its permissions",
-        ) from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            "the file is not UTF-8 text",
-            where=f"{source}:{data.count(bytes([10]), 0, error.start) + 1}",
-            expected="a definition in text form",
-            found=f"the byte 0x{data[error.start]:02x} at offset {error.start}",
-            remedy="name a prototxt file; weights in binary form are not read",
-        ) from None

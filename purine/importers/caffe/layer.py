@@ -38,6 +38,7 @@ class Scope:
     whole: frozenset[str]
     batch: int | None = None
     image: tuple[int, ...] | None = None
+    crop: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     blobs: dict[str, Var] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)

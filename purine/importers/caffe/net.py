@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from purine.errors import FormatError
@@ -16,7 +16,7 @@ from purine.importers.caffe.tables import MESSAGES, V1_TYPES
 from purine.ops.infer import check
 from purine.ops.net import Net, Var
 
-__all__ = ["LAYERS", "build", "layers_of"]
+__all__ = ["LAYERS", "NetState", "build", "layers_of"]
 
 Translate: TypeAlias = Callable[[Layer], None]
 Counts: TypeAlias = tuple[int, int]
@@ -83,8 +83,22 @@ _LABELLED = (
 _KEEPING = ("Flatten", "Reshape", "Slice", "Split")
 
 
-def layers_of(net: Node, phase: str) -> list[Node]:
-    """The layers of a phase, all in today's form."""
+@dataclass(frozen=True, slots=True)
+class NetState:
+    """What decides which layers of a definition a net has."""
+
+    phase: str
+    level: int = 0
+    stages: frozenset[str] = frozenset()
+
+    def merged(self, given: Node) -> NetState:
+        """The state with the level and the stages that a message adds; its phase stays."""
+        stages = self.stages | set(given.all("stage"))
+        return replace(self, level=given.get("level", self.level), stages=stages)
+
+
+def layers_of(net: Node, state: NetState) -> list[Node]:
+    """The layers that a net has in a state, all in today's form."""
     if "layers" in net and "layer" in net:
         raise net.error(
             "the net has layers in both forms",
@@ -94,23 +108,24 @@ def layers_of(net: Node, phase: str) -> list[Node]:
             remedy="write all of them as layer { }",
         )
     found = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
-    return [layer for layer in found if _included(layer, phase)]
+    return [layer for layer in found if _included(layer, state)]
 
 
 def build(
     net: Node,
-    phase: str,
+    state: NetState,
     *,
     batch: int | None,
     image: tuple[int, ...] | None,
+    crop: int | None,
     shapes: Mapping[str, tuple[int, ...]],
     dtype: str,
 ) -> tuple[Graph, Scope]:
-    """The graph of one phase of a net, checked."""
-    chosen = layers_of(net, phase)
+    """The graph of a net in one state, checked."""
+    chosen = layers_of(net, state)
     tops = frozenset(top for layer in chosen for top in layer.all("top"))
     whole = frozenset(_whole(chosen))
-    scope = Scope(Net(dtype=dtype), phase, tops, whole, batch, image, shapes)
+    scope = Scope(Net(dtype=dtype), state.phase, tops, whole, batch, image, crop, shapes)
     _inputs(net, scope)
     for node in chosen:
         type = node.get("type")
@@ -168,7 +183,7 @@ def _weigh(layer: Layer) -> None:
             layer.scope.losses.append(name)
 
 
-def _included(layer: Node, phase: str) -> bool:
+def _included(layer: Node, state: NetState) -> bool:
     include, exclude = layer.all("include"), layer.all("exclude")
     if include and exclude:
         raise layer.error(
@@ -179,17 +194,18 @@ def _included(layer: Node, phase: str) -> bool:
             remedy="remove one of them",
         )
     if include:
-        return any(_met(rule, phase) for rule in include)
-    return not any(_met(rule, phase) for rule in exclude)
+        return any(_met(rule, state) for rule in include)
+    return not any(_met(rule, state) for rule in exclude)
 
 
-def _met(rule: Node, phase: str) -> bool:
-    """Whether a rule holds for a phase at level 0 without stages."""
+def _met(rule: Node, state: NetState) -> bool:
+    """Whether a rule holds for the state of a net."""
     return (
-        rule.get("phase", phase) == phase
-        and rule.get("min_level", 0) <= 0
-        and rule.get("max_level", 0) >= 0
-        and not rule.all("stage")
+        rule.get("phase", state.phase) == state.phase
+        and rule.get("min_level", state.level) <= state.level
+        and rule.get("max_level", state.level) >= state.level
+        and state.stages.issuperset(rule.all("stage"))
+        and state.stages.isdisjoint(rule.all("not_stage"))
     )
 
 

@@ -104,7 +104,7 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None) -> None:
     batch = scope.batch or settings.positive("batch_size")
     image = scope.shapes.get(layer.tops[0]) or scope.image or size
     transform = layer.settings("transform_param")
-    crop = transform.get("crop_size", 0)
+    crop = scope.crop or transform.get("crop_size", 0)
     if not crop and settings.type != "MemoryDataParameter":
         crop = settings.get("crop_size", 0)
     if image is None or (crop and len(image) != 3):
