@@ -302,20 +302,21 @@ def filler_of(node: Node | None, default: Filler | None = None) -> Filler:
     settings = {
         "constant": ("value",),
         "uniform": ("min", "max"),
-        "gaussian": ("mean", "std"),
+        "gaussian": ("mean", "std", "sparse"),
         "xavier": ("variance_norm",),
         "msra": ("variance_norm",),
         "bilinear": (),
+        "positive_unitball": (),
     }
-    if kind not in settings or node.get("sparse", -1) >= 0:
+    if kind not in settings:
         raise node.error(
-            f"a {kind!r} filler is not supported" if kind not in settings else "sparse is given",
-            "type" if kind not in settings else "sparse",
-            expected="a dense filler, one of " + ", ".join(settings),
+            f"a {kind!r} filler is not supported",
+            "type",
+            expected="one of " + ", ".join(settings),
             found=repr(kind),
         )
     for name in settings[kind]:
-        if name in node:
+        if name in node and not (name == "sparse" and node.get(name) < 0):
             key, value = name, node.get(name)
             if name == "variance_norm":
                 key, value = "variance", value.lower()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from purine.errors import FormatError
 from purine.graph import Graph
-from purine.importers.caffe import layers, losses, sources
+from purine.importers.caffe import layers, losses, rarer, recurrent, sources
 from purine.importers.caffe.layer import Layer, Scope, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
@@ -28,6 +28,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "ArgMax": (layers.arg_max, (1, 1), (1, 1)),
     "BNLL": (layers.bnll, (1, 1), (1, 1)),
     "BatchNorm": (layers.batch_norm, (1, 1), (1, 1)),
+    "BatchReindex": (rarer.batch_reindex, (2, 2), (1, 1)),
     "Bias": (layers.bias, (1, 2), (1, 1)),
     "Clip": (layers.clip, (1, 1), (1, 1)),
     "Concat": (layers.concat, (1, _MANY), (1, 1)),
@@ -45,21 +46,27 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Exp": (layers.exp, (1, 1), (1, 1)),
     "Flatten": (layers.flatten, (1, 1), (1, 1)),
     "HDF5Data": (sources.hdf5_data, (0, 0), (1, _MANY)),
+    "HDF5Output": (rarer.hdf5_output, (1, _MANY), (0, 0)),
     "HingeLoss": (losses.hinge_loss, (2, 2), (0, 1)),
     "ImageData": (sources.image_data, (0, 0), (1, 2)),
     "InfogainLoss": (losses.infogain_loss, (2, 3), (0, 2)),
     "InnerProduct": (layers.inner_product, (1, 1), (1, 1)),
     "Input": (sources.input_layer, (0, 0), (1, _MANY)),
     "LRN": (layers.lrn, (1, 1), (1, 1)),
+    "LSTM": (recurrent.lstm, (2, 5), (1, 3)),
     "Log": (layers.log, (1, 1), (1, 1)),
+    "MVN": (rarer.mvn, (1, 1), (1, 1)),
     "MemoryData": (sources.memory_data, (0, 0), (1, 2)),
     "MultinomialLogisticLoss": (losses.multinomial_logistic_loss, (2, 2), (0, 1)),
     "PReLU": (layers.prelu, (1, 1), (1, 1)),
+    "Parameter": (rarer.parameter, (0, 0), (1, 1)),
     "Pooling": (layers.pooling, (1, 1), (1, 1)),
     "Power": (layers.power, (1, 1), (1, 1)),
+    "RNN": (recurrent.rnn, (2, 4), (1, 2)),
     "ReLU": (layers.relu, (1, 1), (1, 1)),
     "Reduction": (layers.reduction, (1, 1), (1, 1)),
     "Reshape": (layers.reshape, (1, 1), (1, 1)),
+    "SPP": (rarer.spatial_pyramid, (1, 1), (1, 1)),
     "Scale": (layers.scale, (1, 2), (1, 1)),
     "Sigmoid": (layers.sigmoid, (1, 1), (1, 1)),
     "SigmoidCrossEntropyLoss": (losses.sigmoid_cross_entropy_loss, (2, 2), (0, 1)),
@@ -68,7 +75,9 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Softmax": (layers.softmax, (1, 1), (1, 1)),
     "SoftmaxWithLoss": (losses.softmax_loss, (2, 2), (0, 2)),
     "Split": (layers.split, (1, 1), (1, _MANY)),
+    "Swish": (rarer.swish, (1, 1), (1, 1)),
     "TanH": (layers.tanh, (1, 1), (1, 1)),
+    "Threshold": (rarer.threshold, (1, 1), (1, 1)),
     "Tile": (layers.tile, (1, 1), (1, 1)),
 }
 """How each type of layer is translated, and how many bottoms and tops it may have."""
@@ -218,6 +227,8 @@ def _whole(chosen: Sequence[Node]) -> set[str]:
             found.update(bottoms[1:2])
         elif type == "Embed":
             found.update(bottoms[:1])
+        elif type == "BatchReindex":
+            found.update(bottoms[1:2])
         elif type in _KEEPING and not found.isdisjoint(layer.all("top")):
             found.update(bottoms)
     return found
@@ -250,6 +261,14 @@ def _upgraded(old: Node) -> Node:
 
 
 def _unknown_type(node: Node, type: str | None) -> FormatError:
+    if type is not None and type in rarer.REFUSED:
+        return node.error(
+            f"layer {node.get('name')!r} ({type}) cannot be imported: {rarer.REFUSED[type]}",
+            "type",
+            expected="a type of layer that can be imported",
+            found=repr(type),
+            remedy="take it out, or replace what it does",
+        )
     near = difflib.get_close_matches(type or "", LAYERS, n=1, cutoff=0.5)
     return node.error(
         f"layer {node.get('name')!r} is of unknown type {type!r}"
