@@ -45,6 +45,8 @@ def _started(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
     if job.out is not None:  # before the graphs are built, which may take long
         RunFolder.at(job.out).refuse_run()
     plan = make_plan(job)
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
     return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net)
 
 

@@ -73,8 +73,8 @@ class Plan:
     """A job with everything it needs to run.
 
     `net` is the net alone, `step` the whole training step, `test` what measures the net (None
-    without test data), from `test_net` where that is not the net itself. An iteration reads
-    `images` samples.
+    without test data), from `test_net` where that is not the net itself. `notes` tells what of a
+    definition was left out. An iteration reads `images` samples.
     """
 
     job: Job
@@ -84,6 +84,7 @@ class Plan:
     test: Graph | None
     test_net: Graph | None
     iterations: int
+    notes: tuple[str, ...] = ()
 
     @property
     def images(self) -> int:
@@ -111,8 +112,10 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     """
     data = open_data(job.data)
     job = replace(job, data=absolute(job.data, data))
+    notes: tuple[str, ...] = ()
     if net is None:
-        job, net, test_net = _found(job, data)
+        found = _found(job, data)
+        job, net, test_net, notes = found.job, found.net, found.test_net, found.notes
     net = reported(net)
     caffe = caffe_solver(job)
     job = _settled(job, net, data, caffe)
@@ -131,28 +134,40 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
         test=test,
         test_net=test_net,
         iterations=iterations,
+        notes=notes,
     )
 
 
 def find_net(job: Job, data: DataSet) -> Graph:
     """The net that `job.net` names, built for samples of the data or read from a file."""
-    return _found(job, data)[1]
+    return _found(job, data).net
 
 
 def find_test_net(job: Job, data: DataSet) -> Graph | None:
     """The net that measures, where that is not the net itself."""
-    return _found(job, data)[2]
+    return _found(job, data).test_net
 
 
-def _found(job: Job, data: DataSet) -> tuple[Job, Graph, Graph | None]:
-    """The nets that the job names, and the job with what their definition says of the data."""
+@dataclass(frozen=True)
+class _Found:
+    """The nets that a job names, and the job with what their definition says of the data."""
+
+    job: Job
+    net: Graph
+    test_net: Graph | None
+    notes: tuple[str, ...]
+
+
+def _found(job: Job, data: DataSet) -> _Found:
     path = Path(job.net).expanduser()
-    test = None
+    test: Graph | None = None
+    notes: tuple[str, ...] = ()
     if job.net in NETS:
         net = _built(job, data.train)
     elif is_prototxt(path):
         brought = caffe_net(job, data.train)
         job, net, test = with_transform(job, brought), brought.net, brought.test
+        notes = brought.notes
         _check_source(net, path)
     elif path.suffix in (".yaml", ".yml"):
         net = complete(check(load_yaml(path)))
@@ -170,7 +185,7 @@ def _found(job: Job, data: DataSet) -> tuple[Job, Graph, Graph | None]:
         place = Path(job.test_net).expanduser()
         test = complete(check(load_yaml(place)))
         _check_source(test, place)
-    return job, net, test
+    return _Found(job, net, test, notes)
 
 
 def _check_source(net: Graph, path: Path) -> None:

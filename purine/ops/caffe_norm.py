@@ -10,7 +10,7 @@ from torch import Tensor
 
 from purine.ops.registry import kind
 
-__all__ = ["MVN", "CaffeBatchNorm", "CaffeBatchNormTest"]
+__all__ = ["MVN", "CaffeBatchNorm", "CaffeBatchNormAlways", "CaffeBatchNormTest"]
 
 _LEAST = 1e-30  # a variance, so that its root has a gradient
 
@@ -55,6 +55,12 @@ def CaffeBatchNormTest(
     """Normalise with the running averages; all are 0 while nothing has been summed."""
     share = torch.where(factor == 0, torch.zeros_like(factor), 1.0 / factor)
     return F.batch_norm(x, mean * share, variance * share, None, None, False, 0.0, eps)
+
+
+@kind
+def CaffeBatchNormAlways(x: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Normalise over the batch, at test time too, and remember nothing."""
+    return F.batch_norm(x, None, None, None, None, True, 0.0, eps)
 
 
 @kind

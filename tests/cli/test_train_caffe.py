@@ -101,6 +101,16 @@ def test_transforms_are_the_jobs_unless_given(tmp_path: Path) -> None:
     assert (given.job.mirror, given.job.scale, given.job.mean) == (False, 2.0, 0.0)
 
 
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    text = NET.read_text().replace("scale: 0.00390625", 'mean_file: "mean.binaryproto"')
+    (tmp_path / "net.prototxt").write_text(text)
+    options = ("--net", tmp_path / "net.prototxt", *SMALL, "--iters", "0", "--out", tmp_path / "a")
+    called = call("train", *options)
+    assert called.code == 0
+    assert called.err.startswith("note: ")
+    assert "mean.binaryproto" in called.err
+
+
 def test_a_solver_finds_its_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     solver = tmp_path / "sub" / "solver.prototxt"

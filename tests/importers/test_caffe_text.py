@@ -117,3 +117,12 @@ def test_damaged_nets_are_a_graph_or_an_error_of_ours(tmp_path_factory, seed):
     path.write_text(mutated(text, seed), encoding="utf-8")
     with suppress(PurineError):
         from_caffe(path, **sizes)
+
+
+def test_enums_may_be_written_as_numbers():
+    text = "layers { type: 14 loss_weight: 1 } layers { type: 39 } layers { type: 1 }"
+    node = read(text, "NetParameter")
+    types = [layer.get("type") for layer in node.all("layers")]
+    assert types == ["INNER_PRODUCT", "DECONVOLUTION", "ACCURACY"]
+    solver = read("solver_mode: 0 solver_type: 1 snapshot_format: 0", "SolverParameter")
+    assert (solver.get("solver_mode"), solver.get("solver_type")) == ("CPU", "NESTEROV")

@@ -106,6 +106,7 @@ CASES = [
     Case("MVN", (IMAGE,)),
     Case("MVN", (IMAGE,), {"across": True, "eps": 0.1}),
     Case("MVN", (IMAGE,), {"variance": False}),
+    Case("CaffeBatchNormAlways", (IMAGE,), {"eps": 0.1}),
     Case("CaffeBatchNormTest", (IMAGE, real(4), positive(4), positive(1)), wanted=(0,)),
     Case("CenterCrop", (IMAGE,), {"size": (4, 5)}),
     Case("CenterCrop", (IMAGE,), {"size": 7, "pad": 1, "stream": "crop", "offset": 2}),
