@@ -36,6 +36,7 @@ class Job:
     """
 
     net: str = "lenet"
+    test_net: str | None = None
     data: str = "fashion-mini"
     batch: int | None = None
     epochs: int | None = None
@@ -44,10 +45,10 @@ class Job:
     lr: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
-    lr_policy: str = "fixed"
+    lr_policy: str | None = None
     clip: float | None = None
-    accumulate: int = 1
-    seed: int = 0
+    accumulate: int | None = None
+    seed: int | None = None
     devices: str = "cpu:0"
     threads: int | None = None
     prefetch: int = 2
@@ -55,14 +56,14 @@ class Job:
     save_every: int | None = None
     keep: int = 2
     test_every: int | None = None
-    log_every: int = 10
+    log_every: int | None = None
     trace: bool = False
     trace_iters: int = 50
-    mean: float | tuple[float, ...] = 0.0
+    mean: float | tuple[float, ...] | None = None
     scale: float | None = None
     crop: int | None = None
     pad: int = 0
-    mirror: bool = False
+    mirror: bool | None = None
     channels_last: bool = False
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ def merge(*layers: Options) -> Job:
 
     >>> merge({"epochs": 3, "net": "mlp"}, {"iters": 10})
     ... # doctest: +ELLIPSIS
-    Job(net='mlp', data='fashion-mini', batch=None, epochs=None, iters=10, ...)
+    Job(net='mlp', test_net=None, data='fashion-mini', batch=None, epochs=None, iters=10, ...)
     """
     options: dict[str, Any] = {}
     for layer in layers:

@@ -9,7 +9,9 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +25,8 @@ from purine.data import (
 from purine.data.open import absolute
 from purine.errors import ConfigError, DataError, GraphError
 from purine.graph import Builder, Graph, load_yaml
+from purine.importers.caffe import CaffeSolver, apply_solver
+from purine.job.caffe import caffe_net, caffe_solver, is_prototxt, with_solver, with_transform
 from purine.job.config import Job
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
@@ -34,8 +38,10 @@ from purine.zoo import NETS
 __all__ = [
     "Plan",
     "find_net",
+    "find_test_net",
     "iterations_of",
     "make_plan",
+    "measuring",
     "prepared",
     "rate_of",
     "reported",
@@ -48,13 +54,24 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = {
 }
 """Where a job differs from the defaults of the solvers themselves."""
 
+_OPEN: Mapping[str, Any] = {
+    "lr_policy": "fixed",
+    "accumulate": 1,
+    "seed": 0,
+    "log_every": 10,
+    "mean": 0.0,
+    "mirror": False,
+}
+"""Options that neither the job nor a definition of Caffe's decided."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """A job with everything it needs to run.
 
     `net` is the net alone, `step` the whole training step, `test` what measures the net (None
-    without test data). An iteration reads `images` samples.
+    without test data), from `test_net` where that is not the net itself. `notes` tells what of a
+    definition was left out. An iteration reads `images` samples.
     """
 
     job: Job
@@ -62,12 +79,13 @@ class Plan:
     net: Graph
     step: Graph
     test: Graph | None
+    test_net: Graph | None
     iterations: int
+    notes: tuple[str, ...] = ()
 
     @property
     def images(self) -> int:
-        assert self.job.batch is not None
-        return self.job.batch * self.job.accumulate
+        return _images(self.job)
 
     @property
     def epochs(self) -> int:
@@ -84,55 +102,116 @@ class Plan:
         return -(-(iteration * self.images // samples + 1) * samples // self.images)
 
 
-def make_plan(job: Job, *, net: Graph | None = None) -> Plan:
-    """Find everything the job names and build its graphs; `net` stands in for `job.net`."""
+def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = None) -> Plan:
+    """Find everything the job names and build its graphs.
+
+    `net` and `test_net` stand in for those that the job names.
+    """
     data = open_data(job.data)
     job = replace(job, data=absolute(job.data))
-    net = reported(find_net(job, data) if net is None else net)
-    job = _settled(job, net, data)
-    assert job.batch is not None
+    notes: tuple[str, ...] = ()
+    if net is None:
+        found = _found(job, data)
+        job, net, test_net, notes = found.job, found.net, found.test_net, found.notes
+    net = reported(net)
+    caffe = caffe_solver(job)
+    job = _settled(job, net, data, caffe)
     iterations = iterations_of(job, data)
     ready = prepared(job, net, data.train)
-    step = backward(ready)
-    step = accumulate(step, job.accumulate)
-    if job.clip is not None:
-        step = clip_by_norm(step, job.clip)
-    step = check(SOLVERS[job.solver](step, **_solver_options(job, iterations)))
+    step = check(_updated(job, backward(ready), caffe, iterations))
     read_stream(step, data, layout=torch.contiguous_format)  # refuses data that does not fit
+    if test_net is not None:
+        _check_parameters(test_net, net)
+    test = None if data.test is None else measuring(job, test_net or net, data.test)
     return Plan(
         job=job,
         data=data,
         net=net,
         step=step,
-        test=None if data.test is None else check(evaluation(ready)),
+        test=test,
+        test_net=test_net,
         iterations=iterations,
+        notes=notes,
     )
 
 
 def find_net(job: Job, data: DataSet) -> Graph:
     """The net that `job.net` names, built for samples of the data or read from a file."""
-    if job.net in NETS:
-        return _built(job, data.train)
+    return _found(job, data).net
+
+
+def find_test_net(job: Job, data: DataSet) -> Graph | None:
+    """The net that measures, where that is not the net itself."""
+    return _found(job, data).test_net
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The nets that a job names, and the job with what their definition says of the data."""
+
+    job: Job
+    net: Graph
+    test_net: Graph | None
+    notes: tuple[str, ...]
+
+
+def _found(job: Job, data: DataSet) -> _Found:
     path = Path(job.net).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
+    test: Graph | None = None
+    notes: tuple[str, ...] = ()
+    if job.net in NETS:
+        net = _built(job, data.train)
+    elif is_prototxt(path):
+        brought = caffe_net(job, data.train)
+        job, net, test = with_transform(job, brought), brought.net, brought.test
+        notes = brought.notes
+        _check_source(net, path)
+    elif path.suffix in (".yaml", ".yml"):
+        net = complete(check(load_yaml(path)))
+        _check_source(net, path)
+        net = net if job.batch is None else with_batch(net, job.batch)
+    else:
         close = difflib.get_close_matches(job.net, NETS, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no net {job.net!r}",
-            expected=f"{', '.join(NETS)}, or a graph in a .yaml file",
+            expected=f"{', '.join(NETS)}, a graph in a .yaml file, or a .prototxt file",
             found=repr(job.net),
             remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
         )
-    net = complete(check(load_yaml(path)))
-    sources = [op for op in net.ops.values() if op.kind == "Data"]
-    if not sources:
+    if job.test_net is not None and not (is_prototxt(path) and is_prototxt(job.test_net)):
+        place = Path(job.test_net).expanduser()
+        test = complete(check(load_yaml(place)))
+        _check_source(test, place)
+    return _Found(job, net, test, notes)
+
+
+def _check_source(net: Graph, path: Path) -> None:
+    if not any(op.kind == "Data" for op in net.ops.values()):
         raise GraphError(
             "the net has no Data op, so there is nothing to train it on",
             where=str(path),
             expected="an op of kind Data that gives the batches",
             found="kinds " + (", ".join(sorted({op.kind for op in net.ops.values()})) or "none"),
-            remedy="add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}",
+            remedy="give it a Data layer"
+            if is_prototxt(path)
+            else "add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}",
         )
-    return net if job.batch is None else with_batch(net, job.batch)
+
+
+def _check_parameters(test: Graph, net: Graph) -> None:
+    """Refuse a test net with parameters that training does not give it."""
+    for name, state in test.states.items():
+        shape = test.blobs[name].shape
+        if state.trainable and (name not in net.states or net.blobs[name].shape != shape):
+            found = f"{list(net.blobs[name].shape or ())}" if name in net.states else "none"
+            raise GraphError(
+                f"parameter {name!r} of the test net is not one of the net that is trained",
+                where=test.blobs[name].where,
+                blob=name,
+                expected=f"a parameter of {list(shape or ())} in both nets",
+                found=found,
+                remedy="give both nets the same layers with parameters",
+            )
 
 
 def reported(net: Graph) -> Graph:
@@ -152,8 +231,16 @@ def reported(net: Graph) -> Graph:
     return builder.graph()
 
 
+def measuring(job: Job, net: Graph, source: Source) -> Graph:
+    """The graph that measures a net on samples of the source: what it reports as one number."""
+    numbers = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
+    return check(evaluation(prepared(job, net, source), numbers))
+
+
 def prepared(job: Job, net: Graph, source: Source) -> Graph:
     """The net with the ops between the samples as stored and what it wants to see."""
+    assert job.mean is not None
+    assert job.mirror is not None
     return prepare(
         net,
         source,
@@ -168,16 +255,40 @@ def prepared(job: Job, net: Graph, source: Source) -> Graph:
 def rate_of(job: Job, iterations: int) -> Rate:
     """The learning-rate policy of a settled job of this length."""
     assert job.lr is not None
+    assert job.lr_policy is not None
     return parse_rate(job.lr_policy, lr=job.lr, iterations=max(1, iterations))
 
 
-def _settled(job: Job, net: Graph, data: DataSet) -> Job:
+def _settled(job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None) -> Job:
     """The job with its open options decided."""
+    job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
+    job = replace(
+        job,
+        batch=batch_of(net, data_ops(net)[0]),
+        threads=job.threads or torch.get_num_threads(),
+        **{key: value for key, value in _OPEN.items() if getattr(job, key) is None},
+    )
+    if _images(job) > len(data.train):
+        several = f" (batch {job.batch} times accumulate {job.accumulate})"
+        raise ConfigError(
+            f"a batch of {_images(job)}{several if job.accumulate != 1 else ''} "
+            f"is larger than the training set",
+            expected=f"at most {len(data.train)}, the samples of {job.data}",
+            found=str(_images(job)),
+            remedy="lower --batch or --accumulate",
+        )
+    if job.epochs is None and job.iters is None:
+        job = replace(job, epochs=1)
+    return job
+
+
+def _with_own_solver(job: Job) -> Job:
+    """The job with the settings of one of our solvers where it says nothing of its own."""
     if job.solver not in SOLVERS:
         close = difflib.get_close_matches(job.solver, SOLVERS, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no solver {job.solver!r}",
-            expected=f"one of {', '.join(SOLVERS)}",
+            expected=f"one of {', '.join(SOLVERS)}, or a .prototxt file",
             found=repr(job.solver),
             remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
         )
@@ -192,40 +303,48 @@ def _settled(job: Job, net: Graph, data: DataSet) -> Job:
             remedy="leave --momentum out, or use sgd or lars",
         )
     given = {key: getattr(job, key) for key in own}
-    job = replace(
+    return replace(
         job, **{key: own[key] if value is None else value for key, value in given.items()}
     )
-    job = replace(
-        job, batch=batch_of(net, data_ops(net)[0]), threads=job.threads or torch.get_num_threads()
-    )
-    assert job.batch is not None
-    if job.batch * job.accumulate > len(data.train):
-        several = f" (batch {job.batch} times accumulate {job.accumulate})"
-        raise ConfigError(
-            f"a batch of {job.batch * job.accumulate}{several if job.accumulate > 1 else ''} "
-            f"is larger than the training set",
-            expected=f"at most {len(data.train)}, the samples of {job.data}",
-            found=str(job.batch * job.accumulate),
-            remedy="lower --batch or --accumulate",
+
+
+def _updated(job: Job, step: Graph, caffe: CaffeSolver | None, iterations: int) -> Graph:
+    """The step with the updates that the job's solver makes."""
+    rate = rate_of(job, iterations)
+    assert job.accumulate is not None
+    if caffe is not None:
+        assert job.momentum is not None
+        assert job.weight_decay is not None
+        solver = replace(
+            caffe,
+            rate=rate,
+            momentum=job.momentum,
+            weight_decay=job.weight_decay,
+            clip_gradients=job.clip,
+            iter_size=job.accumulate,
         )
-    if job.epochs is None and job.iters is None:
-        job = replace(job, epochs=1)
-    return job
-
-
-def _solver_options(job: Job, iterations: int) -> dict[str, object]:
-    options: dict[str, object] = {"lr": rate_of(job, iterations), "weight_decay": job.weight_decay}
+        return apply_solver(step, solver)
+    step = accumulate(step, job.accumulate)
+    if job.clip is not None:
+        step = clip_by_norm(step, job.clip)
+    options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
     if job.momentum is not None:
         options["momentum"] = job.momentum
-    return options
+    return SOLVERS[job.solver](step, **options)
+
+
+def _images(job: Job) -> int:
+    """The samples that an iteration of a settled job reads."""
+    assert job.batch is not None
+    assert job.accumulate is not None
+    return job.batch * job.accumulate
 
 
 def iterations_of(job: Job, data: DataSet) -> int:
     if job.iters is not None:
         return job.iters
     assert job.epochs is not None
-    assert job.batch is not None
-    return -(-job.epochs * len(data.train) // (job.batch * job.accumulate))
+    return -(-job.epochs * len(data.train) // _images(job))
 
 
 def _built(job: Job, source: Source) -> Graph:

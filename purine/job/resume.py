@@ -12,9 +12,18 @@ from typing import Any
 from purine.data import open_data
 from purine.data.open import absolute
 from purine.errors import ConfigError
+from purine.job.caffe import is_prototxt, same_solver
 from purine.job.config import Job, Options, merge
 from purine.job.folder import RunFolder
-from purine.job.plan import Plan, find_net, iterations_of, make_plan, rate_of, reported
+from purine.job.plan import (
+    Plan,
+    find_net,
+    find_test_net,
+    iterations_of,
+    make_plan,
+    rate_of,
+    reported,
+)
 
 __all__ = ["resume"]
 
@@ -29,7 +38,7 @@ _LENGTH = frozenset(("epochs", "iters"))
 
 def resume(folder: RunFolder, given: Options) -> Plan:
     """The plan of the run in `folder`, with the options given now where they may differ."""
-    plan = make_plan(folder.read_config(), net=folder.read_net())
+    plan = make_plan(folder.read_config(), net=folder.read_net(), test_net=folder.read_test_net())
     changes: dict[str, Any] = {}
     for key, value in given.items():
         if key in _FREE or key in _LENGTH or key == "lr_policy":
@@ -49,6 +58,7 @@ def resume(folder: RunFolder, given: Options) -> Plan:
             found=f"{iterations} iterations",
             remedy="leave it out, or start another run",
         )
+    assert plan.job.lr_policy is not None
     before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
     if before != now:
         raise ConfigError(
@@ -71,6 +81,11 @@ def _same(plan: Plan, key: str, value: Any) -> bool:
     if key == "net":
         asked = replace(plan.job, net=value)
         return asked == plan.job or reported(find_net(asked, plan.data)) == plan.net
+    if key == "test_net":
+        asked = replace(plan.job, test_net=value)
+        return asked == plan.job or find_test_net(asked, plan.data) == plan.test_net
+    if key == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):
+        return same_solver(value, plan.job.solver)
     return bool(getattr(plan.job, key) == value)
 
 

@@ -1,6 +1,7 @@
 """Kinds of ops: one file per family, and what is derived from their functions."""
 
 import purine.ops.caffe_norm
+import purine.ops.caffe_recurrent
 import purine.ops.loss_more
 import purine.ops.pointwise
 import purine.ops.reduce

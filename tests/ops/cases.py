@@ -97,6 +97,16 @@ CASES = [
     Case("Bias", (IMAGE, real(7, 6)), {"axis": -2}),
     Case("CaffeBatchNorm", (IMAGE, real(4), positive(4), positive(1)), wanted=(0,)),
     Case("CaffeBatchNorm", (real(6, 4), real(4), positive(4), positive(1)), wanted=(0,)),
+    Case(
+        "CaffeLstm",
+        (real(5, 2, 12), whole(2, 5, 2), real(12, 3), real(1, 2, 3), real(1, 2, 3)),
+        used=(0, 1, 2),
+    ),
+    Case("CaffeRnn", (real(4, 2, 3), whole(2, 4, 2), real(3, 3), real(1, 2, 3)), used=(0, 1)),
+    Case("MVN", (IMAGE,)),
+    Case("MVN", (IMAGE,), {"across": True, "eps": 0.1}),
+    Case("MVN", (IMAGE,), {"variance": False}),
+    Case("CaffeBatchNormAlways", (IMAGE,), {"eps": 0.1}),
     Case("CaffeBatchNormTest", (IMAGE, real(4), positive(4), positive(1)), wanted=(0,)),
     Case("CenterCrop", (IMAGE,), {"size": (4, 5)}),
     Case("CenterCrop", (IMAGE,), {"size": 7, "pad": 1, "stream": "crop", "offset": 2}),
@@ -212,6 +222,7 @@ NOT_DIFFERENTIATED = [
     Case("ArgMax", (IMAGE,), {"axis": 1}),
     Case("RandomMask", (), {"shape": (3, 4), "keep": 0.5, "stream": "drop", "dtype": "float64"}),
     Case("StopGradient", (real(3, 5),)),
+    Case("Threshold", (real(3, 5),), {"threshold": 0.25}),
 ]
 """The kinds that no gradient passes. `Data`, the source, is the only other one."""
 

@@ -1,5 +1,4 @@
-"""Reading a Caffe definition from files: the nets of both phases, the solver, and what goes with
-them.
+"""A Caffe definition as graphs: the nets of both phases, the solver, and what goes with them.
 
 The text alone is enough. Weights are read where they are given, a mean image and the size of stored
 images where the files that the text names are there; `notes` says what was left out.
@@ -17,14 +16,15 @@ from torch import Tensor
 
 from purine.data import DataSet, Source
 from purine.data.prepare import MEAN_IMAGE, prepare
-from purine.errors import ConfigError, DataError, FormatError
+from purine.errors import ConfigError, DataError
 from purine.graph import Graph
-from purine.importers.caffe.files import located, read_bytes
+from purine.importers.caffe.definition import read_definition
+from purine.importers.caffe.files import located
 from purine.importers.caffe.layer import Scope
 from purine.importers.caffe.named import NamedSource
-from purine.importers.caffe.net import build, layers_of
-from purine.importers.caffe.schema import Node, read
-from purine.importers.caffe.solver import CaffeSolver, solver_of
+from purine.importers.caffe.net import NetState, build, layers_of
+from purine.importers.caffe.schema import Node
+from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
 from purine.ops.aten import dtype_of
 from purine.optimize import evaluation
@@ -135,18 +135,22 @@ def from_caffe(
     path: StrPath,
     *,
     solver: StrPath | None = None,
+    test: StrPath | None = None,
     weights: StrPath | Sequence[StrPath] = (),
     root: StrPath | None = None,
     batch: int | None = None,
     image: Sequence[int] | None = None,
+    crop: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     dtype: str = "float32",
 ) -> Imported:
     """The net that a prototxt file defines, and the solver of another.
 
-    `image` is the size of a stored image, (channels, height, width), which a Caffe net leaves to
-    its database; `shapes` gives the size of one sample of other blobs that come from a source.
-    `batch` replaces the sizes of batches in the text.
+    `path` may also name a solver, whose net is then meant. `test` is the file of the test phase
+    where that is a net of its own. `image` is the size of a stored image, (channels, height,
+    width), which a Caffe net leaves to its database; `shapes` gives the size of one sample of other
+    blobs that come from a source. `batch` and `crop` replace the sizes of batches and of crops in
+    the text.
 
     `weights` are caffemodel files, of which later ones win. Relative paths in the text begin at
     `root`: by default the current folder, else that of the definition. If the source that a layer
@@ -158,28 +162,32 @@ def from_caffe(
         )
     sizes = {name: _size(f"the shape of {name!r}", shape) for name, shape in (shapes or {}).items()}
     stored = None if image is None else _size("image", image)
-    node = read(_text(path), "NetParameter", file=str(path))
-    settings = None
-    if solver is not None:
-        settings = solver_of(read(_text(solver), "SolverParameter", file=str(solver)))
+    found = read_definition(path, solver=solver, test=test)
     roots = (Path(), Path(path).parent) if root is None else (Path(root),)
     built = {}
-    for phase in ("TRAIN", "TEST"):
-        if phase == "TRAIN" or _has_source(node, phase):
-            built[phase] = build(
-                node, phase, batch=batch, image=stored, shapes=sizes, dtype=dtype, roots=roots
+    for node, state in (found.train, found.test):
+        if state.phase == "TRAIN" or _has_source(node, state):
+            built[state.phase] = build(
+                node,
+                state,
+                batch=batch,
+                image=stored,
+                crop=crop,
+                shapes=sizes,
+                dtype=dtype,
+                roots=roots,
             )
     net, scope = built["TRAIN"]
-    test, test_scope = built.get("TEST", (None, None))
+    tested, test_scope = built.get("TEST", (None, None))
     transform, notes = _transform(scope)
     if test_scope is not None:
         notes += _differences(transform, _transform(test_scope)[0])
     values, left_out = _weights(weights, net, scope, dtype)
     return Imported(
-        node.get("name", ""),
+        found.train[0].get("name", ""),
         net,
-        None if test is None else evaluation(test),
-        settings,
+        None if tested is None else evaluation(tested),
+        found.solver,
         transform,
         (*dict.fromkeys([*scope.notes, *notes, *left_out]),),
         values,
@@ -251,8 +259,8 @@ def _transform(scope: Scope) -> tuple[Transform, list[str]]:
     return Transform(**values), notes  # type: ignore[arg-type]
 
 
-def _has_source(net: Node, phase: str) -> bool:
-    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, phase))
+def _has_source(net: Node, state: NetState) -> bool:
+    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, state))
 
 
 def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -264,18 +272,3 @@ def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
             remedy="write for example (3, 32, 32)",
         )
     return tuple(shape)
-
-
-def _text(path: StrPath) -> str:
-    source = Path(path)
-    data = read_bytes(source, "a prototxt file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            "the file is not UTF-8 text",
-            where=f"{source}:{data.count(bytes([10]), 0, error.start) + 1}",
-            expected="a definition in text form",
-            found=f"the byte 0x{data[error.start]:02x} at offset {error.start}",
-            remedy="name a prototxt file, and give binary files as weights",
-        ) from None

@@ -144,7 +144,7 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: N
     if image is None and named.readable(scope.roots):
         image = named.open(scope.roots).fields[0].shape
     transform = layer.settings("transform_param")
-    crop = transform.get("crop_size", 0)
+    crop = scope.crop or transform.get("crop_size", 0)
     if not crop and settings.type != "MemoryDataParameter":
         crop = settings.get("crop_size", 0)
     if image is None or (crop and len(image) != 3):
