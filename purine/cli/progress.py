@@ -47,7 +47,7 @@ def _started(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
     plan = make_plan(job)
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net)
+    return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net, values=plan.values)
 
 
 def _resumed(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:

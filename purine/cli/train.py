@@ -51,7 +51,16 @@ def train(
             "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the same, for "
             "pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or .npy "
             "files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
-            "fashion-mini",
+            "what a Caffe net names, else fashion-mini",
+        ),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        _option(
+            "Values to start from, of which later ones win: Caffe weights (.caffemodel) for a "
+            "Caffe net, or a .safetensors file by names of states. May be given several times.",
+            "the net's fillers",
+            metavar="FILE",
         ),
     ] = None,
     batch: Annotated[
@@ -124,6 +133,12 @@ def train(
         str | None,
         _option("Subtracted from the samples as stored: a number, or one a channel as R,G,B.", "0"),
     ] = None,
+    mean_file: Annotated[
+        str | None,
+        _option(
+            "Subtracted instead: a mean image as Caffe writes it (.binaryproto).", metavar="FILE"
+        ),
+    ] = None,
     scale: Annotated[
         float | None, _option("Factor after the mean.", "1/255 for bytes, else 1")
     ] = None,
@@ -150,12 +165,15 @@ def train(
     purine train --resume --out runs/a --epochs 10
     purine train runs/a/config.yaml --seed 1 --out runs/b
     purine train lenet_solver.prototxt --data fashion-mini --iters 1500
+    purine train solver.prototxt --weights trained.caffemodel --lr 0.001
     """
     given = {
         key: value
         for key, value in context.params.items()
-        if value is not None and key not in ("job", "resume")
+        if value is not None and key not in ("job", "resume", "weights")
     }
+    if weights:
+        given["weights"] = ",".join(weights)
     if mean is not None:
         given["mean"] = _numbers(mean)
 

@@ -24,6 +24,7 @@ from purine.job.config import Job
 from purine.solvers import POLICIES, Rate, Warmup
 
 __all__ = [
+    "caffe_data",
     "caffe_net",
     "caffe_options",
     "caffe_solver",
@@ -55,11 +56,16 @@ def caffe_options(path: Path, *, net: bool = True) -> dict[str, Any]:
     return options if test is None else {**options, "test_net": str(test)}
 
 
+def caffe_data(job: Job) -> str:
+    """The data that the definition `job.net` names, as a job names it."""
+    path, solver, test = _files(job)
+    found = from_caffe(path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+    return found.data_text()
+
+
 def caffe_net(job: Job, source: Source) -> Imported:
     """The nets that `job.net` defines, for samples of the source."""
-    path = Path(job.net).expanduser()
-    solver = job.solver if is_prototxt(job.solver) else None
-    test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
+    path, solver, test = _files(job)
     first, *others = source.fields
     shapes = {}
     found = read_definition(path, solver=solver, test=test)
@@ -82,8 +88,14 @@ def caffe_net(job: Job, source: Source) -> Imported:
 
 
 def with_transform(job: Job, brought: Imported) -> Job:
-    """The job with the transforms of the definition where it says nothing of its own."""
-    return _filled(job, brought.transform.settings())
+    """The job with the transforms of the definition where it says nothing of its own.
+
+    A mean image is no option: with one, `mean` stays open.
+    """
+    settings = brought.transform.settings()
+    if job.mean_file is not None or brought.transform.mean_image is not None:
+        del settings["mean"]
+    return _filled(job, settings)
 
 
 def caffe_solver(job: Job) -> CaffeSolver | None:
@@ -126,6 +138,13 @@ def same_solver(first: str, second: str) -> bool:
     """Whether two solver files ask for the same training, whatever nets they name."""
     one, two = (replace(read_solver(path), net=None, test_net=None) for path in (first, second))
     return one == two
+
+
+def _files(job: Job) -> tuple[Path, str | None, str | None]:
+    """The definitions that a job names: its net, its solver and a test net of its own."""
+    solver = job.solver if is_prototxt(job.solver) else None
+    test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
+    return Path(job.net).expanduser(), solver, test
 
 
 def _filled(job: Job, settings: dict[str, Any]) -> Job:

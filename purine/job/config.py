@@ -37,7 +37,8 @@ class Job:
 
     net: str = "lenet"
     test_net: str | None = None
-    data: str = "fashion-mini"
+    data: str | None = None
+    weights: str | None = None
     batch: int | None = None
     epochs: int | None = None
     iters: int | None = None
@@ -60,6 +61,7 @@ class Job:
     trace: bool = False
     trace_iters: int = 50
     mean: float | tuple[float, ...] | None = None
+    mean_file: str | None = None
     scale: float | None = None
     crop: int | None = None
     pad: int = 0
@@ -74,6 +76,13 @@ class Job:
                 "both epochs and iters are given",
                 expected="one of them",
                 found=f"epochs {self.epochs}, iters {self.iters}",
+                remedy="leave one out",
+            )
+        if self.mean is not None and self.mean_file is not None:
+            raise ConfigError(
+                "both mean and mean_file are given",
+                expected="one of them",
+                found=f"mean {self.mean}, mean_file {self.mean_file}",
                 remedy="leave one out",
             )
         if self.pad and self.crop is None:
@@ -100,17 +109,19 @@ _SEEDS = 2**63
 def merge(*layers: Options) -> Job:
     """The job of several layers of options, of which later ones count more.
 
-    `epochs` and `iters` say the same thing, so one of them overrides the other as well.
+    `epochs` and `iters` say the same thing, so one of them overrides the other as well; so do
+    `mean` and `mean_file`.
 
     >>> merge({"epochs": 3, "net": "mlp"}, {"iters": 10})
     ... # doctest: +ELLIPSIS
-    Job(net='mlp', test_net=None, data='fashion-mini', batch=None, epochs=None, iters=10, ...)
+    Job(net='mlp', test_net=None, data=None, weights=None, batch=None, ...)
     """
     options: dict[str, Any] = {}
     for layer in layers:
-        if "epochs" in layer or "iters" in layer:
-            options.pop("epochs", None)
-            options.pop("iters", None)
+        for pair in (("epochs", "iters"), ("mean", "mean_file")):
+            if not layer.keys().isdisjoint(pair):
+                for key in pair:
+                    options.pop(key, None)
         options.update(layer)
     return Job(**options)
 

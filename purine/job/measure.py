@@ -7,6 +7,7 @@ from pathlib import Path
 
 from purine.autodiff import losses_of
 from purine.data import open_data
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.folder import RunFolder
 from purine.job.plan import measuring
@@ -35,6 +36,7 @@ def measure(
     """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
     job = folder.read_config()
     spec = data or job.data
+    assert spec is not None, "the job of a run has no open options"
     found = open_data(spec)
     if found.test is None:
         raise DataError(
@@ -44,8 +46,9 @@ def measure(
             found="training samples only",
             remedy="name other data with --data",
         )
-    graph = measuring(job, folder.read_test_net() or folder.read_net(), found.test)
     saved = checkpoint.load(_checkpoint(folder, iteration))
+    net = folder.read_test_net() or folder.read_net()
+    graph = measuring(job, net, found.test, saved.values.get(MEAN_IMAGE))
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
     with Run(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from purine.autodiff import backward
 from purine.data import (
@@ -23,11 +24,21 @@ from purine.data import (
     prepare,
 )
 from purine.data.open import absolute
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError, DataError, GraphError
 from purine.graph import Builder, Graph, load_yaml
-from purine.importers.caffe import CaffeSolver, apply_solver
-from purine.job.caffe import caffe_net, caffe_solver, is_prototxt, with_solver, with_transform
+from purine.importers.caffe import CaffeSolver, Imported, apply_solver
+from purine.importers.caffe.weights import StoredLayer
+from purine.job.caffe import (
+    caffe_data,
+    caffe_net,
+    caffe_solver,
+    is_prototxt,
+    with_solver,
+    with_transform,
+)
 from purine.job.config import Job
+from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
 from purine.optimize import evaluation
@@ -48,6 +59,7 @@ __all__ = [
 ]
 
 _BATCH = 64
+_DATA = "fashion-mini"
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sgd": {"momentum": 0.9, "weight_decay": 5e-4},
     "lars": {"weight_decay": 5e-4},
@@ -59,7 +71,6 @@ _OPEN: Mapping[str, Any] = {
     "accumulate": 1,
     "seed": 0,
     "log_every": 10,
-    "mean": 0.0,
     "mirror": False,
 }
 """Options that neither the job nor a definition of Caffe's decided."""
@@ -71,7 +82,8 @@ class Plan:
 
     `net` is the net alone, `step` the whole training step, `test` what measures the net (None
     without test data), from `test_net` where that is not the net itself. `notes` tells what of a
-    definition was left out. An iteration reads `images` samples.
+    definition or of weights was left out; `values` are those of states that do not start from their
+    fillers. An iteration reads `images` samples.
     """
 
     job: Job
@@ -82,6 +94,7 @@ class Plan:
     test_net: Graph | None
     iterations: int
     notes: tuple[str, ...] = ()
+    values: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def images(self) -> int:
@@ -107,22 +120,22 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
 
     `net` and `test_net` stand in for those that the job names.
     """
-    data = open_data(job.data)
-    job = replace(job, data=absolute(job.data))
-    notes: tuple[str, ...] = ()
-    if net is None:
-        found = _found(job, data)
-        job, net, test_net, notes = found.job, found.net, found.test_net, found.notes
-    net = reported(net)
+    spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else _DATA)
+    data = open_data(spec)
+    job = replace(job, data=absolute(spec))
+    found = _Found(job, net, test_net) if net is not None else _found(job, data)
+    job, net, test_net = found.job, reported(found.net), found.test_net
+    values, notes = _start(job, net, found)
+    image = values.get(MEAN_IMAGE)
     caffe = caffe_solver(job)
-    job = _settled(job, net, data, caffe)
+    job = _settled(job, net, data, caffe, image)
     iterations = iterations_of(job, data)
-    ready = prepared(job, net, data.train)
+    ready = prepared(job, net, data.train, image)
     step = check(_updated(job, backward(ready), caffe, iterations))
     read_stream(step, data, layout=torch.contiguous_format)  # refuses data that does not fit
     if test_net is not None:
         _check_parameters(test_net, net)
-    test = None if data.test is None else measuring(job, test_net or net, data.test)
+    test = None if data.test is None else measuring(job, test_net or net, data.test, image)
     return Plan(
         job=job,
         data=data,
@@ -132,6 +145,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
         test_net=test_net,
         iterations=iterations,
         notes=notes,
+        values=values,
     )
 
 
@@ -152,19 +166,20 @@ class _Found:
     job: Job
     net: Graph
     test_net: Graph | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    layers: tuple[StoredLayer, ...] = ()
+    mean_image: Tensor | None = None
 
 
 def _found(job: Job, data: DataSet) -> _Found:
     path = Path(job.net).expanduser()
     test: Graph | None = None
-    notes: tuple[str, ...] = ()
+    brought: Imported | None = None
     if job.net in NETS:
         net = _built(job, data.train)
     elif is_prototxt(path):
         brought = caffe_net(job, data.train)
-        job, net, test = with_transform(job, brought), brought.net, brought.test
-        notes = brought.notes
+        net, test = brought.net, brought.test
         _check_source(net, path)
     elif path.suffix in (".yaml", ".yml"):
         net = complete(check(load_yaml(path)))
@@ -182,7 +197,25 @@ def _found(job: Job, data: DataSet) -> _Found:
         place = Path(job.test_net).expanduser()
         test = complete(check(load_yaml(place)))
         _check_source(test, place)
-    return _Found(job, net, test, notes)
+    if brought is None:
+        return _Found(job, net, test)
+    image = brought.transform.mean_image if job.mean is None and job.mean_file is None else None
+    job = with_transform(job, brought)
+    return _Found(job, net, test, brought.notes, brought.layers, image)
+
+
+def _start(job: Job, net: Graph, found: _Found) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The values that the run is given at its start, and all there is to note."""
+    values: dict[str, Tensor] = {}
+    notes = list(found.notes)
+    if job.weights:
+        values, more = read_start(job.weights, net, found.layers)
+        notes += more
+    if job.mean_file is not None:
+        values[MEAN_IMAGE] = read_mean_file(job.mean_file)
+    elif found.mean_image is not None:
+        values[MEAN_IMAGE] = found.mean_image
+    return values, tuple(dict.fromkeys(notes))
 
 
 def _check_source(net: Graph, path: Path) -> None:
@@ -231,20 +264,24 @@ def reported(net: Graph) -> Graph:
     return builder.graph()
 
 
-def measuring(job: Job, net: Graph, source: Source) -> Graph:
+def measuring(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
     """The graph that measures a net on samples of the source: what it reports as one number."""
     numbers = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
-    return check(evaluation(prepared(job, net, source), numbers))
+    return check(evaluation(prepared(job, net, source, mean_image), numbers))
 
 
-def prepared(job: Job, net: Graph, source: Source) -> Graph:
-    """The net with the ops between the samples as stored and what it wants to see."""
-    assert job.mean is not None
+def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
+    """The net with the ops between the samples as stored and what it wants to see.
+
+    A mean image takes the place of a mean that is left open.
+    """
+    mean = mean_image if job.mean is None else job.mean
+    assert mean is not None
     assert job.mirror is not None
     return prepare(
         net,
         source,
-        mean=job.mean,
+        mean=mean,
         scale=job.scale,
         crop=job.crop,
         pad=job.pad,
@@ -259,13 +296,19 @@ def rate_of(job: Job, iterations: int) -> Rate:
     return parse_rate(job.lr_policy, lr=job.lr, iterations=max(1, iterations))
 
 
-def _settled(job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None) -> Job:
+def _settled(
+    job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None, mean_image: Tensor | None
+) -> Job:
     """The job with its open options decided."""
     job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
+    if job.mean is None and mean_image is None:
+        job = replace(job, mean=0.0)
     job = replace(
         job,
         batch=batch_of(net, data_ops(net)[0]),
         threads=job.threads or torch.get_num_threads(),
+        weights=absolute_weights(job.weights) if job.weights else None,
+        mean_file=str(Path(job.mean_file).expanduser().resolve()) if job.mean_file else None,
         **{key: value for key, value in _OPEN.items() if getattr(job, key) is None},
     )
     if _images(job) > len(data.train):

@@ -1,7 +1,8 @@
 """Going on with a run: its own job counts, and what is asked now may not contradict it.
 
 Options that leave the numbers alone may change: where to stop (later only), what to save, test,
-log and trace, and how many threads and batches ahead to use.
+log and trace, and how many threads and batches ahead to use. Weights to start from do not count any
+more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from purine.data import open_data
 from purine.data.open import absolute
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError
 from purine.job.caffe import is_prototxt, same_solver
 from purine.job.config import Job, Options, merge
@@ -24,6 +26,7 @@ from purine.job.plan import (
     rate_of,
     reported,
 )
+from purine.job.start import read_mean_file
 
 __all__ = ["resume"]
 
@@ -43,7 +46,7 @@ def resume(folder: RunFolder, given: Options) -> Plan:
     for key, value in given.items():
         if key in _FREE or key in _LENGTH or key == "lr_policy":
             changes[key] = value
-        elif not _same(plan, key, value):
+        elif key != "weights" and not _same(plan, key, value):
             raise _contradiction(key, getattr(plan.job, key), value)
     if not changes:
         return plan
@@ -78,6 +81,9 @@ def _same(plan: Plan, key: str, value: Any) -> bool:
     if key == "data":
         open_data(value)  # refuses what is not there
         return absolute(value) == plan.job.data
+    if key == "mean_file":
+        image = plan.values.get(MEAN_IMAGE)
+        return image is not None and image.equal(read_mean_file(value))
     if key == "net":
         asked = replace(plan.job, net=value)
         return asked == plan.job or reported(find_net(asked, plan.data)) == plan.net

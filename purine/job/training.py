@@ -164,7 +164,9 @@ class Training:
 
     def _load(self) -> None:
         newest = self.folder.newest_checkpoint()
-        if newest is not None:
+        if newest is None:
+            self._run.set_states(self.plan.values)
+        else:
             extra = checkpoint.load(newest).extra
             self._saved = self._run.load(newest)
             self._seconds = _number(extra.get("seconds"))

@@ -6,7 +6,6 @@ lose time on them. After this, ops may read blobs of other locations.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 
 from purine.graph import NOTHING, Builder, Graph
@@ -44,7 +43,7 @@ def without_aliases(graph: Graph) -> Graph:
     return builder.graph()
 
 
-def _order(graph: Graph, builder: Builder, gone: Set[str]) -> set[tuple[str, str]]:
+def _order(graph: Graph, builder: Builder, gone: set[str]) -> set[tuple[str, str]]:
     """Control edges by which the ops that stay wait for each other as they did before.
 
     What came before a copy, by data or by control, comes before all that came after it, whether or

@@ -14,8 +14,9 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from purine.data import DataSet, Source
+from purine.data import DataSet
 from purine.data.prepare import MEAN_IMAGE, prepare
+from purine.data.stored import Stored
 from purine.errors import ConfigError, DataError
 from purine.graph import Graph
 from purine.importers.caffe.definition import read_definition
@@ -95,10 +96,22 @@ class Imported:
 
         Relative paths begin at `root`; without it, where those of the import did.
         """
-        roots = self.roots if root is None else (Path(root),)
-        train = self._open(self.train_sources, "TRAIN", roots)
-        test = self._open(self.test_sources, "TEST", roots) if self.test_sources else None
-        return DataSet(self.name or "caffe", train, test)
+        train, test = self._stored(root)
+        return DataSet(self.name or "caffe", train.open(), None if test is None else test.open())
+
+    def data_text(self, root: StrPath | None = None) -> str:
+        """The same data as a text for `purine.data.open_data`, with absolute paths."""
+        train, test = self._stored(root)
+        if test is not None and train.kind != test.kind:
+            raise DataError(
+                f"{self.name!r} trains and tests on data of two kinds",
+                where=self.test_sources[0].where,
+                expected=f"{train.kind} in both phases",
+                found=f"{train.kind} and {test.kind}",
+                remedy="name data in one form with --data",
+            )
+        parts = [str(part.absolute()) for part in (train, test) if part is not None]
+        return f"{train.kind}:{','.join(parts)}"
 
     def prepared(self, data: DataSet) -> Imported:
         """The same with nets that take the samples of `data` as they are stored.
@@ -119,16 +132,23 @@ class Imported:
         """Write the parameters of a run as a caffemodel; the file appears whole or not at all."""
         write_weights(Path(path), self.name, self.layers, run.states())
 
-    def _open(self, sources: Sequence[NamedSource], phase: str, roots: Sequence[Path]) -> Source:
+    def _stored(self, root: StrPath | None) -> tuple[Stored, Stored | None]:
+        roots = self.roots if root is None else (Path(root),)
+        train = self._only(self.train_sources, "TRAIN").stored(roots)
+        if not self.test_sources:
+            return train, None
+        return train, self._only(self.test_sources, "TEST").stored(roots)
+
+    def _only(self, sources: Sequence[NamedSource], phase: str) -> NamedSource:
         if len(sources) != 1:
             raise DataError(
                 f"phase {phase} of {self.name!r} reads from {len(sources)} sources",
                 where=sources[0].where if sources else None,
                 expected="one layer of type Data, HDF5Data or ImageData",
                 found=", ".join(f"{item.layer} ({item.type})" for item in sources) or "none",
-                remedy="make a data set of your own and give it to the run",
+                remedy="make a data set of your own and give it to the run; a job takes --data",
             )
-        return sources[0].open(roots)
+        return sources[0]
 
 
 def from_caffe(

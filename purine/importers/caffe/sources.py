@@ -192,7 +192,7 @@ def _no_size(layer: Layer, top: str) -> ConfigError:
         op=layer.name,
         blob=top,
         expected="the size of one image as (channels, height, width)",
-        found="none",
+        found="none, and no source to look at",
         remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32; "
-        "or root= with the folder where the path of the source begins",
+        "or root= with the folder where the path of the source begins; a job takes --data",
     )
