@@ -18,6 +18,7 @@ from purine.errors import KindError
 from purine.graph import Graph
 from purine.importers.torch import Imported, from_torch
 from purine.ops.infer import with_batch
+from purine.parallel import replicate
 from tests.importers.models import BATCH, CASES, Case
 
 STEPS = 2
@@ -157,6 +158,21 @@ def test_parts_of_a_batch_drop_what_the_whole_batch_drops() -> None:
     assert kinds.count("sized.RandomMask") == 1
     found, expected = as_one_batch(imported, data_of(DROPPING, STEPS * 2 * BATCH, 1))
     close(found, expected, 1e-9)
+
+
+def test_replicas_drop_what_the_whole_batch_drops() -> None:
+    _, imported = imported_from(DROPPING)
+    data = data_of(DROPPING, STEPS * 2 * BATCH, 1)
+    found = []
+    for step in (
+        pu.solvers.sgd(pu.backward(with_batch(imported.net, 2 * BATCH)), lr=0.1),
+        replicate(pu.solvers.sgd(pu.backward(imported.net), lr=0.1), "cpu:0-1"),
+    ):
+        with pu.Run(step, data=data, seed=0, share_cores=True) as run:
+            run.set_states(imported.values)
+            losses = [result.loss for result in run.steps(STEPS)]
+            found.append((losses, {name: run.states()[name] for name in imported.values}))
+    close(found[1], found[0], 1e-9)
 
 
 def vectors(g: torch.Generator, count: int) -> tuple[Tensor, ...]:
