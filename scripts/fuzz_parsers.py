@@ -22,7 +22,7 @@ from purine.importers.caffe.schema import read
 from purine.importers.caffe.solver import solver_of
 from purine.ops import check
 from purine.zoo import lenet
-from tests.importers.mutations import mutated, samples
+from tests.importers.mutations import mutated, nets, solvers
 
 
 def main(count: int) -> int:
@@ -32,13 +32,14 @@ def main(count: int) -> int:
         path = Path(folder) / "net.prototxt"
 
         def read_net(seed: int) -> None:
-            path.write_text(mutated(samples()[seed % 2], seed), encoding="utf-8")
-            from_caffe(path, batch=2, image=(1, 28, 28))
+            text, sizes = nets()[seed % len(nets())]
+            path.write_text(mutated(text, seed), encoding="utf-8")
+            from_caffe(path, **sizes)
 
         readers: dict[str, Callable[[int], object]] = {
             "caffe net": read_net,
             "caffe solver": lambda seed: solver_of(
-                read(mutated(samples()[2 + seed % 2], seed), "SolverParameter")
+                read(mutated(solvers()[seed % len(solvers())], seed), "SolverParameter")
             ),
             "yaml": lambda seed: check(from_yaml(mutated(net, seed))),
         }

@@ -7,15 +7,24 @@ from typing import Annotated
 
 import typer
 
-from purine.errors import GraphError
+from purine.errors import PurineError
 
 __all__ = ["check"]
 
 
 def check(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Graphs in YAML.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Graphs in YAML, or Caffe's prototxt.", show_default=False
+        ),
     ],
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C,H,W", help="The size of an image, for a Caffe net.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
 
@@ -23,17 +32,23 @@ def check(
 
     \b
     purine check net.yaml
+    purine check train_val.prototxt --image 3,256,256
     """
     import purine.solvers  # noqa: F401  (registers the kinds of updates)
+    from purine.cli.imports import parse_image
     from purine.graph import load_yaml
+    from purine.importers.caffe import from_caffe
     from purine.ops import problems
 
+    size = parse_image(image)
     wrong = False
     for file in files:
+        found: list[PurineError]
         try:
-            graph = load_yaml(file)
-            found = problems(graph)
-        except GraphError as error:
+            caffe = file.suffix == ".prototxt"
+            graph = from_caffe(file, image=size).net if caffe else load_yaml(file)
+            found = [*problems(graph)]
+        except PurineError as error:
             found = [error]
         for problem in found:
             typer.echo(f"error: {problem}", err=True)

@@ -13,7 +13,7 @@ from purine.errors import ConfigError
 if TYPE_CHECKING:
     from purine.importers.caffe import Imported
 
-__all__ = ["app", "caffe"]
+__all__ = ["app", "caffe", "parse_image"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -60,7 +60,9 @@ def caffe(
     from purine.graph import save_yaml
     from purine.importers.caffe import from_caffe
 
-    found = from_caffe(file, solver=solver, weights=weights or (), batch=batch, image=_size(image))
+    found = from_caffe(
+        file, solver=solver, weights=weights or (), batch=batch, image=parse_image(image)
+    )
     graph = found.test if test else found.net
     if graph is None:
         raise ConfigError(
@@ -106,7 +108,8 @@ def _told(found: Imported) -> list[str]:
     return lines
 
 
-def _size(text: str | None) -> tuple[int, ...] | None:
+def parse_image(text: str | None) -> tuple[int, ...] | None:
+    """The size of an image as it is written on the command line."""
     if text is None:
         return None
     try:

@@ -37,8 +37,9 @@ def measure(
     if json:
         typer.echo(dumps(asdict(found)))
         return
-    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.4f}, "
+    accuracy = [] if found.accuracy is None else [f"accuracy {found.accuracy:.4f}"]
+    loss = [] if found.loss is None else [f"loss {found.loss:.4f}"]
     typer.echo(
-        f"{accuracy}loss {found.loss:.4f} on {found.samples} samples of {found.data} "
+        f"{', '.join([*accuracy, *loss])} on {found.samples} samples of {found.data} "
         f"after {found.iteration} iterations"
     )

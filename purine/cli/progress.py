@@ -45,7 +45,9 @@ def _started(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
     if job.out is not None:  # before the graphs are built, which may take long
         RunFolder.at(job.out).refuse_run()
     plan = make_plan(job)
-    return plan, RunFolder.create(plan.job, plan.net)
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net, values=plan.values)
 
 
 def _resumed(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
@@ -95,10 +97,11 @@ def _result(training: Training) -> str:
 
 
 def _test_text(plan: Plan, event: Tested) -> str:
-    accuracy = "" if event.accuracy is None else f", accuracy {event.accuracy:.4f}"
+    loss = [] if event.loss is None else [f"loss {event.loss:.4f}"]
+    accuracy = [] if event.accuracy is None else [f"accuracy {event.accuracy:.4f}"]
     return (
         f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}: "
-        f"test loss {event.loss:.4f}{accuracy}"
+        f"test {', '.join([*loss, *accuracy]) or 'without a number'}"
     )
 
 

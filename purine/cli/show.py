@@ -29,7 +29,8 @@ class Format(StrEnum):
 
 def show(
     file: Annotated[
-        Path | None, typer.Argument(help="A graph in YAML.", show_default=False)
+        Path | None,
+        typer.Argument(help="A graph in YAML, or a Caffe net (.prototxt).", show_default=False),
     ] = None,
     net: Annotated[
         str | None,
@@ -40,6 +41,12 @@ def show(
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C,H,W", help="The size of an image, for a Caffe net.", show_default=False
+        ),
     ] = None,
     format: Annotated[Format, typer.Option(help="How to show it.")] = Format.table,
     depth: Annotated[
@@ -79,7 +86,7 @@ def show(
     if kinds:
         text = _kinds_text()
     else:
-        text = _graph_text(_graph(file, net, batch, step=step), format, depth)
+        text = _graph_text(_graph(file, net, batch, image, step=step), format, depth)
     if output is None:
         typer.echo(text, nl=False)
     else:
@@ -88,9 +95,13 @@ def show(
         write_whole(output, text)
 
 
-def _graph(file: Path | None, net: str | None, batch: int | None, *, step: bool) -> Graph:
+def _graph(
+    file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
+) -> Graph:
     from purine.autodiff import backward
+    from purine.cli.imports import parse_image
     from purine.graph import load_yaml
+    from purine.importers.caffe import from_caffe
     from purine.ops import check
     from purine.ops.infer import with_batch
     from purine.solvers import sgd
@@ -103,7 +114,9 @@ def _graph(file: Path | None, net: str | None, batch: int | None, *, step: bool)
             found="neither" if file is None else f"{file} and --net {net}",
             remedy="write for example purine show --net lenet",
         )
-    if file is not None:
+    if file is not None and file.suffix == ".prototxt":
+        graph = from_caffe(file, batch=batch, image=parse_image(image)).net
+    elif file is not None:
         graph = check(load_yaml(file))
         graph = graph if batch is None else with_batch(graph, batch)
     elif net is not None and net in NETS:

@@ -26,17 +26,24 @@ def train(
     job: Annotated[
         Path | None,
         typer.Argument(
-            metavar="JOB.yaml",
+            metavar="JOB",
             show_default=False,
-            help="A file with the options below as keys (`lr_policy: cosine`); options given on "
-            "the command line count more. A run's config.yaml repeats that run.",
+            help="A YAML file with the options below as keys (`lr_policy: cosine`), or a Caffe "
+            "solver (.prototxt); options given on the command line count more. A run's "
+            "config.yaml repeats that run.",
         ),
     ] = None,
     net: Annotated[
         str | None,
         _option(
-            "A net by name (lenet, nin, resnet50, gpt2, ...) or a graph in a .yaml file.", "lenet"
+            "A net by name (lenet, nin, resnet50, gpt2, ...), a graph in a .yaml file, or a Caffe "
+            "net (.prototxt).",
+            "lenet",
         ),
+    ] = None,
+    test_net: Annotated[
+        str | None,
+        _option("Another net with the same parameters for tests, in a file.", "the net itself"),
     ] = None,
     data: Annotated[
         str | None,
@@ -44,7 +51,16 @@ def train(
             "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the same, for "
             "pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or .npy "
             "files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
-            "fashion-mini",
+            "what a Caffe net names, else fashion-mini",
+        ),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        _option(
+            "Values to start from, of which later ones win: Caffe weights (.caffemodel) for a "
+            "Caffe net, or a .safetensors file by names of states. May be given several times.",
+            "the net's fillers",
+            metavar="FILE",
         ),
     ] = None,
     batch: Annotated[
@@ -54,7 +70,11 @@ def train(
     iters: Annotated[int | None, _option("Iterations to train, instead of epochs.")] = None,
     solver: Annotated[
         str | None,
-        _option("sgd, adam, adamw, adagrad, adadelta, rmsprop or lars.", "sgd"),
+        _option(
+            "sgd, adam, adamw, adagrad, adadelta, rmsprop or lars, or a Caffe solver (.prototxt), "
+            "whose settings count where no option is given.",
+            "sgd",
+        ),
     ] = None,
     lr: Annotated[float | None, _option("Learning rate.", "the solver's own; 0.01 for sgd")] = None,
     momentum: Annotated[float | None, _option("Momentum, for sgd and lars.", "0.9")] = None,
@@ -113,6 +133,12 @@ def train(
         str | None,
         _option("Subtracted from the samples as stored: a number, or one a channel as R,G,B.", "0"),
     ] = None,
+    mean_file: Annotated[
+        str | None,
+        _option(
+            "Subtracted instead: a mean image as Caffe writes it (.binaryproto).", metavar="FILE"
+        ),
+    ] = None,
     scale: Annotated[
         float | None, _option("Factor after the mean.", "1/255 for bytes, else 1")
     ] = None,
@@ -138,19 +164,28 @@ def train(
     purine train --net nin --data cifar.npz --crop 28 --mirror --solver adam --lr 0.001
     purine train --resume --out runs/a --epochs 10
     purine train runs/a/config.yaml --seed 1 --out runs/b
+    purine train lenet_solver.prototxt --data fashion-mini --iters 1500
+    purine train solver.prototxt --weights trained.caffemodel --lr 0.001
     """
     given = {
         key: value
         for key, value in context.params.items()
-        if value is not None and key not in ("job", "resume")
+        if value is not None and key not in ("job", "resume", "weights")
     }
+    if weights:
+        given["weights"] = ",".join(weights)
     if mean is not None:
         given["mean"] = _numbers(mean)
 
     from purine.cli.progress import run_job
     from purine.job import read_options
+    from purine.job.caffe import caffe_options, is_prototxt
 
-    layers: list[dict[str, Any]] = [] if job is None else [read_options(job)]
+    layers: list[dict[str, Any]] = []
+    if job is not None and is_prototxt(job):
+        layers = [caffe_options(job, net="net" not in given)]
+    elif job is not None:
+        layers = [read_options(job)]
     code = run_job([*layers, given], resumed=resume)
     if code:
         raise typer.Exit(code)

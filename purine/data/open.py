@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from purine.data.embedded import fashion_mini
-from purine.data.hdf5 import hdf5_dataset
 from purine.data.idx import find_idx, idx_dataset
-from purine.data.image_list import image_list_dataset
 from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset
 from purine.data.source import DataSet
+from purine.data.stored import KINDS, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
 
@@ -68,15 +67,8 @@ _NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
     ),
 }
 
-_STORED: Mapping[str, Callable[[str, str | None], DataSet]] = {
-    "lmdb": lmdb_dataset,
-    "hdf5": hdf5_dataset,
-    "image-list": image_list_dataset,
-}
-"""What is opened by the path of its training part and, behind a comma, that of its test part."""
-
 _KNOWN = (
-    f"{', '.join(_NAMED)}, {', '.join(f'{name}:PATH' for name in _STORED)}, an LMDB folder, "
+    f"{', '.join(_NAMED)}, {', '.join(f'{name}:PATH' for name in KINDS)}, an LMDB folder, "
     "a folder of IDX files, a folder of .npy files, or a .npz file"
 )
 
@@ -89,7 +81,8 @@ def open_data(spec: str) -> DataSet:
     `synthetic-tokens:length=64,vocabulary=256,count=1280` (options may be left out), a folder of
     IDX files, a folder of `.npy` files, and a `.npz` file. In Caffe's forms there are LMDB folders,
     `lmdb:TRAIN,TEST`, lists of HDF5 files, `hdf5:TRAIN,TEST`, and of pictures,
-    `image-list:TRAIN,TEST` (the test part may be left out).
+    `image-list:TRAIN,TEST` (the test part may be left out; `purine.data.stored` tells the options
+    that may stand behind a path).
 
     >>> open_data("synthetic:image=1x8x8,classes=10,count=50").train.fields[0].shape
     (1, 8, 8)
@@ -98,9 +91,11 @@ def open_data(spec: str) -> DataSet:
     if name in _NAMED:
         make, known = _NAMED[name]
         return make(**_parse_options(spec, options, known) if colon else {})
-    if name in _STORED and colon:
+    if name in KINDS and colon:
         train, _, test = options.partition(",")
-        return _STORED[name](_path(spec, train), _path(spec, test) if test else None)
+        first = parse_stored(name, _path(spec, train))
+        other = parse_stored(name, test).open() if test else None
+        return DataSet(first.path.stem, first.open(), other)
     path = Path(spec).expanduser()
     if path.is_dir():
         return _open_folder(path)
@@ -141,8 +136,8 @@ def absolute(spec: str) -> str:
     name, colon, rest = spec.partition(":")
     if name in _NAMED:
         return spec
-    if name in _STORED and colon:
-        paths = (str(Path(part).expanduser().resolve()) for part in rest.split(",", 1) if part)
+    if name in KINDS and colon:
+        paths = (str(parse_stored(name, part).absolute()) for part in rest.split(",", 1) if part)
         return f"{name}:{','.join(paths)}"
     return str(Path(spec).expanduser().resolve())
 
@@ -156,7 +151,7 @@ def _path(spec: str, text: str) -> str:
             found=repr(spec),
             remedy=f"write {spec.partition(':')[0]}:PATH",
         )
-    return str(Path(text).expanduser())
+    return text
 
 
 def _open_folder(path: Path) -> DataSet:

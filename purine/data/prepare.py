@@ -47,7 +47,8 @@ def prepare(
     """The net with ops that turn samples of `source` into what its `Data` ops are declared to give.
 
     `scale` is by default 1/255 for bytes and 1 for anything else. `pad` zeros are put around an
-    image before a `crop` is taken from it, at random in training and from the middle in tests.
+    image before a `crop` is taken from it, at random in training and from the middle in tests;
+    samples of the test source are not mirrored either.
     `mean` is a number, one for each channel, or an image of the size of the stored ones. That is
     subtracted before all else, and its value has to be given to the run:
     `run.set_states({MEAN_IMAGE: mean})`.
@@ -73,6 +74,7 @@ def _prepare_op(
 ) -> None:
     if len(op.outputs) != len(source.fields):
         raise _misfit(builder, op, source)
+    tested = op.attributes.get("source") == "test"
     outputs = list(op.outputs)
     for index, (name, field) in enumerate(zip(op.outputs, source.fields, strict=True)):
         if name == NOTHING:
@@ -90,10 +92,13 @@ def _prepare_op(
         builder.blob(raw, (blob.shape[0], *field.shape), field.dtype, blob.location)
         outputs[index] = raw
         chain: list[_Step] = []
-        if crop:
-            settings: dict[str, Attribute] = {"size": crop, "pad": pad, "stream": f"{name}/crop"}
+        settings: dict[str, Attribute]
+        if crop and tested:
+            chain.append(("crop", "CenterCrop", (), {"size": crop, "pad": pad}))
+        elif crop:
+            settings = {"size": crop, "pad": pad, "stream": f"{name}/crop"}
             chain.append(("crop", "Crop", _CLOCK, settings))
-        if mirror:
+        if mirror and not tested:
             chain.append(("mirror", "Mirror", _CLOCK, {"stream": f"{name}/mirror"}))
         factor = scale if scale is not None else (1 / 255 if field.dtype == "uint8" else 1.0)
         settings = {"scale": factor, "dtype": blob.dtype}

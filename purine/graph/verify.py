@@ -322,7 +322,14 @@ def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """No op waits for itself, over data and control edges; the first cycle found is shown."""
+    """No op waits for itself, over data and control edges; the first cycle found is shown.
+
+    States and the credit need no rule, since they cannot close a cycle. Give an op of an iteration
+    the key (iteration, place of the op in an order without cycles). Data and control edges lead to
+    a larger place in the same iteration, states to the next iteration, the credit from all ops of
+    an iteration to some of a later one: whatever an op waits for has a smaller key. So the op with
+    the smallest key of those that have not run waits for nothing, and a run never stalls.
+    """
     members = _find_cycle(graph)
     if not members:
         return

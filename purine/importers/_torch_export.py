@@ -147,15 +147,41 @@ def _check_reported(reported: Mapping[str, Any]) -> None:
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Recurrent layers as plain ops, for they differ between devices; and attention."""
     known, ops = torch.export.default_decompositions(), torch.ops.aten
-    unrolled = [
-        getattr(packet, overload)
-        for packet in (ops.lstm, ops.gru, ops.rnn_tanh, ops.rnn_relu)
-        for overload in ("input", "data")
-    ]
-    return {
-        **{overload: known[overload] for overload in unrolled if overload in known},
+    found: dict[Any, Callable[..., Any]] = {
         ops.scaled_dot_product_attention.default: _attention,
     }
+    for packet in (ops.lstm, ops.gru, ops.rnn_tanh, ops.rnn_relu):
+        for overload, sources in ((packet.input, 1), (packet.data, 2)):
+            if overload in known:
+                found[overload] = _layer_by_layer(known[overload], sources)
+    return found
+
+
+def _layer_by_layer(unrolled: Callable[..., Any], sources: int) -> Callable[..., Any]:
+    """Stacked recurrent layers one at a time: torch's own form forgets the dropout between them.
+
+    The first `sources` arguments are the input and, where it is packed, its batch sizes.
+    """
+
+    def stacked(*given: Any) -> Any:
+        x, *packed = given[:sources]
+        hx, params, biases, count, dropout, *rest = given[sources:]
+        training = rest[0]
+        if dropout == 0.0 or not training or count == 1:
+            return unrolled(*given)
+        single = isinstance(hx, Tensor)
+        states = [state.chunk(count) for state in ([hx] if single else hx)]
+        each = len(params) // count
+        finals = []
+        for layer, first in enumerate(zip(*states, strict=True)):
+            weights = params[layer * each : (layer + 1) * each]
+            source = F.dropout(x, dropout) if layer else x
+            start = first[0] if single else list(first)
+            x, *last = unrolled(source, *packed, start, weights, biases, 1, 0.0, *rest)
+            finals.append(last)
+        return (x, *(torch.cat(state) for state in zip(*finals, strict=True)))
+
+    return stacked
 
 
 def _attention(

@@ -11,7 +11,7 @@ graphs hold no bytes: the module's values are kept beside them and put into a ru
         run.evaluate(imported.test)
         imported.to_torch(run, module)
 
-Shapes are those of the example, the batch size among them.
+Shapes are those of the example. The batch size can be changed: `purine.ops.infer.with_batch`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, PurineError
 from purine.graph import Builder, Graph
-from purine.importers._torch_batch import Nested, batch_of
+from purine.importers._torch_batch import Batch, Nested, batch_of
 from purine.importers._torch_export import MODULE, export, mode
 from purine.importers._torch_graph import add_state, translate
+from purine.importers._torch_sizes import (
+    Unfit,
+    check_constants,
+    counterpart,
+    enlarged,
+    fix_batch,
+    follow_batch,
+)
 from purine.ops.clock import ITERATION, SEED
 
 __all__ = ["Imported", "from_torch"]
@@ -81,7 +89,9 @@ def from_torch(
     place, as in `data/0`.
 
     Dropout draws by our randomness, so its numbers differ from torch's. Parts of the module that
-    are in test mode while the rest trains stay so.
+    are in test mode while the rest trains stay so. `purine.ops.infer.with_batch` makes the graphs
+    for another batch size; where the module depends on its size in ways that tracing cannot tell,
+    it raises an error that names the op.
 
     >>> import torch
     >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -91,10 +101,6 @@ def from_torch(
     ['0.bias', '0.weight', '2.bias', '2.weight']
     """
     batch = batch_of(example, inputs, targets)
-    with mode(module, training=True):
-        training = export(module, loss, batch)
-    with mode(module, training=False):
-        testing = export(module, loss, batch)
     builder = Builder()
     names: dict[str, str] = {}
     values: dict[str, Tensor] = {}
@@ -110,15 +116,65 @@ def from_torch(
                 add_state(builder, own, value, trainable=value.requires_grad)
     base = builder.graph()
     constants: dict[str, Tensor] = {}
-    net = translate(training, batch, base, names=names, constants=constants, test=False)
-    test = translate(testing, batch, base, names=names, constants=constants, test=True)
+    tracer = _Tracer(module, loss, base, names)
+    net, _ = tracer.trace(batch, constants, training=True)
+    test, outputs = tracer.trace(batch, constants, training=False)
+    net, test = _following(tracer, batch, net, test, constants)
     return Imported(
         _with_constants(net, constants),
         test,
         {**values, **{name: value.clone() for name, value in constants.items()}},
         {name: names[MODULE + name] for name in module.state_dict() if MODULE + name in names},
-        testing.outputs,
+        outputs,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracer:
+    """What tracing a module takes, but for the batch."""
+
+    module: nn.Module
+    loss: Callable[..., Any]
+    base: Graph
+    names: Mapping[str, str]
+
+    def trace(
+        self, batch: Batch, constants: dict[str, Tensor], *, training: bool
+    ) -> tuple[Graph, tuple[str, ...]]:
+        """The graph of the module in one mode, and its outputs; `constants` grows."""
+        with mode(self.module, training=training):
+            program = export(self.module, self.loss, batch)
+        graph = translate(
+            program,
+            batch,
+            self.base,
+            names=self.names,
+            constants=constants,
+            test=not training,
+        )
+        return graph, program.outputs
+
+
+def _following(
+    tracer: _Tracer, batch: Batch, net: Graph, test: Graph, constants: Mapping[str, Tensor]
+) -> tuple[Graph, Graph]:
+    """The graphs of a module, made to follow the batch size by what they are with more samples."""
+    try:
+        larger = enlarged(batch)
+        others: dict[str, Tensor] = {}
+        other, _ = tracer.trace(larger, others, training=True)
+        tested = counterpart(test, net, other)
+        if tested is None:
+            tested, _ = tracer.trace(larger, others, training=False)
+        check_constants(constants, others)
+    except PurineError as error:
+        found = f": {error.found}" if error.found else ""
+        unfit = Unfit(f"with other batch sizes {error.what}{found}")
+    except Unfit as error:
+        unfit = error
+    else:
+        return follow_batch(net, other, batch.names), follow_batch(test, tested, batch.names)
+    return fix_batch(net, batch.names, unfit), fix_batch(test, batch.names, unfit)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

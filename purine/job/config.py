@@ -36,7 +36,9 @@ class Job:
     """
 
     net: str = "lenet"
-    data: str = "fashion-mini"
+    test_net: str | None = None
+    data: str | None = None
+    weights: str | None = None
     batch: int | None = None
     epochs: int | None = None
     iters: int | None = None
@@ -44,10 +46,10 @@ class Job:
     lr: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
-    lr_policy: str = "fixed"
+    lr_policy: str | None = None
     clip: float | None = None
-    accumulate: int = 1
-    seed: int = 0
+    accumulate: int | None = None
+    seed: int | None = None
     devices: str = "cpu:0"
     threads: int | None = None
     prefetch: int = 2
@@ -55,14 +57,15 @@ class Job:
     save_every: int | None = None
     keep: int = 2
     test_every: int | None = None
-    log_every: int = 10
+    log_every: int | None = None
     trace: bool = False
     trace_iters: int = 50
-    mean: float | tuple[float, ...] = 0.0
+    mean: float | tuple[float, ...] | None = None
+    mean_file: str | None = None
     scale: float | None = None
     crop: int | None = None
     pad: int = 0
-    mirror: bool = False
+    mirror: bool | None = None
     channels_last: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +76,13 @@ class Job:
                 "both epochs and iters are given",
                 expected="one of them",
                 found=f"epochs {self.epochs}, iters {self.iters}",
+                remedy="leave one out",
+            )
+        if self.mean is not None and self.mean_file is not None:
+            raise ConfigError(
+                "both mean and mean_file are given",
+                expected="one of them",
+                found=f"mean {self.mean}, mean_file {self.mean_file}",
                 remedy="leave one out",
             )
         if self.pad and self.crop is None:
@@ -99,17 +109,19 @@ _SEEDS = 2**63
 def merge(*layers: Options) -> Job:
     """The job of several layers of options, of which later ones count more.
 
-    `epochs` and `iters` say the same thing, so one of them overrides the other as well.
+    `epochs` and `iters` say the same thing, so one of them overrides the other as well; so do
+    `mean` and `mean_file`.
 
     >>> merge({"epochs": 3, "net": "mlp"}, {"iters": 10})
     ... # doctest: +ELLIPSIS
-    Job(net='mlp', data='fashion-mini', batch=None, epochs=None, iters=10, ...)
+    Job(net='mlp', test_net=None, data=None, weights=None, batch=None, ...)
     """
     options: dict[str, Any] = {}
     for layer in layers:
-        if "epochs" in layer or "iters" in layer:
-            options.pop("epochs", None)
-            options.pop("iters", None)
+        for pair in (("epochs", "iters"), ("mean", "mean_file")):
+            if not layer.keys().isdisjoint(pair):
+                for key in pair:
+                    options.pop(key, None)
         options.update(layer)
     return Job(**options)
 

@@ -19,14 +19,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
+from torch import Tensor
+
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError
 from purine.graph import Graph, load_yaml, save_yaml
+from purine.importers.caffe.files import write_whole as write_bytes
+from purine.job.caffe import is_prototxt
 from purine.job.config import Job, job_text, merge, read_options
 from purine.runtime.checkpoint import latest
 
 __all__ = ["RunFolder", "write_whole"]
 
-_OWN = ("config.yaml", "net.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoints")
+_OWN = (
+    *(
+        "config.yaml",
+        "net.yaml",
+        "test_net.yaml",
+        "solver.prototxt",
+        "start.safetensors",
+        "mean.safetensors",
+    ),
+    *("metrics.jsonl", "summary.json", "trace.json", "checkpoints"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,13 +52,34 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, job: Job, net: Graph) -> RunFolder:
-        """Begin a run: make its folder, with the job and the net in it."""
+    def create(
+        cls,
+        job: Job,
+        net: Graph,
+        *,
+        test_net: Graph | None = None,
+        values: Mapping[str, Tensor] | None = None,
+    ) -> RunFolder:
+        """Begin a run: make its folder, with the job, its nets and a solver's file in it.
+
+        `values` are those of states that do not start from their fillers.
+        """
+        solver = Path(job.solver).read_bytes() if is_prototxt(job.solver) else None
         with _os_errors(job.out or "runs"):
             folder = cls.at(_free_folder(job) if job.out is None else job.out)
             folder.refuse_run()
             folder.path.mkdir(parents=True, exist_ok=True)
             save_yaml(net, folder.net_file)
+            if test_net is not None:
+                save_yaml(test_net, folder.test_net_file)
+            if solver is not None:
+                folder.solver_file.write_bytes(solver)
+            first = dict(values or {})
+            mean = first.pop(MEAN_IMAGE, None)
+            if mean is not None:
+                write_bytes(folder.mean_file, save({MEAN_IMAGE: mean}))
+            if first:
+                write_bytes(folder.start_file, save(first))
             folder.write_config(job)
         return folder
 
@@ -80,6 +117,22 @@ class RunFolder:
         return self.path / "net.yaml"
 
     @property
+    def test_net_file(self) -> Path:
+        return self.path / "test_net.yaml"
+
+    @property
+    def solver_file(self) -> Path:
+        return self.path / "solver.prototxt"
+
+    @property
+    def start_file(self) -> Path:
+        return self.path / "start.safetensors"
+
+    @property
+    def mean_file(self) -> Path:
+        return self.path / "mean.safetensors"
+
+    @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -106,19 +159,35 @@ class RunFolder:
             )
 
     def read_config(self) -> Job:
-        """The job of the run, with `out` set to this folder."""
-        return merge(read_options(self.config_file), {"out": str(self.path)})
+        """The job of the run, with `out` and what its own files hold set to this folder."""
+        job = merge(read_options(self.config_file), {"out": str(self.path)})
+        return self._with_copies(job)
 
     def write_config(self, job: Job) -> None:
-        """Write the job so that it repeats the run: a net from a file is then the copy in here."""
-        text = job_text(job)
-        if Path(job.net).suffix in (".yaml", ".yml"):
-            text = job_text(replace(job, net=str(self.net_file.resolve())))
-        write_whole(self.config_file, text)
+        """Write the job so that it repeats the run: what came from files is then the copy here."""
+        if Path(job.net).suffix in (".yaml", ".yml", ".prototxt"):
+            job = replace(job, net=str(self.net_file.resolve()))
+        write_whole(self.config_file, job_text(self._with_copies(job)))
+
+    def _with_copies(self, job: Job) -> Job:
+        """The job with those of its files that are copied here: test net, solver, values, mean."""
+        if self.test_net_file.is_file():
+            job = replace(job, test_net=str(self.test_net_file.resolve()))
+        if self.solver_file.is_file():
+            job = replace(job, solver=str(self.solver_file.resolve()))
+        if self.start_file.is_file():
+            job = replace(job, weights=str(self.start_file.resolve()))
+        if self.mean_file.is_file():
+            job = replace(job, mean_file=str(self.mean_file.resolve()))
+        return job
 
     def read_net(self) -> Graph:
         """The net of the run."""
         return load_yaml(self.net_file)
+
+    def read_test_net(self) -> Graph | None:
+        """The net that measures, where the run has one of its own."""
+        return load_yaml(self.test_net_file) if self.test_net_file.is_file() else None
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write what the run came to."""
@@ -207,7 +276,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def _free_folder(job: Job) -> Path:
     """`runs/<net>-<data>-<number>`, with the first number that is free; the folder is made."""
-    names = (Path(job.net).stem, Path(job.data.partition(":")[0]).stem)
+    names = (Path(job.net).stem, Path((job.data or "").partition(":")[0]).stem)
     stem = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in names)
     number = 1
     while True:

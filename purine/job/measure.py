@@ -7,13 +7,12 @@ from pathlib import Path
 
 from purine.autodiff import losses_of
 from purine.data import open_data
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.folder import RunFolder
-from purine.job.plan import prepared
+from purine.job.plan import measuring
 from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
-from purine.ops.infer import check
-from purine.optimize import evaluation
 from purine.runtime import checkpoint
 from purine.runtime.run import Run
 
@@ -27,7 +26,7 @@ class Measured:
     iteration: int
     data: str
     samples: int
-    loss: float
+    loss: float | None
     accuracy: float | None
 
 
@@ -37,6 +36,7 @@ def measure(
     """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
     job = folder.read_config()
     spec = data or job.data
+    assert spec is not None, "the job of a run has no open options"
     found = open_data(spec)
     if found.test is None:
         raise DataError(
@@ -46,22 +46,22 @@ def measure(
             found="training samples only",
             remedy="name other data with --data",
         )
-    net = folder.read_net()
-    graph = check(evaluation(prepared(job, net, found.test)))
     saved = checkpoint.load(_checkpoint(folder, iteration))
+    net = folder.read_test_net() or folder.read_net()
+    graph = measuring(job, net, found.test, saved.values.get(MEAN_IMAGE))
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
     with Run(
-        graph, data=found, seed=job.seed, threads=job.threads, channels_last=job.channels_last
+        graph, data=found, seed=job.seed or 0, threads=job.threads, channels_last=job.channels_last
     ) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         means = run.evaluate(graph)
-    accuracy = accuracy_of(net)
+    accuracy, losses = accuracy_of(graph), losses_of(graph)
     return Measured(
         iteration=saved.iteration,
         data=spec,
         samples=len(found.test),
-        loss=sum(means[name] * weight for name, weight in losses_of(net).items()),
+        loss=sum(means[name] * weight for name, weight in losses.items()) if losses else None,
         accuracy=None if accuracy is None else means[accuracy],
     )
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from purine.autodiff import backward
 from purine.data import (
@@ -21,9 +24,21 @@ from purine.data import (
     prepare,
 )
 from purine.data.open import absolute
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError, DataError, GraphError
 from purine.graph import Builder, Graph, load_yaml
+from purine.importers.caffe import CaffeSolver, Imported, apply_solver
+from purine.importers.caffe.weights import StoredLayer
+from purine.job.caffe import (
+    caffe_data,
+    caffe_net,
+    caffe_solver,
+    is_prototxt,
+    with_solver,
+    with_transform,
+)
 from purine.job.config import Job
+from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
 from purine.optimize import evaluation
@@ -34,19 +49,31 @@ from purine.zoo import NETS
 __all__ = [
     "Plan",
     "find_net",
+    "find_test_net",
     "iterations_of",
     "make_plan",
+    "measuring",
     "prepared",
     "rate_of",
     "reported",
 ]
 
 _BATCH = 64
+_DATA = "fashion-mini"
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sgd": {"momentum": 0.9, "weight_decay": 5e-4},
     "lars": {"weight_decay": 5e-4},
 }
 """Where a job differs from the defaults of the solvers themselves."""
+
+_OPEN: Mapping[str, Any] = {
+    "lr_policy": "fixed",
+    "accumulate": 1,
+    "seed": 0,
+    "log_every": 10,
+    "mirror": False,
+}
+"""Options that neither the job nor a definition of Caffe's decided."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +81,9 @@ class Plan:
     """A job with everything it needs to run.
 
     `net` is the net alone, `step` the whole training step, `test` what measures the net (None
-    without test data). An iteration reads `images` samples.
+    without test data), from `test_net` where that is not the net itself. `notes` tells what of a
+    definition or of weights was left out; `values` are those of states that do not start from their
+    fillers. An iteration reads `images` samples.
     """
 
     job: Job
@@ -62,12 +91,14 @@ class Plan:
     net: Graph
     step: Graph
     test: Graph | None
+    test_net: Graph | None
     iterations: int
+    notes: tuple[str, ...] = ()
+    values: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def images(self) -> int:
-        assert self.job.batch is not None
-        return self.job.batch * self.job.accumulate
+        return _images(self.job)
 
     @property
     def epochs(self) -> int:
@@ -84,55 +115,136 @@ class Plan:
         return -(-(iteration * self.images // samples + 1) * samples // self.images)
 
 
-def make_plan(job: Job, *, net: Graph | None = None) -> Plan:
-    """Find everything the job names and build its graphs; `net` stands in for `job.net`."""
-    data = open_data(job.data)
-    job = replace(job, data=absolute(job.data))
-    net = reported(find_net(job, data) if net is None else net)
-    job = _settled(job, net, data)
-    assert job.batch is not None
+def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = None) -> Plan:
+    """Find everything the job names and build its graphs.
+
+    `net` and `test_net` stand in for those that the job names.
+    """
+    spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else _DATA)
+    data = open_data(spec)
+    job = replace(job, data=absolute(spec))
+    found = _Found(job, net, test_net) if net is not None else _found(job, data)
+    job, net, test_net = found.job, reported(found.net), found.test_net
+    values, notes = _start(job, net, found)
+    image = values.get(MEAN_IMAGE)
+    caffe = caffe_solver(job)
+    job = _settled(job, net, data, caffe, image)
     iterations = iterations_of(job, data)
-    ready = prepared(job, net, data.train)
-    step = backward(ready)
-    step = accumulate(step, job.accumulate)
-    if job.clip is not None:
-        step = clip_by_norm(step, job.clip)
-    step = check(SOLVERS[job.solver](step, **_solver_options(job, iterations)))
+    ready = prepared(job, net, data.train, image)
+    step = check(_updated(job, backward(ready), caffe, iterations))
     read_stream(step, data, layout=torch.contiguous_format)  # refuses data that does not fit
+    if test_net is not None:
+        _check_parameters(test_net, net)
+    test = None if data.test is None else measuring(job, test_net or net, data.test, image)
     return Plan(
         job=job,
         data=data,
         net=net,
         step=step,
-        test=None if data.test is None else check(evaluation(ready)),
+        test=test,
+        test_net=test_net,
         iterations=iterations,
+        notes=notes,
+        values=values,
     )
 
 
 def find_net(job: Job, data: DataSet) -> Graph:
     """The net that `job.net` names, built for samples of the data or read from a file."""
-    if job.net in NETS:
-        return _built(job, data.train)
+    return _found(job, data).net
+
+
+def find_test_net(job: Job, data: DataSet) -> Graph | None:
+    """The net that measures, where that is not the net itself."""
+    return _found(job, data).test_net
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The nets that a job names, and the job with what their definition says of the data."""
+
+    job: Job
+    net: Graph
+    test_net: Graph | None
+    notes: tuple[str, ...] = ()
+    layers: tuple[StoredLayer, ...] = ()
+    mean_image: Tensor | None = None
+
+
+def _found(job: Job, data: DataSet) -> _Found:
     path = Path(job.net).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
+    test: Graph | None = None
+    brought: Imported | None = None
+    if job.net in NETS:
+        net = _built(job, data.train)
+    elif is_prototxt(path):
+        brought = caffe_net(job, data.train)
+        net, test = brought.net, brought.test
+        _check_source(net, path)
+    elif path.suffix in (".yaml", ".yml"):
+        net = complete(check(load_yaml(path)))
+        _check_source(net, path)
+        net = net if job.batch is None else with_batch(net, job.batch)
+    else:
         close = difflib.get_close_matches(job.net, NETS, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no net {job.net!r}",
-            expected=f"{', '.join(NETS)}, or a graph in a .yaml file",
+            expected=f"{', '.join(NETS)}, a graph in a .yaml file, or a .prototxt file",
             found=repr(job.net),
             remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
         )
-    net = complete(check(load_yaml(path)))
-    sources = [op for op in net.ops.values() if op.kind == "Data"]
-    if not sources:
+    if job.test_net is not None and not (is_prototxt(path) and is_prototxt(job.test_net)):
+        place = Path(job.test_net).expanduser()
+        test = complete(check(load_yaml(place)))
+        _check_source(test, place)
+    if brought is None:
+        return _Found(job, net, test)
+    image = brought.transform.mean_image if job.mean is None and job.mean_file is None else None
+    job = with_transform(job, brought)
+    return _Found(job, net, test, brought.notes, brought.layers, image)
+
+
+def _start(job: Job, net: Graph, found: _Found) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The values that the run is given at its start, and all there is to note."""
+    values: dict[str, Tensor] = {}
+    notes = list(found.notes)
+    if job.weights:
+        values, more = read_start(job.weights, net, found.layers)
+        notes += more
+    if job.mean_file is not None:
+        values[MEAN_IMAGE] = read_mean_file(job.mean_file)
+    elif found.mean_image is not None:
+        values[MEAN_IMAGE] = found.mean_image
+    return values, tuple(dict.fromkeys(notes))
+
+
+def _check_source(net: Graph, path: Path) -> None:
+    if not any(op.kind == "Data" for op in net.ops.values()):
         raise GraphError(
             "the net has no Data op, so there is nothing to train it on",
             where=str(path),
             expected="an op of kind Data that gives the batches",
             found="kinds " + (", ".join(sorted({op.kind for op in net.ops.values()})) or "none"),
-            remedy="add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}",
+            remedy="give it a Data layer"
+            if is_prototxt(path)
+            else "add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}",
         )
-    return net if job.batch is None else with_batch(net, job.batch)
+
+
+def _check_parameters(test: Graph, net: Graph) -> None:
+    """Refuse a test net with parameters that training does not give it."""
+    for name, state in test.states.items():
+        shape = test.blobs[name].shape
+        if state.trainable and (name not in net.states or net.blobs[name].shape != shape):
+            found = f"{list(net.blobs[name].shape or ())}" if name in net.states else "none"
+            raise GraphError(
+                f"parameter {name!r} of the test net is not one of the net that is trained",
+                where=test.blobs[name].where,
+                blob=name,
+                expected=f"a parameter of {list(shape or ())} in both nets",
+                found=found,
+                remedy="give both nets the same layers with parameters",
+            )
 
 
 def reported(net: Graph) -> Graph:
@@ -152,12 +264,24 @@ def reported(net: Graph) -> Graph:
     return builder.graph()
 
 
-def prepared(job: Job, net: Graph, source: Source) -> Graph:
-    """The net with the ops between the samples as stored and what it wants to see."""
+def measuring(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
+    """The graph that measures a net on samples of the source: what it reports as one number."""
+    numbers = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
+    return check(evaluation(prepared(job, net, source, mean_image), numbers))
+
+
+def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
+    """The net with the ops between the samples as stored and what it wants to see.
+
+    A mean image takes the place of a mean that is left open.
+    """
+    mean = mean_image if job.mean is None else job.mean
+    assert mean is not None
+    assert job.mirror is not None
     return prepare(
         net,
         source,
-        mean=job.mean,
+        mean=mean,
         scale=job.scale,
         crop=job.crop,
         pad=job.pad,
@@ -168,16 +292,46 @@ def prepared(job: Job, net: Graph, source: Source) -> Graph:
 def rate_of(job: Job, iterations: int) -> Rate:
     """The learning-rate policy of a settled job of this length."""
     assert job.lr is not None
+    assert job.lr_policy is not None
     return parse_rate(job.lr_policy, lr=job.lr, iterations=max(1, iterations))
 
 
-def _settled(job: Job, net: Graph, data: DataSet) -> Job:
+def _settled(
+    job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None, mean_image: Tensor | None
+) -> Job:
     """The job with its open options decided."""
+    job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
+    if job.mean is None and mean_image is None:
+        job = replace(job, mean=0.0)
+    job = replace(
+        job,
+        batch=batch_of(net, data_ops(net)[0]),
+        threads=job.threads or torch.get_num_threads(),
+        weights=absolute_weights(job.weights) if job.weights else None,
+        mean_file=str(Path(job.mean_file).expanduser().resolve()) if job.mean_file else None,
+        **{key: value for key, value in _OPEN.items() if getattr(job, key) is None},
+    )
+    if _images(job) > len(data.train):
+        several = f" (batch {job.batch} times accumulate {job.accumulate})"
+        raise ConfigError(
+            f"a batch of {_images(job)}{several if job.accumulate != 1 else ''} "
+            f"is larger than the training set",
+            expected=f"at most {len(data.train)}, the samples of {job.data}",
+            found=str(_images(job)),
+            remedy="lower --batch or --accumulate",
+        )
+    if job.epochs is None and job.iters is None:
+        job = replace(job, epochs=1)
+    return job
+
+
+def _with_own_solver(job: Job) -> Job:
+    """The job with the settings of one of our solvers where it says nothing of its own."""
     if job.solver not in SOLVERS:
         close = difflib.get_close_matches(job.solver, SOLVERS, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no solver {job.solver!r}",
-            expected=f"one of {', '.join(SOLVERS)}",
+            expected=f"one of {', '.join(SOLVERS)}, or a .prototxt file",
             found=repr(job.solver),
             remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
         )
@@ -192,40 +346,48 @@ def _settled(job: Job, net: Graph, data: DataSet) -> Job:
             remedy="leave --momentum out, or use sgd or lars",
         )
     given = {key: getattr(job, key) for key in own}
-    job = replace(
+    return replace(
         job, **{key: own[key] if value is None else value for key, value in given.items()}
     )
-    job = replace(
-        job, batch=batch_of(net, data_ops(net)[0]), threads=job.threads or torch.get_num_threads()
-    )
-    assert job.batch is not None
-    if job.batch * job.accumulate > len(data.train):
-        several = f" (batch {job.batch} times accumulate {job.accumulate})"
-        raise ConfigError(
-            f"a batch of {job.batch * job.accumulate}{several if job.accumulate > 1 else ''} "
-            f"is larger than the training set",
-            expected=f"at most {len(data.train)}, the samples of {job.data}",
-            found=str(job.batch * job.accumulate),
-            remedy="lower --batch or --accumulate",
+
+
+def _updated(job: Job, step: Graph, caffe: CaffeSolver | None, iterations: int) -> Graph:
+    """The step with the updates that the job's solver makes."""
+    rate = rate_of(job, iterations)
+    assert job.accumulate is not None
+    if caffe is not None:
+        assert job.momentum is not None
+        assert job.weight_decay is not None
+        solver = replace(
+            caffe,
+            rate=rate,
+            momentum=job.momentum,
+            weight_decay=job.weight_decay,
+            clip_gradients=job.clip,
+            iter_size=job.accumulate,
         )
-    if job.epochs is None and job.iters is None:
-        job = replace(job, epochs=1)
-    return job
-
-
-def _solver_options(job: Job, iterations: int) -> dict[str, object]:
-    options: dict[str, object] = {"lr": rate_of(job, iterations), "weight_decay": job.weight_decay}
+        return apply_solver(step, solver)
+    step = accumulate(step, job.accumulate)
+    if job.clip is not None:
+        step = clip_by_norm(step, job.clip)
+    options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
     if job.momentum is not None:
         options["momentum"] = job.momentum
-    return options
+    return SOLVERS[job.solver](step, **options)
+
+
+def _images(job: Job) -> int:
+    """The samples that an iteration of a settled job reads."""
+    assert job.batch is not None
+    assert job.accumulate is not None
+    return job.batch * job.accumulate
 
 
 def iterations_of(job: Job, data: DataSet) -> int:
     if job.iters is not None:
         return job.iters
     assert job.epochs is not None
-    assert job.batch is not None
-    return -(-job.epochs * len(data.train) // (job.batch * job.accumulate))
+    return -(-job.epochs * len(data.train) // _images(job))
 
 
 def _built(job: Job, source: Source) -> Graph:

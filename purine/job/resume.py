@@ -1,7 +1,8 @@
 """Going on with a run: its own job counts, and what is asked now may not contradict it.
 
 Options that leave the numbers alone may change: where to stop (later only), what to save, test,
-log and trace, and how many threads and batches ahead to use.
+log and trace, and how many threads and batches ahead to use. Weights to start from do not count any
+more.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from typing import Any
 
 from purine.data import open_data
 from purine.data.open import absolute
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError
+from purine.job.caffe import is_prototxt, same_solver
 from purine.job.config import Job, Options, merge
 from purine.job.folder import RunFolder
-from purine.job.plan import Plan, find_net, iterations_of, make_plan, rate_of, reported
+from purine.job.plan import (
+    Plan,
+    find_net,
+    find_test_net,
+    iterations_of,
+    make_plan,
+    rate_of,
+    reported,
+)
+from purine.job.start import read_mean_file
 
 __all__ = ["resume"]
 
@@ -29,12 +41,12 @@ _LENGTH = frozenset(("epochs", "iters"))
 
 def resume(folder: RunFolder, given: Options) -> Plan:
     """The plan of the run in `folder`, with the options given now where they may differ."""
-    plan = make_plan(folder.read_config(), net=folder.read_net())
+    plan = make_plan(folder.read_config(), net=folder.read_net(), test_net=folder.read_test_net())
     changes: dict[str, Any] = {}
     for key, value in given.items():
         if key in _FREE or key in _LENGTH or key == "lr_policy":
             changes[key] = value
-        elif not _same(plan, key, value):
+        elif key != "weights" and not _same(plan, key, value):
             raise _contradiction(key, getattr(plan.job, key), value)
     if not changes:
         return plan
@@ -49,6 +61,7 @@ def resume(folder: RunFolder, given: Options) -> Plan:
             found=f"{iterations} iterations",
             remedy="leave it out, or start another run",
         )
+    assert plan.job.lr_policy is not None
     before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
     if before != now:
         raise ConfigError(
@@ -68,9 +81,17 @@ def _same(plan: Plan, key: str, value: Any) -> bool:
     if key == "data":
         open_data(value)  # refuses what is not there
         return absolute(value) == plan.job.data
+    if key == "mean_file":
+        image = plan.values.get(MEAN_IMAGE)
+        return image is not None and image.equal(read_mean_file(value))
     if key == "net":
         asked = replace(plan.job, net=value)
         return asked == plan.job or reported(find_net(asked, plan.data)) == plan.net
+    if key == "test_net":
+        asked = replace(plan.job, test_net=value)
+        return asked == plan.job or find_test_net(asked, plan.data) == plan.test_net
+    if key == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):
+        return same_solver(value, plan.job.solver)
     return bool(getattr(plan.job, key) == value)
 
 

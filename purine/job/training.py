@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 
@@ -49,11 +49,11 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """The net was measured on the test set; `accuracy` is None for nets without that op."""
+    """The net was measured on the test set; None is what no op of the test net gives."""
 
     iteration: int
     epoch: int
-    loss: float
+    loss: float | None
     accuracy: float | None
 
 
@@ -79,7 +79,7 @@ class Training:
         self._run = Run(
             plan.step,
             data=plan.data,
-            seed=job.seed,
+            seed=job.seed or 0,
             prefetch=job.prefetch,
             threads=job.threads,
             channels_last=job.channels_last,
@@ -164,7 +164,9 @@ class Training:
 
     def _load(self) -> None:
         newest = self.folder.newest_checkpoint()
-        if newest is not None:
+        if newest is None:
+            self._run.set_states(self.plan.values)
+        else:
             extra = checkpoint.load(newest).extra
             self._saved = self._run.load(newest)
             self._seconds = _number(extra.get("seconds"))
@@ -226,6 +228,7 @@ class Training:
             )
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"])
         every = self.plan.job.log_every
+        assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
             since, clock = self._logged
             seconds = self._training - clock
@@ -248,11 +251,11 @@ class Training:
     def _test(self) -> Tested:
         assert self.plan.test is not None
         found = self._run.evaluate(self.plan.test)
-        accuracy = accuracy_of(self.plan.net)
+        accuracy, losses = accuracy_of(self.plan.test), losses_of(self.plan.test)
         self._tested = Tested(
             iteration=self.iteration,
             epoch=self.plan.epoch(self.iteration),
-            loss=sum(found[name] * weight for name, weight in self._weights.items()),
+            loss=sum(found[name] * weight for name, weight in losses.items()) if losses else None,
             accuracy=None if accuracy is None else found[accuracy],
         )
         self.folder.append_metrics(
@@ -289,10 +292,16 @@ class Training:
 
 
 def accuracy_of(net: Graph) -> str | None:
-    """The output that says how many samples are right: the last one, of a net with several."""
-    found = [op.outputs[0] for op in net.ops.values() if op.kind == "Accuracy"]
-    reported = [name for name in found if name in net.outputs]
-    return reported[-1] if reported else None
+    """The output that says how many samples are right.
+
+    Of a net with several it is the last of those that look at the fewest classes.
+    """
+    found = [
+        op for op in net.ops.values() if op.kind == "Accuracy" and op.outputs[0] in net.outputs
+    ]
+    tops = [cast(int, op.attributes.get("top_k", 1)) for op in found]
+    best = [op for op, top in zip(found, tops, strict=True) if top == min(tops)]
+    return best[-1].outputs[0] if best else None
 
 
 def loss_of(result: Result, weights: dict[str, float]) -> float:

@@ -1,4 +1,6 @@
-"""Batch norm as Caffe has it: no scale and shift, and running sums that a factor divides."""
+"""Norms as Caffe has them: batch norm without scale and shift, whose running sums a factor divides,
+and the mean and variance of each sample.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from torch import Tensor
 
 from purine.ops.registry import kind
 
-__all__ = ["CaffeBatchNorm", "CaffeBatchNormTest"]
+__all__ = ["MVN", "CaffeBatchNorm", "CaffeBatchNormAlways", "CaffeBatchNormTest"]
+
+_LEAST = 1e-30  # a variance, so that its root has a gradient
 
 
 @kind(evaluation="CaffeBatchNormTest")
@@ -51,3 +55,25 @@ def CaffeBatchNormTest(
     """Normalise with the running averages; all are 0 while nothing has been summed."""
     share = torch.where(factor == 0, torch.zeros_like(factor), 1.0 / factor)
     return F.batch_norm(x, mean * share, variance * share, None, None, False, 0.0, eps)
+
+
+@kind
+def CaffeBatchNormAlways(x: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Normalise over the batch, at test time too, and remember nothing."""
+    return F.batch_norm(x, None, None, None, None, True, 0.0, eps)
+
+
+@kind
+def MVN(x: Tensor, *, variance: bool = True, across: bool = False, eps: float = 1e-9) -> Tensor:
+    """x less its mean over each channel of each sample, divided by the deviation plus `eps`.
+
+    `across` takes all channels of a sample together; without `variance` nothing is divided.
+    """
+    if x.ndim < 2:
+        raise ValueError(f"x has {x.ndim} dimensions: at least [N, C]")
+    dims = list(range(1 if across else min(2, x.ndim - 1), x.ndim))
+    centred = x - x.mean(dims, keepdim=True)
+    if not variance:
+        return centred
+    spread = centred.square().mean(dims, keepdim=True)
+    return centred / (spread.clamp(min=_LEAST).sqrt() + eps)

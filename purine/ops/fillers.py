@@ -50,7 +50,7 @@ def filler_problems(state: State, blob: Blob) -> Iterator[KindError]:
 
     >>> wrong = State("w", "w", Filler("xavir"))
     >>> [problem.expected for problem in filler_problems(wrong, Blob("w", (2,)))]
-    ['one of bilinear, constant, gaussian, msra, uniform, xavier']
+    ['one of bilinear, constant, gaussian, msra, positive_unitball, uniform, xavier']
     """
     yield from _problems(state.filler, blob, state.where or blob.where)
 
@@ -68,9 +68,19 @@ def _uniform(
 
 
 def _gaussian(
-    shape: tuple[int, ...], generator: Generator, *, mean: float = 0.0, std: float = 1.0
+    shape: tuple[int, ...],
+    generator: Generator,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    sparse: int | None = None,
 ) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64) * std + mean
+    """With `sparse`, all but that many values of each column are 0 on average."""
+    value = torch.randn(shape, generator=generator, dtype=torch.float64) * std + mean
+    if sparse is None:
+        return value
+    drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return torch.where(drawn * shape[0] < sparse, value, torch.zeros_like(value))
 
 
 def _xavier(
@@ -82,6 +92,12 @@ def _xavier(
 
 def _msra(shape: tuple[int, ...], generator: Generator, *, variance: Variance = "fan_in") -> Tensor:
     return _gaussian(shape, generator, std=math.sqrt(2 / _fan(shape, variance)))
+
+
+def _positive_unitball(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Positive values, which add up to 1 for each index of the first dimension."""
+    value = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return value / value.flatten(1).sum(1).reshape(-1, *[1] * (len(shape) - 1))
 
 
 def _bilinear(shape: tuple[int, ...], generator: Generator) -> Tensor:
@@ -99,6 +115,7 @@ _FILLERS: dict[str, Draw] = {
     "constant": _constant,
     "gaussian": _gaussian,
     "msra": _msra,
+    "positive_unitball": _positive_unitball,
     "uniform": _uniform,
     "xavier": _xavier,
 }
@@ -181,5 +198,10 @@ def _disagreements(
     if kind == "gaussian" and settings["std"] < 0:
         yield "std to be at least 0", f"std = {settings['std']}"
     shape = blob.shape
+    sparse = settings.get("sparse")
+    if sparse is not None and (sparse < 0 or not shape):
+        yield "sparse to be at least 0, for a blob with dimensions", f"sparse = {sparse}"
+    if kind == "positive_unitball" and shape is not None and len(shape) < 2:
+        yield "a blob of 2 dimensions or more", f"size {list(shape)}"
     if kind == "bilinear" and shape is not None and (len(shape) != 4 or shape[2] != shape[3]):
         yield "a blob of 4 dimensions with a square kernel", f"size {list(shape)}"

@@ -72,7 +72,8 @@ def complete(graph: Graph) -> Graph:
 def with_batch(net: Graph, batch: int) -> Graph:
     """The same net for another batch size: sources changed, all other shapes inferred anew.
 
-    Only for nets of named kinds; ops of a step hold shapes in their attributes.
+    For nets, imported ones among them; what `backward` adds holds shapes in its attributes. An
+    imported net that cannot follow the batch size raises an error that names the op to blame.
     """
     builder = Builder(net)
     sources = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}

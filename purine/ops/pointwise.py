@@ -1,4 +1,4 @@
-"""Powers, exponentials and logarithms of scaled and shifted values, and learnt slopes."""
+"""Powers, exponentials and logarithms of scaled and shifted values, slopes and thresholds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from purine.ops.registry import kind
 
-__all__ = ["Exp", "Log", "PRelu", "Power"]
+__all__ = ["Exp", "Log", "PRelu", "Power", "Threshold"]
 
 
 @kind
@@ -38,6 +38,12 @@ def PRelu(x: Tensor, weight: Tensor) -> Tensor:
     if weight.ndim != 1 or weight.shape[0] not in (1, x.shape[1]):
         raise ValueError(f"weight has shape {list(weight.shape)}: x has {x.shape[1]} channels")
     return F.prelu(x, weight)
+
+
+@kind
+def Threshold(x: Tensor, *, threshold: float = 0.0) -> Tensor:
+    """1 where x is above the threshold, else 0; no gradient passes."""
+    return (x.detach() > threshold).to(x.dtype)
 
 
 def _line(x: Tensor, scale: float, shift: float) -> Tensor:

@@ -8,7 +8,8 @@ and gradients all come from running that function, so a new kind is usually one 
     def Relu(x: Tensor) -> Tensor:
         return F.relu(x)
 
-Any ATen overload is a kind without being registered (see `purine.ops.aten`).
+Any ATen overload is a kind without being registered (see `purine.ops.aten`), and any kind has a
+form whose sizes follow the batch (see `purine.ops.sized`).
 """
 
 from __future__ import annotations
@@ -201,9 +202,9 @@ def kinds() -> Mapping[str, Kind]:
 
 def lookup(op: Op) -> Kind:
     """The kind of an op; a KindError with the nearest names where there is none."""
-    from purine.ops import aten  # aten builds Kinds
+    from purine.ops import aten, sized  # these build Kinds
 
-    found = _KINDS.get(op.kind) or aten.kind_of(op.kind)
+    found = _KINDS.get(op.kind) or aten.kind_of(op.kind) or sized.kind_of(op.kind)
     if found is None:
         near = difflib.get_close_matches(op.kind, _KINDS, n=3, cutoff=0.5)
         raise KindError(

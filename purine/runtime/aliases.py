@@ -6,10 +6,9 @@ lose time on them. After this, ops may read blobs of other locations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from purine.graph import Builder, Graph, Op
+from purine.graph import NOTHING, Builder, Graph
 
 __all__ = ["without_aliases"]
 
@@ -17,7 +16,8 @@ __all__ = ["without_aliases"]
 def without_aliases(graph: Graph) -> Graph:
     """The graph with every alias copy replaced by what it is a copy of.
 
-    Copies that carry a state on or that the host asks for stay, as copies.
+    Copies that carry a state on or that the host asks for stay, as copies. The ops that stay run
+    in the same order as before, even where only a copy stood between them.
     """
     kept = set(graph.outputs) | {state.next for state in graph.states.values()}
     copies = {
@@ -39,21 +39,27 @@ def without_aliases(graph: Graph) -> Graph:
     for op in list(builder.ops.values()):
         if not copies.keys().isdisjoint(op.inputs):
             builder.ops[op.name] = replace(op, inputs=tuple(map(origin, op.inputs)))
-    gone = {op.name: op for op in copies.values()}
-    builder.control = set()
-    for before, after in graph.control:
-        starts = [before] if before not in gone else _makers(graph, origin(gone[before].outputs[0]))
-        ends = [after] if after not in gone else _readers(graph, gone[after].outputs[0], gone)
-        builder.control |= {(start, end) for start in starts for end in ends if start != end}
+    builder.control = _order(graph, builder, {op.name for op in copies.values()})
     return builder.graph()
 
 
-def _makers(graph: Graph, blob: str) -> list[str]:
-    return [graph.producers[blob].name] if blob in graph.producers else []
+def _order(graph: Graph, builder: Builder, gone: set[str]) -> set[tuple[str, str]]:
+    """Control edges by which the ops that stay wait for each other as they did before.
 
-
-def _readers(graph: Graph, blob: str, gone: Mapping[str, Op]) -> list[str]:
-    found: list[str] = []
-    for op in graph.consumers[blob]:
-        found += _readers(graph, op.outputs[0], gone) if op.name in gone else [op.name]
+    What came before a copy, by data or by control, comes before all that came after it, whether or
+    not the two still share a blob.
+    """
+    after: dict[str, set[str]] = {}
+    """For each copy the first ops behind it that stay."""
+    for name in reversed(graph.order):
+        if name in gone:
+            after[name] = set()
+            for following in graph.successors[name]:
+                after[name] |= after[following] if following in gone else {following}
+    made = {blob: op.name for op in builder.ops.values() for blob in op.outputs if blob != NOTHING}
+    waiting = {(made.get(blob), op.name) for op in builder.ops.values() for blob in op.inputs}
+    found = {edge for edge in graph.control if gone.isdisjoint(edge)}
+    for name in builder.ops:
+        for copy in gone.intersection(graph.successors[name]):
+            found |= {(name, later) for later in after[copy] if (name, later) not in waiting}
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from purine.errors import RunError
 from purine.graph import Graph
+from purine.runtime.tables import as_table, as_time, natural
 
 __all__ = [
     "Edge",
@@ -29,6 +29,7 @@ __all__ = [
     "PathStep",
     "Summary",
     "Trace",
+    "causes",
     "edges_of",
     "summary",
 ]
@@ -197,12 +198,12 @@ class Summary:
         running = sum(row.total for row in self.path_kinds)
         waits = sorted((step for step in self.path if step.waited), key=lambda step: -step.waited)
         sections = [
-            f"iterations: {self.iterations}, {_time(self.iteration_time)} each, "
-            f"{_time(self.span)} in all",
+            f"iterations: {self.iterations}, {as_time(self.iteration_time)} each, "
+            f"{as_time(self.span)} in all",
             "time by kind\n" + _kind_table(self.kinds, top),
             "lanes\n" + _lane_table(self.lanes, top),
-            f"critical path: {len(self.path)} events, {_time(running)} running, "
-            f"{_time(self.waited)} waiting\n" + _kind_table(self.path_kinds, top),
+            f"critical path: {len(self.path)} events, {as_time(running)} running, "
+            f"{as_time(self.waited)} waiting\n" + _kind_table(self.path_kinds, top),
         ]
         if waits:
             sections.append("longest waits on it\n" + _wait_table(waits[:top]))
@@ -244,11 +245,7 @@ def _lanes(events: Sequence[Event]) -> dict[tuple[str, str], list[int]]:
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, event in enumerate(events):
         found[event.location, event.lane].append(index)
-    return dict(sorted(found.items(), key=lambda item: [_natural(name) for name in item[0]]))
-
-
-def _natural(name: str) -> list[str]:
-    return [part.rjust(20, "0") if part.isdigit() else part for part in re.split("([0-9]+)", name)]
+    return dict(sorted(found.items(), key=lambda item: [natural(name) for name in item[0]]))
 
 
 def _by_kind(events: Iterable[Event]) -> tuple[KindTime, ...]:
@@ -276,14 +273,18 @@ def _busy(queue: Sequence[Event]) -> int:
     return busy
 
 
-def _critical_path(trace: Trace) -> tuple[PathStep, ...]:
-    """Walk back from the event that ended last, each time to what the event had to wait for.
+def causes(trace: Trace) -> list[int | None]:
+    """For each event, by their numbers in the trace, the one that it had to wait for.
 
-    That is the latest to end of its producers and of the event before it on its lane.
+    That is the latest to end of its producers and of the event before it on its lane, or None for
+    an event that waited for none. Causes have smaller numbers, whatever the clocks said.
+
+    >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
+    >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
+    >>> causes(Trace((a, b), (("a", "b", 0),)))
+    [None, 0]
     """
     events = trace.events
-    if not events:
-        return ()
     at = {(event.op, event.iteration): index for index, event in enumerate(events)}
     producers: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for producer, consumer, distance in trace.edges:
@@ -294,20 +295,30 @@ def _critical_path(trace: Trace) -> tuple[PathStep, ...]:
         for sooner, later in pairwise(queue)
         if events[sooner].end <= events[later].start
     }
+    found: list[int | None] = []
+    for here, event in enumerate(events):
+        needed = [at.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
+        before = [index for index in needed if index is not None and index < here]
+        if here in neighbour:
+            before.append(neighbour[here])
+        # The first of equals: a producer rather than the neighbour in the lane.
+        found.append(max(before, key=lambda index: events[index].end, default=None))
+    return found
+
+
+def _critical_path(trace: Trace) -> tuple[PathStep, ...]:
+    """Walk back from the event that ended last, each time to what the event had to wait for."""
+    events = trace.events
+    if not events:
+        return ()
+    before = causes(trace)
     path: list[PathStep] = []
     here: int | None = max(range(len(events)), key=lambda index: (events[index].end, index))
     while here is not None:
-        event = events[here]
-        needed = [at.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
-        # Only events sorted before this one, so that the walk ends whatever the clocks said.
-        causes = [index for index in needed if index is not None and index < here]
-        if here in neighbour:
-            causes.append(neighbour[here])
-        # The first of equals: a producer rather than the neighbour in the lane.
-        before = max(causes, key=lambda index: events[index].end, default=None)
-        ready = events[0].start if before is None else events[before].end
-        path.append(PathStep(event, max(0, event.start - ready)))
-        here = before
+        cause = before[here]
+        ready = events[0].start if cause is None else events[cause].end
+        path.append(PathStep(events[here], max(0, events[here].start - ready)))
+        here = cause
     return tuple(reversed(path))
 
 
@@ -457,10 +468,10 @@ def _kind_table(kinds: Sequence[KindTime], top: int) -> str:
         share = sum(row.share for row in rest)
         rows.append(KindTime(f"other ({len(rest)} kinds)", count, total, share))
     cells = [
-        (row.kind, str(row.count), _time(row.total), f"{row.share:.1%}", _time(row.mean))
+        (row.kind, str(row.count), as_time(row.total), f"{row.share:.1%}", as_time(row.mean))
         for row in rows
     ]
-    return _table([("kind", "count", "total", "share", "mean"), *cells], left=1)
+    return as_table([("kind", "count", "total", "share", "mean"), *cells], left=1)
 
 
 def _lane_table(lanes: Sequence[LaneTime], top: int) -> str:
@@ -470,32 +481,15 @@ def _lane_table(lanes: Sequence[LaneTime], top: int) -> str:
         busy, span = sum(row.busy for row in rest), sum(row.span for row in rest)
         rows.append(LaneTime(f"other ({len(rest)} lanes)", "", busy, span))
     cells = [
-        (row.location, row.lane, _time(row.busy), _time(row.span), f"{row.fraction:.1%}")
+        (row.location, row.lane, as_time(row.busy), as_time(row.span), f"{row.fraction:.1%}")
         for row in rows
     ]
-    return _table([("location", "lane", "busy", "of", "share"), *cells], left=2)
+    return as_table([("location", "lane", "busy", "of", "share"), *cells], left=2)
 
 
 def _wait_table(steps: Sequence[PathStep]) -> str:
     cells = [
-        (step.event.op, step.event.location, str(step.event.iteration), _time(step.waited))
+        (step.event.op, step.event.location, str(step.event.iteration), as_time(step.waited))
         for step in steps
     ]
-    return _table([("op", "location", "iteration", "waited"), *cells], left=2)
-
-
-def _table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
-    """Columns two spaces apart; the first `left` hold text, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(f"  {line}".rstrip() for line in lines)
-
-
-def _time(ns: float) -> str:
-    return f"{ns / 1e3:.1f} µs" if ns < 1e6 else f"{ns / 1e6:,.1f} ms"
+    return as_table([("op", "location", "iteration", "waited"), *cells], left=2)

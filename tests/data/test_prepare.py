@@ -56,6 +56,14 @@ def test_a_mean_image_is_cropped_with_the_image() -> None:
     torch.testing.assert_close(seen, expected)
 
 
+def test_a_test_net_is_prepared_without_chance() -> None:
+    tested = evaluation(net(4), ["data"])
+    graph = prepare(tested, DATA.train, scale=1.0, crop=4, mirror=True)
+    with Run(graph, data=DataSet("test", DATA.train, DATA.train)) as run:
+        seen = next(run.steps(1)).outputs["data"]
+    torch.testing.assert_close(seen, torch.from_numpy(IMAGES).float()[:, :, 1:5, 1:5])
+
+
 def test_a_run_that_was_not_told_the_mean_has_no_loss() -> None:
     prepared = prepare(net(6), DATA.train, mean=MEAN)
     assert check(from_yaml(to_yaml(prepared))) == check(prepared)

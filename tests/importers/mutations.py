@@ -6,10 +6,32 @@ import random
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-__all__ = ["SAMPLES", "mutated", "samples"]
+__all__ = ["SAMPLES", "SIZES", "mutated", "nets", "solvers"]
 
 SAMPLES = Path(__file__).parent / "caffe_samples"
+
+SIZES: dict[str, dict[str, Any]] = {
+    "alexnet_train_val": {"image": (3, 72, 72)},
+    "caffenet_v1_train_val": {"image": (3, 72, 72)},
+    "char_lstm": {"shapes": {"cont": (4,), "input": (4,), "target": (4,)}},
+    "cifar10_full_train_test": {"image": (3, 32, 32), "batch": 4},
+    "densenet_train_val": {"image": (3, 40, 40)},
+    "face_prelu_train": {},
+    "fcn_train": {},
+    "googlenet_train_val": {"image": (3, 70, 70)},
+    "lenet_train_test": {"image": (1, 28, 28), "batch": 4},
+    "mnist_autoencoder": {"image": (1, 28, 28)},
+    "mobilenet_deploy": {},
+    "nin_imagenet_v1_train_val": {"image": (3, 70, 70)},
+    "odds_and_ends": {},
+    "resnet50_deploy": {},
+    "siamese_train_test": {"image": (2, 28, 28)},
+    "squeezenet_train_val": {"image": (3, 70, 70)},
+    "vgg16_v1_train_val": {"image": (3, 36, 36)},
+}
+"""What each net leaves to its source."""
 
 _WORD = re.compile(r"[A-Za-z_]+|-?[0-9.]+(?:e-?[0-9]+)?|\"[^\"\n]*\"|[{}:]")
 _FIELD = re.compile(r"(\s*[a-z_]+): ([^{\n]+)")
@@ -18,10 +40,19 @@ _VALUES = ["0", "-1", "1", "2", "3", "7", "100", "0.5", "-1e30", "4294967295", "
 
 
 @cache
-def samples() -> tuple[str, ...]:
-    """The nets, then the solvers."""
-    names = sorted(SAMPLES.glob("*.prototxt"), key=lambda path: ("solver" in path.name, path.name))
-    return tuple(path.read_text(encoding="utf-8") for path in names)
+def nets() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The texts of all nets among the samples, each with its sizes."""
+    return tuple((_text(name), sizes) for name, sizes in SIZES.items())
+
+
+@cache
+def solvers() -> tuple[str, ...]:
+    """The texts of all solvers among the samples."""
+    return tuple(_text(path.stem) for path in sorted(SAMPLES.glob("*_solver.prototxt")))
+
+
+def _text(name: str) -> str:
+    return (SAMPLES / f"{name}.prototxt").read_text(encoding="utf-8")
 
 
 def mutated(text: str, seed: int) -> str:

@@ -188,6 +188,14 @@ def test_batch_norm_with_global_statistics_in_training(tmp_path):
     torch.testing.assert_close(values["y"], X / math.sqrt(1e-5))
 
 
+def test_batch_norm_with_statistics_of_the_batch_in_tests(tmp_path):
+    rest = "batch_norm_param { use_global_stats: false }" + " param { lr_mult: 0 }" * 3
+    brought = bring(tmp_path, INPUT + layer("BatchNorm", rest))
+    assert brought.test is not None
+    values = run(brought.test, {"x": X})
+    torch.testing.assert_close(values["y"], F.batch_norm(X, None, None, training=True))
+
+
 LABELLED = INPUT + 'input: "label" input_shape { dim: 3 dim: 1 dim: 7 dim: 6 }\n'
 
 

@@ -198,6 +198,13 @@ def test_an_unknown_size_of_images_is_told(tmp_path):
 
 MISTAKES = {
     "type": (layer("Convolutoin"), "did you mean 'Convolution'?"),
+    "python": (
+        layer("Python", 'python_param { module: "m" layer: "L" }'),
+        "replace what it does",
+    ),
+    "filter": (layer("Filter", bottom="x x"), "replace what it does"),
+    "pyramid": (layer("SPP", "spp_param { pyramid_height: 5 }"), "change pyramid_height"),
+    "marks": (layer("LSTM", "recurrent_param { num_output: 2 }", bottom="x x"), "put the steps"),
     "bottom": (layer("TanH", bottom="z"), "correct the name"),
     "twice": (layer("TanH") + layer("TanH", name="b"), "give one of the tops another name"),
     "counts": (layer("TanH", bottom="x x"), "change the bottoms"),
@@ -210,7 +217,7 @@ MISTAKES = {
     "kernel": (layer("Convolution", "convolution_param { num_output: 4 }"), "change kernel_size"),
     "axis": (layer("Softmax", "softmax_param { axis: 4 }"), "change axis"),
     "filler": (
-        layer("PReLU", 'prelu_param { filler { type: "positive_unitball" } }'),
+        layer("PReLU", 'prelu_param { filler { type: "unitball" } }'),
         "change type",
     ),
     "params": (layer("TanH", "param { lr_mult: 1 }"), "remove the last of them"),

@@ -13,7 +13,7 @@ from purine.errors import FormatError, PurineError
 from purine.importers.caffe.imported import from_caffe
 from purine.importers.caffe.schema import read
 from purine.importers.caffe.text import Message, Scalar, parse
-from tests.importers.mutations import mutated, samples
+from tests.importers.mutations import mutated, nets
 
 
 def values(message: Message) -> list[object]:
@@ -92,7 +92,7 @@ def test_numbers():
         ("layer: 3", 1, "change layer"),
         ("name {}", 1, "change name"),
         ("name: 'a'\nname: 'b'", 2, "remove one of them"),
-        ("layers { type: 5 }", 1, "change type"),
+        ("layers { type: 40 }", 1, "change type"),
     ],
 )
 def test_fields_are_checked_with_their_line(text, line, remedy):
@@ -113,6 +113,16 @@ def test_any_text_is_a_message_or_an_error_of_ours(text):
 @given(st.integers(0, 10**9))
 def test_damaged_nets_are_a_graph_or_an_error_of_ours(tmp_path_factory, seed):
     path = tmp_path_factory.getbasetemp() / "net.prototxt"
-    path.write_text(mutated(samples()[seed % 2], seed), encoding="utf-8")
+    text, sizes = nets()[seed % len(nets())]
+    path.write_text(mutated(text, seed), encoding="utf-8")
     with suppress(PurineError):
-        from_caffe(path, batch=2, image=(1, 28, 28))
+        from_caffe(path, **sizes)
+
+
+def test_enums_may_be_written_as_numbers():
+    text = "layers { type: 14 loss_weight: 1 } layers { type: 39 } layers { type: 1 }"
+    node = read(text, "NetParameter")
+    types = [layer.get("type") for layer in node.all("layers")]
+    assert types == ["INNER_PRODUCT", "DECONVOLUTION", "ACCURACY"]
+    solver = read("solver_mode: 0 solver_type: 1 snapshot_format: 0", "SolverParameter")
+    assert (solver.get("solver_mode"), solver.get("solver_type")) == ("CPU", "NESTEROV")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,7 +187,7 @@ def test_dropout_draws_by_our_randomness_and_is_gone_at_test_time() -> None:
         }
 
     imported = from_torch(module, loss, x, targets=())
-    assert {"Dropout", "RandomMask"} <= {op.kind for op in imported.net.ops.values()}
+    assert {"Dropout", "sized.RandomMask"} <= {op.kind for op in imported.net.ops.values()}
     assert imported.net.ops["elements/native_dropout"].attributes["stream"] == (
         "elements/native_dropout"
     )
@@ -205,6 +206,33 @@ def test_dropout_draws_by_our_randomness_and_is_gone_at_test_time() -> None:
     assert first["whole"] == 1
     assert tested["kept_channels"] == tested["kept_elements"] == 1
     assert tested["mean"] == pytest.approx(module.conv(x).mean().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_recurrent_layers_is_drawn(layer: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 2, 6, dtype=torch.float64)
+
+    def imported_with(dropout: float) -> Imported:
+        torch.manual_seed(1)
+        module = layer(6, 4, 3, dropout=dropout, bidirectional=True).double()
+        return from_torch(module, lambda y: y[0].pow(2).mean(), x, targets=())
+
+    dropped, plain = imported_with(0.5), imported_with(0.0)
+    drops = [op for op in dropped.net.ops.values() if op.kind == "Dropout"]
+    assert len(drops) == 2
+    assert {op.attributes["ratio"] for op in drops} == {0.5}
+    # With nothing dropped, the layers one by one are the stack.
+    kept = {op.name: replace(op, attributes={**op.attributes, "ratio": 0.0}) for op in drops}
+    graph = replace(dropped.net, ops={**dropped.net.ops, **kept})
+    data = DataSet("x", ArraySource(x, names=("x",)))
+    losses = []
+    for net in (graph, plain.net, dropped.net):
+        with pu.Run(net, data=data) as run:
+            run.set_states(plain.values)
+            losses += [result.loss for result in run.steps(1)]
+    close(losses[0], losses[1])
+    assert losses[2] != losses[1]
 
 
 def test_gradients_go_through_the_mask_that_was_drawn() -> None:

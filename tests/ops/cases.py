@@ -97,6 +97,16 @@ CASES = [
     Case("Bias", (IMAGE, real(7, 6)), {"axis": -2}),
     Case("CaffeBatchNorm", (IMAGE, real(4), positive(4), positive(1)), wanted=(0,)),
     Case("CaffeBatchNorm", (real(6, 4), real(4), positive(4), positive(1)), wanted=(0,)),
+    Case(
+        "CaffeLstm",
+        (real(5, 2, 12), whole(2, 5, 2), real(12, 3), real(1, 2, 3), real(1, 2, 3)),
+        used=(0, 1, 2),
+    ),
+    Case("CaffeRnn", (real(4, 2, 3), whole(2, 4, 2), real(3, 3), real(1, 2, 3)), used=(0, 1)),
+    Case("MVN", (IMAGE,)),
+    Case("MVN", (IMAGE,), {"across": True, "eps": 0.1}),
+    Case("MVN", (IMAGE,), {"variance": False}),
+    Case("CaffeBatchNormAlways", (IMAGE,), {"eps": 0.1}),
     Case("CaffeBatchNormTest", (IMAGE, real(4), positive(4), positive(1)), wanted=(0,)),
     Case("CenterCrop", (IMAGE,), {"size": (4, 5)}),
     Case("CenterCrop", (IMAGE,), {"size": 7, "pad": 1, "stream": "crop", "offset": 2}),
@@ -126,6 +136,7 @@ CASES = [
     Case("EuclideanLoss", (real(4, 3), real(4, 3))),
     Case("Exp", (real(3, 5),), {"scale": 0.5, "shift": -1.0}),
     Case("Exp", (real(3, 5),), {"base": 2.0}),
+    Case("FixedBatch", (real(3, 5),), {"batch": 3, "because": "it is"}),
     Case("Flatten", (IMAGE,)),
     Case("Flatten", (IMAGE,), {"axis": 0, "end": 1}),
     Case("Gelu", (real(3, 5),)),
@@ -211,6 +222,7 @@ NOT_DIFFERENTIATED = [
     Case("ArgMax", (IMAGE,), {"axis": 1}),
     Case("RandomMask", (), {"shape": (3, 4), "keep": 0.5, "stream": "drop", "dtype": "float64"}),
     Case("StopGradient", (real(3, 5),)),
+    Case("Threshold", (real(3, 5),), {"threshold": 0.25}),
 ]
 """The kinds that no gradient passes. `Data`, the source, is the only other one."""
 
@@ -237,6 +249,11 @@ ATEN_CASES = [
         },
     ),
     Case("aten.max_pool2d_with_indices", (IMAGE,), {"kernel_size": (2, 2)}),
+    Case("sized.aten.expand", (real(1, 3), real(4, 2)), {"size": ("batch", -1)}, wanted=(0,)),
+    Case("sized.aten.div.Tensor", (real(3), real(4, 2)), {"other": "batch-1"}, wanted=(0,)),
+    Case(
+        "sized.aten.cat", (real(2, 3), real(1, 3), whole(9, 1)), {"dim": "batch-1"}, wanted=(0, 1)
+    ),
     Case("aten.embedding", (real(6, 3), whole(6, 4))),
     Case("aten.where.self", (real(3, 5) > 0, real(3, 5), real(3, 5))),
     Case(
@@ -245,4 +262,4 @@ ATEN_CASES = [
         {"normalized_shape": (5,), "eps": 1e-5},
     ),
 ]
-"""ATen overloads as ops, with absent tensors, lists and several results."""
+"""ATen overloads as ops, with absent tensors, lists, several results, and sizes in samples."""

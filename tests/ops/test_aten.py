@@ -122,11 +122,15 @@ def test_a_recorded_call_gives_the_same_results_as_an_op(
 
 @pytest.mark.parametrize("kind", [k for k in aten.OVERWRITES if not k.endswith("_backward")])
 def test_a_result_can_be_written_over_an_input(kind: str) -> None:
+    rows = kind == "aten.index_add"
     for index in aten.OVERWRITES[kind]:
         overload = aten.kind_of(kind)
         assert overload is not None
         tensors = [torch.rand(5) + 0.5 for _ in overload.inputs]
-        op = Op("op", kind, tuple(f"x{i}" for i in range(len(tensors))), ("y",))
+        if rows:
+            tensors[1] = torch.tensor([0, 2, 2, 4, 1])
+        names = tuple(f"x{i}" for i in range(len(tensors)))
+        op = Op("op", kind, names, ("y",), {"dim": 0} if rows else {})
         expected = lookup(op).bind(op)(*tensors)
         found = aten.bind_over(op, index)(*tensors)
         torch.testing.assert_close(found, expected)

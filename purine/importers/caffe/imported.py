@@ -1,5 +1,4 @@
-"""Reading a Caffe definition from files: the nets of both phases, the solver, and what goes with
-them.
+"""A Caffe definition as graphs: the nets of both phases, the solver, and what goes with them.
 
 The text alone is enough. Weights are read where they are given, a mean image and the size of stored
 images where the files that the text names are there; `notes` says what was left out.
@@ -15,16 +14,18 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from purine.data import DataSet, Source
+from purine.data import DataSet
 from purine.data.prepare import MEAN_IMAGE, prepare
-from purine.errors import ConfigError, DataError, FormatError
+from purine.data.stored import Stored
+from purine.errors import ConfigError, DataError
 from purine.graph import Graph
-from purine.importers.caffe.files import located, read_bytes
+from purine.importers.caffe.definition import read_definition
+from purine.importers.caffe.files import located
 from purine.importers.caffe.layer import Scope
 from purine.importers.caffe.named import NamedSource
-from purine.importers.caffe.net import build, layers_of
-from purine.importers.caffe.schema import Node, read
-from purine.importers.caffe.solver import CaffeSolver, solver_of
+from purine.importers.caffe.net import NetState, build, layers_of
+from purine.importers.caffe.schema import Node
+from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
 from purine.ops.aten import dtype_of
 from purine.optimize import evaluation
@@ -95,10 +96,22 @@ class Imported:
 
         Relative paths begin at `root`; without it, where those of the import did.
         """
-        roots = self.roots if root is None else (Path(root),)
-        train = self._open(self.train_sources, "TRAIN", roots)
-        test = self._open(self.test_sources, "TEST", roots) if self.test_sources else None
-        return DataSet(self.name or "caffe", train, test)
+        train, test = self._stored(root)
+        return DataSet(self.name or "caffe", train.open(), None if test is None else test.open())
+
+    def data_text(self, root: StrPath | None = None) -> str:
+        """The same data as a text for `purine.data.open_data`, with absolute paths."""
+        train, test = self._stored(root)
+        if test is not None and train.kind != test.kind:
+            raise DataError(
+                f"{self.name!r} trains and tests on data of two kinds",
+                where=self.test_sources[0].where,
+                expected=f"{train.kind} in both phases",
+                found=f"{train.kind} and {test.kind}",
+                remedy="name data in one form with --data",
+            )
+        parts = [str(part.absolute()) for part in (train, test) if part is not None]
+        return f"{train.kind}:{','.join(parts)}"
 
     def prepared(self, data: DataSet) -> Imported:
         """The same with nets that take the samples of `data` as they are stored.
@@ -119,34 +132,45 @@ class Imported:
         """Write the parameters of a run as a caffemodel; the file appears whole or not at all."""
         write_weights(Path(path), self.name, self.layers, run.states())
 
-    def _open(self, sources: Sequence[NamedSource], phase: str, roots: Sequence[Path]) -> Source:
+    def _stored(self, root: StrPath | None) -> tuple[Stored, Stored | None]:
+        roots = self.roots if root is None else (Path(root),)
+        train = self._only(self.train_sources, "TRAIN").stored(roots)
+        if not self.test_sources:
+            return train, None
+        return train, self._only(self.test_sources, "TEST").stored(roots)
+
+    def _only(self, sources: Sequence[NamedSource], phase: str) -> NamedSource:
         if len(sources) != 1:
             raise DataError(
                 f"phase {phase} of {self.name!r} reads from {len(sources)} sources",
                 where=sources[0].where if sources else None,
                 expected="one layer of type Data, HDF5Data or ImageData",
                 found=", ".join(f"{item.layer} ({item.type})" for item in sources) or "none",
-                remedy="make a data set of your own and give it to the run",
+                remedy="make a data set of your own and give it to the run; a job takes --data",
             )
-        return sources[0].open(roots)
+        return sources[0]
 
 
 def from_caffe(
     path: StrPath,
     *,
     solver: StrPath | None = None,
+    test: StrPath | None = None,
     weights: StrPath | Sequence[StrPath] = (),
     root: StrPath | None = None,
     batch: int | None = None,
     image: Sequence[int] | None = None,
+    crop: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     dtype: str = "float32",
 ) -> Imported:
     """The net that a prototxt file defines, and the solver of another.
 
-    `image` is the size of a stored image, (channels, height, width), which a Caffe net leaves to
-    its database; `shapes` gives the size of one sample of other blobs that come from a source.
-    `batch` replaces the sizes of batches in the text.
+    `path` may also name a solver, whose net is then meant. `test` is the file of the test phase
+    where that is a net of its own. `image` is the size of a stored image, (channels, height,
+    width), which a Caffe net leaves to its database; `shapes` gives the size of one sample of other
+    blobs that come from a source. `batch` and `crop` replace the sizes of batches and of crops in
+    the text.
 
     `weights` are caffemodel files, of which later ones win. Relative paths in the text begin at
     `root`: by default the current folder, else that of the definition. If the source that a layer
@@ -158,28 +182,32 @@ def from_caffe(
         )
     sizes = {name: _size(f"the shape of {name!r}", shape) for name, shape in (shapes or {}).items()}
     stored = None if image is None else _size("image", image)
-    node = read(_text(path), "NetParameter", file=str(path))
-    settings = None
-    if solver is not None:
-        settings = solver_of(read(_text(solver), "SolverParameter", file=str(solver)))
+    found = read_definition(path, solver=solver, test=test)
     roots = (Path(), Path(path).parent) if root is None else (Path(root),)
     built = {}
-    for phase in ("TRAIN", "TEST"):
-        if phase == "TRAIN" or _has_source(node, phase):
-            built[phase] = build(
-                node, phase, batch=batch, image=stored, shapes=sizes, dtype=dtype, roots=roots
+    for node, state in (found.train, found.test):
+        if state.phase == "TRAIN" or _has_source(node, state):
+            built[state.phase] = build(
+                node,
+                state,
+                batch=batch,
+                image=stored,
+                crop=crop,
+                shapes=sizes,
+                dtype=dtype,
+                roots=roots,
             )
     net, scope = built["TRAIN"]
-    test, test_scope = built.get("TEST", (None, None))
+    tested, test_scope = built.get("TEST", (None, None))
     transform, notes = _transform(scope)
     if test_scope is not None:
         notes += _differences(transform, _transform(test_scope)[0])
     values, left_out = _weights(weights, net, scope, dtype)
     return Imported(
-        node.get("name", ""),
+        found.train[0].get("name", ""),
         net,
-        None if test is None else evaluation(test),
-        settings,
+        None if tested is None else evaluation(tested),
+        found.solver,
         transform,
         (*dict.fromkeys([*scope.notes, *notes, *left_out]),),
         values,
@@ -251,8 +279,8 @@ def _transform(scope: Scope) -> tuple[Transform, list[str]]:
     return Transform(**values), notes  # type: ignore[arg-type]
 
 
-def _has_source(net: Node, phase: str) -> bool:
-    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, phase))
+def _has_source(net: Node, state: NetState) -> bool:
+    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, state))
 
 
 def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -264,18 +292,3 @@ def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
             remedy="write for example (3, 32, 32)",
         )
     return tuple(shape)
-
-
-def _text(path: StrPath) -> str:
-    source = Path(path)
-    data = read_bytes(source, "a prototxt file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            "the file is not UTF-8 text",
-            where=f"{source}:{data.count(bytes([10]), 0, error.start) + 1}",
-            expected="a definition in text form",
-            found=f"the byte 0x{data[error.start]:02x} at offset {error.start}",
-            remedy="name a prototxt file, and give binary files as weights",
-        ) from None

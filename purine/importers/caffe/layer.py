@@ -43,6 +43,7 @@ class Scope:
     whole: frozenset[str]
     batch: int | None = None
     image: tuple[int, ...] | None = None
+    crop: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     roots: Sequence[Path] = ()
     blobs: dict[str, Var] = field(default_factory=dict)
@@ -310,20 +311,21 @@ def filler_of(node: Node | None, default: Filler | None = None) -> Filler:
     settings = {
         "constant": ("value",),
         "uniform": ("min", "max"),
-        "gaussian": ("mean", "std"),
+        "gaussian": ("mean", "std", "sparse"),
         "xavier": ("variance_norm",),
         "msra": ("variance_norm",),
         "bilinear": (),
+        "positive_unitball": (),
     }
-    if kind not in settings or node.get("sparse", -1) >= 0:
+    if kind not in settings:
         raise node.error(
-            f"a {kind!r} filler is not supported" if kind not in settings else "sparse is given",
-            "type" if kind not in settings else "sparse",
-            expected="a dense filler, one of " + ", ".join(settings),
+            f"a {kind!r} filler is not supported",
+            "type",
+            expected="one of " + ", ".join(settings),
             found=repr(kind),
         )
     for name in settings[kind]:
-        if name in node:
+        if name in node and not (name == "sparse" and node.get(name) < 0):
             key, value = name, node.get(name)
             if name == "variance_norm":
                 key, value = "variance", value.lower()

@@ -240,9 +240,8 @@ def batch_norm(layer: Layer) -> None:
     testing = layer.scope.phase == "TEST"
     fixed: bool = settings.get("use_global_stats", testing)
     if testing and not fixed:
-        raise layer.unsupported(
-            "normalising by the batch at test time", settings, "use_global_stats"
-        )
+        layer.emit("CaffeBatchNormAlways", [x], {"eps": attributes["eps"]})
+        return
     if fixed and not testing:
         layer.emit("CaffeBatchNormTest", [x, *states], attributes)
         return

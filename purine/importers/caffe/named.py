@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from purine.data import Hdf5Source, ImageListSource, LmdbSource, Source
+from purine.data import Source
 from purine.data.lmdb import is_leveldb
+from purine.data.stored import Stored
 from purine.errors import DataError
 from purine.importers.caffe.files import located
 
@@ -38,6 +40,10 @@ class NamedSource:
 
     def open(self, roots: Sequence[Path]) -> Source:
         """The source itself; relative paths begin at the first of the roots that has them."""
+        return self.stored(roots).open()
+
+    def stored(self, roots: Sequence[Path]) -> Stored:
+        """Where the source is and how it is read."""
         if self.type == "MemoryData":
             raise DataError(
                 f"layer {self.layer!r} (MemoryData) names no source",
@@ -45,7 +51,8 @@ class NamedSource:
                 op=self.layer,
                 expected="a source that can be opened",
                 found="arrays that the program gives",
-                remedy="give the run data=DataSet('name', ArraySource(images, labels))",
+                remedy="give the run data=DataSet('name', ArraySource(images, labels)); "
+                "a job takes --data",
             )
         path = located(self.path, roots)
         if path is None:
@@ -56,21 +63,45 @@ class NamedSource:
                 expected=f"{self.path!r} in one of "
                 + ", ".join(str(root.resolve()) for root in roots),
                 found="nothing at this path",
-                remedy="pass root= with the folder where the path begins, or data of your own",
+                remedy="pass root= with the folder where the path begins, or data of your own; "
+                "a job takes --data",
             )
-        labels = len(self.dtypes) > 1
+        labels: dict[str, Any] = {} if len(self.dtypes) > 1 else {"labels": False}
         if self.type == "HDF5Data":
-            root = roots[0] if len(roots) == 1 else None
-            return Hdf5Source(path, names=tuple(self.dtypes), dtypes=self.dtypes, root=root)
+            options = {"names": tuple(self.dtypes), "dtypes": tuple(self.dtypes.values())}
+            return Stored("hdf5", path, {**options, **_root(self._listed_at(path, roots))})
         if self.type == "ImageData":
-            folder = self._folder(roots)
-            color = self.color is not False
-            return ImageListSource(path, size=self.size, color=color, root=folder, labels=labels)
-        return LmdbSource(path, color=self.color, labels=labels)
+            size = {} if self.size is None else {"size": self.size}
+            color = {} if self.color is not False else {"color": False}
+            return Stored(
+                "image-list", path, {**size, **color, **self._folder(path, roots), **labels}
+            )
+        color = {} if self.color is None else {"color": self.color}
+        return Stored("lmdb", path, {**color, **labels})
 
-    def _folder(self, roots: Sequence[Path]) -> str | None:
+    def _folder(self, path: Path, roots: Sequence[Path]) -> dict[str, str]:
         """What comes before the names of pictures."""
-        if self.folder:
-            found = located(self.folder, roots)
-            return self.folder if found is None else str(found)
-        return str(roots[0]) if len(roots) == 1 else None
+        if not self.folder:
+            return _root(self._listed_at(path, roots))
+        found = located(self.folder, roots)
+        return _root(self.folder if found is None else str(found))
+
+    def _listed_at(self, path: Path, roots: Sequence[Path]) -> str | None:
+        """Where the names in a list begin: the only root, or the first if it has what is listed.
+
+        None leaves it to the source, which looks beside the list.
+        """
+        if len(roots) == 1:
+            return f"{roots[0]}/"
+        try:
+            name = path.read_text(encoding="utf-8").lstrip().partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError):
+            return None  # the source says what is wrong
+        if self.type == "ImageData":
+            name = name.replace("\t", " ").rpartition(" ")[0].strip()
+        there = name and not Path(name).is_absolute() and (roots[0] / name).exists()
+        return f"{roots[0]}/" if there else None
+
+
+def _root(folder: str | None) -> dict[str, str]:
+    return {} if folder is None else {"root": folder}

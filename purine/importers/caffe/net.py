@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from purine.errors import FormatError
 from purine.graph import Graph
-from purine.importers.caffe import layers, losses, sources
+from purine.importers.caffe import layers, losses, rarer, recurrent, sources
 from purine.importers.caffe.layer import Layer, Scope, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
@@ -18,7 +18,7 @@ from purine.importers.caffe.weights import StoredLayer
 from purine.ops.infer import check
 from purine.ops.net import Net, Var
 
-__all__ = ["LAYERS", "build", "layers_of"]
+__all__ = ["LAYERS", "NetState", "build", "layers_of"]
 
 Translate: TypeAlias = Callable[[Layer], None]
 Counts: TypeAlias = tuple[int, int]
@@ -30,6 +30,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "ArgMax": (layers.arg_max, (1, 1), (1, 1)),
     "BNLL": (layers.bnll, (1, 1), (1, 1)),
     "BatchNorm": (layers.batch_norm, (1, 1), (1, 1)),
+    "BatchReindex": (rarer.batch_reindex, (2, 2), (1, 1)),
     "Bias": (layers.bias, (1, 2), (1, 1)),
     "Clip": (layers.clip, (1, 1), (1, 1)),
     "Concat": (layers.concat, (1, _MANY), (1, 1)),
@@ -47,21 +48,27 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Exp": (layers.exp, (1, 1), (1, 1)),
     "Flatten": (layers.flatten, (1, 1), (1, 1)),
     "HDF5Data": (sources.hdf5_data, (0, 0), (1, _MANY)),
+    "HDF5Output": (rarer.hdf5_output, (1, _MANY), (0, 0)),
     "HingeLoss": (losses.hinge_loss, (2, 2), (0, 1)),
     "ImageData": (sources.image_data, (0, 0), (1, 2)),
     "InfogainLoss": (losses.infogain_loss, (2, 3), (0, 2)),
     "InnerProduct": (layers.inner_product, (1, 1), (1, 1)),
     "Input": (sources.input_layer, (0, 0), (1, _MANY)),
     "LRN": (layers.lrn, (1, 1), (1, 1)),
+    "LSTM": (recurrent.lstm, (2, 5), (1, 3)),
     "Log": (layers.log, (1, 1), (1, 1)),
+    "MVN": (rarer.mvn, (1, 1), (1, 1)),
     "MemoryData": (sources.memory_data, (0, 0), (1, 2)),
     "MultinomialLogisticLoss": (losses.multinomial_logistic_loss, (2, 2), (0, 1)),
     "PReLU": (layers.prelu, (1, 1), (1, 1)),
+    "Parameter": (rarer.parameter, (0, 0), (1, 1)),
     "Pooling": (layers.pooling, (1, 1), (1, 1)),
     "Power": (layers.power, (1, 1), (1, 1)),
+    "RNN": (recurrent.rnn, (2, 4), (1, 2)),
     "ReLU": (layers.relu, (1, 1), (1, 1)),
     "Reduction": (layers.reduction, (1, 1), (1, 1)),
     "Reshape": (layers.reshape, (1, 1), (1, 1)),
+    "SPP": (rarer.spatial_pyramid, (1, 1), (1, 1)),
     "Scale": (layers.scale, (1, 2), (1, 1)),
     "Sigmoid": (layers.sigmoid, (1, 1), (1, 1)),
     "SigmoidCrossEntropyLoss": (losses.sigmoid_cross_entropy_loss, (2, 2), (0, 1)),
@@ -70,7 +77,9 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Softmax": (layers.softmax, (1, 1), (1, 1)),
     "SoftmaxWithLoss": (losses.softmax_loss, (2, 2), (0, 2)),
     "Split": (layers.split, (1, 1), (1, _MANY)),
+    "Swish": (rarer.swish, (1, 1), (1, 1)),
     "TanH": (layers.tanh, (1, 1), (1, 1)),
+    "Threshold": (rarer.threshold, (1, 1), (1, 1)),
     "Tile": (layers.tile, (1, 1), (1, 1)),
 }
 """How each type of layer is translated, and how many bottoms and tops it may have."""
@@ -85,8 +94,22 @@ _LABELLED = (
 _KEEPING = ("Flatten", "Reshape", "Slice", "Split")
 
 
-def layers_of(net: Node, phase: str) -> list[Node]:
-    """The layers of a phase, all in today's form."""
+@dataclass(frozen=True, slots=True)
+class NetState:
+    """What decides which layers of a definition a net has."""
+
+    phase: str
+    level: int = 0
+    stages: frozenset[str] = frozenset()
+
+    def merged(self, given: Node) -> NetState:
+        """The state with the level and the stages that a message adds; its phase stays."""
+        stages = self.stages | set(given.all("stage"))
+        return replace(self, level=given.get("level", self.level), stages=stages)
+
+
+def layers_of(net: Node, state: NetState) -> list[Node]:
+    """The layers that a net has in a state, all in today's form."""
     if "layers" in net and "layer" in net:
         raise net.error(
             "the net has layers in both forms",
@@ -96,24 +119,25 @@ def layers_of(net: Node, phase: str) -> list[Node]:
             remedy="write all of them as layer { }",
         )
     found = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
-    return [layer for layer in found if _included(layer, phase)]
+    return [layer for layer in found if _included(layer, state)]
 
 
 def build(
     net: Node,
-    phase: str,
+    state: NetState,
     *,
     batch: int | None,
     image: tuple[int, ...] | None,
+    crop: int | None,
     shapes: Mapping[str, tuple[int, ...]],
     dtype: str,
     roots: Sequence[Path] = (),
 ) -> tuple[Graph, Scope]:
-    """The graph of one phase of a net, checked."""
-    chosen = layers_of(net, phase)
+    """The graph of a net in one state, checked."""
+    chosen = layers_of(net, state)
     tops = frozenset(top for layer in chosen for top in layer.all("top"))
     whole = frozenset(_whole(chosen))
-    scope = Scope(Net(dtype=dtype), phase, tops, whole, batch, image, shapes, roots)
+    scope = Scope(Net(dtype=dtype), state.phase, tops, whole, batch, image, crop, shapes, roots)
     _inputs(net, scope)
     for node in chosen:
         type = node.get("type")
@@ -174,7 +198,7 @@ def _weigh(layer: Layer) -> None:
             layer.scope.losses.append(name)
 
 
-def _included(layer: Node, phase: str) -> bool:
+def _included(layer: Node, state: NetState) -> bool:
     include, exclude = layer.all("include"), layer.all("exclude")
     if include and exclude:
         raise layer.error(
@@ -185,17 +209,18 @@ def _included(layer: Node, phase: str) -> bool:
             remedy="remove one of them",
         )
     if include:
-        return any(_met(rule, phase) for rule in include)
-    return not any(_met(rule, phase) for rule in exclude)
+        return any(_met(rule, state) for rule in include)
+    return not any(_met(rule, state) for rule in exclude)
 
 
-def _met(rule: Node, phase: str) -> bool:
-    """Whether a rule holds for a phase at level 0 without stages."""
+def _met(rule: Node, state: NetState) -> bool:
+    """Whether a rule holds for the state of a net."""
     return (
-        rule.get("phase", phase) == phase
-        and rule.get("min_level", 0) <= 0
-        and rule.get("max_level", 0) >= 0
-        and not rule.all("stage")
+        rule.get("phase", state.phase) == state.phase
+        and rule.get("min_level", state.level) <= state.level
+        and rule.get("max_level", state.level) >= state.level
+        and state.stages.issuperset(rule.all("stage"))
+        and state.stages.isdisjoint(rule.all("not_stage"))
     )
 
 
@@ -208,6 +233,8 @@ def _whole(chosen: Sequence[Node]) -> set[str]:
             found.update(bottoms[1:2])
         elif type == "Embed":
             found.update(bottoms[:1])
+        elif type == "BatchReindex":
+            found.update(bottoms[1:2])
         elif type in _KEEPING and not found.isdisjoint(layer.all("top")):
             found.update(bottoms)
     return found
@@ -240,6 +267,14 @@ def _upgraded(old: Node) -> Node:
 
 
 def _unknown_type(node: Node, type: str | None) -> FormatError:
+    if type is not None and type in rarer.REFUSED:
+        return node.error(
+            f"layer {node.get('name')!r} ({type}) cannot be imported: {rarer.REFUSED[type]}",
+            "type",
+            expected="a type of layer that can be imported",
+            found=repr(type),
+            remedy="take it out, or replace what it does",
+        )
     near = difflib.get_close_matches(type or "", LAYERS, n=1, cutoff=0.5)
     return node.error(
         f"layer {node.get('name')!r} is of unknown type {type!r}"

@@ -151,13 +151,13 @@ def _fields(type: str) -> dict[str, tuple[str, bool]]:
 
 def _scalar(entry: Entry, kind: str, file: str) -> bool | int | float | str:
     names = ENUMS.get(kind)
-    expected = _WORDS.get(kind) or "one of " + ", ".join(names or ())
+    expected = _WORDS.get(kind) or "one of " + ", ".join(filter(None, names or ()))
     value = entry.value
     if isinstance(value, Message):
         raise _mistyped(entry, file, expected)
     found: bool | int | float | str | None = None
     if names is not None:
-        found = _choice(value, names, numbered=kind != "V1LayerType")
+        found = _choice(value, names)
     elif kind == "string":
         found = value.text if value.form == "string" else None
     elif kind == "bool":
@@ -173,11 +173,11 @@ def _scalar(entry: Entry, kind: str, file: str) -> bool | int | float | str:
     return found
 
 
-def _choice(value: Scalar, names: Sequence[str], *, numbered: bool) -> str | None:
+def _choice(value: Scalar, names: Sequence[str]) -> str | None:
     """A name of an enum, which may also be written as its number."""
     if value.form == "word" and value.text in names:
         return value.text
-    number = _whole(value, 0, len(names) - 1) if numbered else None
+    number = _whole(value, 0, len(names) - 1)
     return None if number is None else names[number] or None
 
 

@@ -57,6 +57,7 @@ class CaffeSolver:
     snapshot: int | None = None
     random_seed: int | None = None
     net: str | None = None
+    test_net: str | None = None
 
 
 def solver_of(node: Node) -> CaffeSolver:
@@ -79,6 +80,10 @@ def solver_of(node: Node) -> CaffeSolver:
     for name in ("weight_decay", "delta", "base_lr"):
         if not 0 <= node.get(name, 0.0) < float("inf"):
             raise _out_of_range(node, name, "0 or more")
+    for name in ("max_iter", "test_interval", "display", "snapshot"):
+        if node.get(name, 0) < 0:
+            raise _out_of_range(node, name, "0 or more")
+    seed: int | None = node.get("random_seed")
     clip: float = node.get("clip_gradients", -1.0)
     if clip == 0 or clip != clip:
         raise _out_of_range(node, "clip_gradients", "above 0, or negative for none")
@@ -98,8 +103,9 @@ def solver_of(node: Node) -> CaffeSolver:
         test_interval=node.get("test_interval") or None,
         display=node.get("display") or None,
         snapshot=node.get("snapshot") or None,
-        random_seed=node.get("random_seed"),
-        net=node.get("net", node.get("train_net")),
+        random_seed=None if seed is None or seed < 0 else seed,
+        net=node.get("train_net", node.get("net")),
+        test_net=(*node.all("test_net"), None)[0],
     )
 
 

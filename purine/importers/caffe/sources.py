@@ -144,7 +144,7 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: N
     if image is None and named.readable(scope.roots):
         image = named.open(scope.roots).fields[0].shape
     transform = layer.settings("transform_param")
-    crop = transform.get("crop_size", 0)
+    crop = scope.crop or transform.get("crop_size", 0)
     if not crop and settings.type != "MemoryDataParameter":
         crop = settings.get("crop_size", 0)
     if image is None or (crop and len(image) != 3):
@@ -192,7 +192,7 @@ def _no_size(layer: Layer, top: str) -> ConfigError:
         op=layer.name,
         blob=top,
         expected="the size of one image as (channels, height, width)",
-        found="none",
+        found="none, and no source to look at",
         remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32; "
-        "or root= with the folder where the path of the source begins",
+        "or root= with the folder where the path of the source begins; a job takes --data",
     )

@@ -63,6 +63,7 @@ EmbedParameter: num_output:uint input_dim:uint bias_term:bool weight_filler:Fill
     bias_filler:FillerParameter
 ExpParameter: base:float scale:float shift:float
 FlattenParameter: axis:int end_axis:int
+HDF5OutputParameter: file_name:string
 HDF5DataParameter: source:string batch_size:uint shuffle:bool
 HingeLossParameter: norm:HingeNorm
 ImageDataParameter: source:string batch_size:uint rand_skip:uint shuffle:bool new_height:uint
@@ -75,11 +76,16 @@ InputParameter: shape:BlobShape*
 LogParameter: base:float scale:float shift:float
 LRNParameter: local_size:uint alpha:float beta:float norm_region:NormRegion k:float engine:Engine
 MemoryDataParameter: batch_size:uint channels:uint height:uint width:uint
+MVNParameter: normalize_variance:bool across_channels:bool eps:float
+ParameterParameter: shape:BlobShape
 PoolingParameter: pool:PoolMethod pad:uint pad_h:uint pad_w:uint kernel_size:uint kernel_h:uint
     kernel_w:uint stride:uint stride_h:uint stride_w:uint engine:Engine global_pooling:bool
     round_mode:RoundMode
 PowerParameter: power:float scale:float shift:float
 PReLUParameter: filler:FillerParameter channel_shared:bool
+PythonParameter: module:string layer:string param_str:string share_in_parallel:bool
+RecurrentParameter: num_output:uint weight_filler:FillerParameter bias_filler:FillerParameter
+    debug_info:bool expose_hidden:bool
 ReductionParameter: operation:ReductionOp axis:int coeff:float
 ReLUParameter: negative_slope:float engine:Engine
 ReshapeParameter: shape:BlobShape axis:int num_axes:int
@@ -88,8 +94,14 @@ ScaleParameter: axis:int num_axes:int filler:FillerParameter bias_term:bool
 SigmoidParameter: engine:Engine
 SliceParameter: axis:int slice_point:uint* slice_dim:uint
 SoftmaxParameter: engine:Engine axis:int
+SPPParameter: pyramid_height:uint pool:PoolMethod engine:Engine
+SwishParameter: beta:float
 TanHParameter: engine:Engine
+ThresholdParameter: threshold:float
 TileParameter: axis:int tiles:int
+WindowDataParameter: source:string scale:float mean_file:string batch_size:uint crop_size:uint
+    mirror:bool fg_threshold:float bg_threshold:float fg_fraction:float context_pad:uint
+    crop_mode:string cache_images:bool root_folder:string
 LayerParameter: name:string type:string bottom:string* top:string* phase:Phase loss_weight:float*
     param:ParamSpec* blobs:BlobProto* propagate_down:bool* include:NetStateRule*
     exclude:NetStateRule* transform_param:TransformationParameter loss_param:LossParameter
@@ -108,6 +120,10 @@ LayerParameter: name:string type:string bottom:string* top:string* phase:Phase l
     relu_param:ReLUParameter reshape_param:ReshapeParameter scale_param:ScaleParameter
     sigmoid_param:SigmoidParameter softmax_param:SoftmaxParameter slice_param:SliceParameter
     tanh_param:TanHParameter tile_param:TileParameter
+    hdf5_output_param:HDF5OutputParameter mvn_param:MVNParameter
+    parameter_param:ParameterParameter python_param:PythonParameter
+    recurrent_param:RecurrentParameter spp_param:SPPParameter swish_param:SwishParameter
+    threshold_param:ThresholdParameter window_data_param:WindowDataParameter
 V1LayerParameter: bottom:string* top:string* name:string include:NetStateRule*
     exclude:NetStateRule* type:V1LayerType blobs:BlobProto* param:string*
     blob_share_mode:DimCheckMode* blobs_lr:float* weight_decay:float* loss_weight:float*
@@ -121,6 +137,8 @@ V1LayerParameter: bottom:string* top:string* name:string include:NetStateRule*
     power_param:PowerParameter relu_param:ReLUParameter sigmoid_param:SigmoidParameter
     softmax_param:SoftmaxParameter slice_param:SliceParameter tanh_param:TanHParameter
     transform_param:TransformationParameter loss_param:LossParameter
+    hdf5_output_param:HDF5OutputParameter mvn_param:MVNParameter
+    threshold_param:ThresholdParameter window_data_param:WindowDataParameter
 SolverParameter: net:string net_param:NetParameter train_net:string test_net:string*
     train_net_param:NetParameter test_net_param:NetParameter* train_state:NetState
     test_state:NetState* test_iter:int* test_interval:int test_compute_loss:bool
@@ -134,15 +152,15 @@ SolverParameter: net:string net_param:NetParameter train_net:string test_net:str
 """
 
 _V1_TYPES = """
-ABSVAL=AbsVal ACCURACY=Accuracy ARGMAX=ArgMax BNLL=BNLL CONCAT=Concat
-CONTRASTIVE_LOSS=ContrastiveLoss CONVOLUTION=Convolution DATA=Data DECONVOLUTION=Deconvolution
-DROPOUT=Dropout DUMMY_DATA=DummyData EUCLIDEAN_LOSS=EuclideanLoss ELTWISE=Eltwise EXP=Exp
-FLATTEN=Flatten HDF5_DATA=HDF5Data HDF5_OUTPUT=HDF5Output HINGE_LOSS=HingeLoss IM2COL=Im2col
-IMAGE_DATA=ImageData INFOGAIN_LOSS=InfogainLoss INNER_PRODUCT=InnerProduct LRN=LRN
-MEMORY_DATA=MemoryData MULTINOMIAL_LOGISTIC_LOSS=MultinomialLogisticLoss MVN=MVN POOLING=Pooling
-POWER=Power RELU=ReLU SIGMOID=Sigmoid SIGMOID_CROSS_ENTROPY_LOSS=SigmoidCrossEntropyLoss
-SILENCE=Silence SLICE=Slice SOFTMAX=Softmax SOFTMAX_LOSS=SoftmaxWithLoss SPLIT=Split TANH=TanH
-THRESHOLD=Threshold WINDOW_DATA=WindowData
+ACCURACY=Accuracy BNLL=BNLL CONCAT=Concat CONVOLUTION=Convolution DATA=Data DROPOUT=Dropout
+EUCLIDEAN_LOSS=EuclideanLoss FLATTEN=Flatten HDF5_DATA=HDF5Data HDF5_OUTPUT=HDF5Output
+IM2COL=Im2col IMAGE_DATA=ImageData INFOGAIN_LOSS=InfogainLoss INNER_PRODUCT=InnerProduct LRN=LRN
+MULTINOMIAL_LOGISTIC_LOSS=MultinomialLogisticLoss POOLING=Pooling RELU=ReLU SIGMOID=Sigmoid
+SOFTMAX=Softmax SOFTMAX_LOSS=SoftmaxWithLoss SPLIT=Split TANH=TanH WINDOW_DATA=WindowData
+ELTWISE=Eltwise POWER=Power SIGMOID_CROSS_ENTROPY_LOSS=SigmoidCrossEntropyLoss
+HINGE_LOSS=HingeLoss MEMORY_DATA=MemoryData ARGMAX=ArgMax THRESHOLD=Threshold
+DUMMY_DATA=DummyData SLICE=Slice MVN=MVN ABSVAL=AbsVal SILENCE=Silence
+CONTRASTIVE_LOSS=ContrastiveLoss EXP=Exp DECONVOLUTION=Deconvolution
 """
 
 
@@ -156,7 +174,7 @@ V1_TYPES: Mapping[str, str] = dict(item.split("=", 1) for item in _V1_TYPES.spli
 
 ENUMS: Mapping[str, Sequence[str]] = {
     **{name: ["" if item == "-" else item for item in items] for name, items in _lines(_ENUMS)},
-    "V1LayerType": list(V1_TYPES),
+    "V1LayerType": ["", *V1_TYPES],
 }
 """The names of each enum, in the order of their numbers."""
 

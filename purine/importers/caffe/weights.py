@@ -19,7 +19,7 @@ from purine.data.messages import Damaged, append, decode, new_message, shape_of,
 from purine.errors import ConfigError, FormatError
 from purine.importers.caffe.files import read_bytes, write_whole
 
-__all__ = ["Slot", "StoredLayer", "read_mean", "read_weights", "write_weights"]
+__all__ = ["Slot", "StoredLayer", "read_file", "read_mean", "read_weights", "write_weights"]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _LARGEST = 2**31 - 1
@@ -50,27 +50,38 @@ def read_weights(
 
     `shapes` are those of the states, which differ from a slot's where one is shared.
     """
-    known: dict[str, StoredLayer] = {}
-    for layer in layers:
-        known.setdefault(layer.name, layer)
     values: dict[str, Tensor] = {}
     notes = []
     for path in paths:
-        left_out = []
-        for name, blobs in _stored(path):
-            found = known.get(name)
-            if found is not None:
-                for slot, value in _matched(path, found, blobs):
-                    values[slot.state] = value.reshape(shapes[slot.state])
-            elif blobs:
-                left_out.append(name)
-        if left_out:
-            notes.append(f"{path}: the net has no layers {_list(left_out)}; they are passed over")
+        found, more = read_file(path, layers, shapes)
+        values |= found
+        notes += more
     unset = [item.name for item in layers if any(slot.state not in values for slot in item.slots)]
     if unset:
         files = ", ".join(map(str, paths))
         notes.append(f"{files}: no weights for layers {_list(unset)}; they keep their fillers")
     return values, notes
+
+
+def read_file(
+    path: Path, layers: Sequence[StoredLayer], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The values of states from one file, and a note of the layers that only the file has."""
+    known: dict[str, StoredLayer] = {}
+    for layer in layers:
+        known.setdefault(layer.name, layer)
+    values: dict[str, Tensor] = {}
+    left_out = []
+    for name, blobs in _stored(path):
+        found = known.get(name)
+        if found is not None:
+            for slot, value in _matched(path, found, blobs):
+                values[slot.state] = value.reshape(shapes[slot.state])
+        elif blobs:
+            left_out.append(name)
+    if not left_out:
+        return values, []
+    return values, [f"{path}: the net has no layers {_list(left_out)}; they are passed over"]
 
 
 def read_mean(path: Path) -> Tensor:

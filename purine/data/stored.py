@@ -1,0 +1,130 @@
+"""Sources in files of Caffe's forms, by a text that opens them again just as they were.
+
+    lmdb:/data/train_lmdb
+    image-list:/data/train.txt?root=/data/pictures/&size=256x256
+
+The text is a kind and a path with options behind a question mark, as far as they are not the
+kind's own. Values of options are quoted as in an address of the web.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
+
+from purine.data.hdf5 import Hdf5Source
+from purine.data.image_list import ImageListSource
+from purine.data.lmdb import LmdbSource
+from purine.data.source import Source
+from purine.errors import DataError
+
+__all__ = ["KINDS", "Stored", "parse_stored"]
+
+
+def _hdf5(path: Path, *, dtypes: tuple[str, ...] = (), **options: Any) -> Source:
+    named = dict(zip(options.get("names", ()), dtypes, strict=False))
+    return Hdf5Source(path, dtypes=named, **options)
+
+
+KINDS: Mapping[str, tuple[Callable[..., Source], tuple[str, ...]]] = {
+    "lmdb": (LmdbSource, ("color", "labels")),
+    "hdf5": (_hdf5, ("names", "dtypes", "root")),
+    "image-list": (ImageListSource, ("size", "color", "root", "labels")),
+}
+"""How a source of each kind is made from a path, and the options that it takes."""
+
+_Form: TypeAlias = tuple[str, Callable[[str], Any], Callable[[Any], str]]
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(text)
+    return text == "yes"
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, width = map(int, text.split("x"))
+    if min(height, width) < 1:
+        raise ValueError(text)
+    return height, width
+
+
+_SWITCH: _Form = ("yes or no", _yes, lambda value: "yes" if value else "no")
+_WORDS: _Form = ("words with | between them", lambda t: tuple(t.split("|")), "|".join)
+_OPTIONS: Mapping[str, _Form] = {
+    "color": _SWITCH,
+    "labels": _SWITCH,
+    "size": ("HxW, such as 256x256", _size, lambda value: f"{value[0]}x{value[1]}"),
+    "root": ("a path", str, str),
+    "names": _WORDS,
+    "dtypes": _WORDS,
+}
+_BEHIND = re.compile(r"(?s)(.+)\?((?:[a-z]+=[^?&]*)(?:&[a-z]+=[^?&]*)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A source in a file or folder: its kind, where it is, and how it is read.
+
+    >>> str(Stored("image-list", Path("/data/train.txt"), {"size": (8, 8), "root": "/a b/"}))
+    '/data/train.txt?size=8x8&root=/a%20b/'
+    """
+
+    kind: str
+    path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = [
+            f"{key}={quote(_OPTIONS[key][2](value), safe='/|')}"
+            for key, value in self.options.items()
+        ]
+        return f"{self.path}?{'&'.join(said)}" if said else str(self.path)
+
+    def open(self) -> Source:
+        """The source itself."""
+        return KINDS[self.kind][0](self.path, **self.options)
+
+    def absolute(self) -> Stored:
+        """The same with paths that do not depend on the current folder."""
+        options = dict(self.options)
+        if "root" in options:
+            # The end of it counts: names are put right behind.
+            end = "/" if options["root"].endswith("/") else ""
+            options["root"] = str(Path(options["root"]).expanduser().resolve()).rstrip("/") + end
+        return Stored(self.kind, self.path.expanduser().resolve(), options)
+
+
+def parse_stored(kind: str, text: str) -> Stored:
+    """The source that a text of this form names; whether it is there is not asked."""
+    known = KINDS[kind][1]
+    found = _BEHIND.fullmatch(text)
+    if found is None:
+        return Stored(kind, Path(text).expanduser())
+    options: dict[str, Any] = {}
+    for item in found[2].split("&"):
+        key, _, value = item.partition("=")
+        if key not in known or key in options:
+            raise DataError(
+                f"option {key!r} is given twice" if key in options else f"no option {key!r}",
+                where=f"{kind}:{text}",
+                expected=f"options of {kind}, each once: {', '.join(known)}",
+                found=repr(item),
+                remedy="correct or remove it",
+            )
+        form, convert, _ = _OPTIONS[key]
+        try:
+            options[key] = convert(unquote(value))
+        except ValueError as error:
+            raise DataError(
+                f"option {key!r} cannot be read",
+                where=f"{kind}:{text}",
+                expected=form,
+                found=repr(value),
+                remedy="correct or remove it",
+            ) from error
+    return Stored(kind, Path(found[1]).expanduser(), options)

@@ -1,0 +1,237 @@
+"""Nets that were traced for one batch size, made to follow any.
+
+A trace holds the example's batch size as plain numbers, which cannot be told from others. So the
+module is traced with a few samples more, and what differs between the two graphs follows the batch:
+reshapes and expansions by -1, everything else as a `sized` kind. The outcome is inferred at the
+second size and must be what was traced there. A net for which that fails keeps its size, and says
+so by a `FixedBatch`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from purine.errors import GraphError
+from purine.graph import NOTHING, Attribute, Builder, Graph, Op
+from purine.importers._torch_batch import Batch
+from purine.ops.infer import with_batch
+from purine.ops.sized import sized
+
+__all__ = ["Unfit", "check_constants", "counterpart", "enlarged", "fix_batch", "follow_batch"]
+
+# An odd number, so that halves and pairs of samples are not taken for what they are not.
+_MORE = 3
+
+
+class Unfit(Exception):
+    """Why a net cannot follow the batch size, and the op that is to blame where there is one."""
+
+    def __init__(self, because: str, op: Op | None = None) -> None:
+        super().__init__(because)
+        self.because = because
+        self.op = op
+
+
+def enlarged(batch: Batch) -> Batch:
+    """The batch with a few samples more: its own, over again."""
+    size = batch.values[0].shape[0]
+    if size == 0:
+        raise Unfit("its example has no samples")
+    rows = [place % size for place in range(size + _MORE)]
+    return replace(batch, values=tuple(value[rows] for value in batch.values))
+
+
+def counterpart(test: Graph, net: Graph, other: Graph) -> Graph | None:
+    """What `test` is with the samples of `other`, where it consists of the net's own ops.
+
+    `other` is the net with more samples. Saves tracing; None where that has to be done.
+    """
+    builder = Builder(test)
+    for name, op in test.ops.items():
+        if op.kind != "Data":
+            if net.ops.get(name) != op or name not in other.ops:
+                return None
+            builder.ops[name] = other.ops[name]
+    if not test.blobs.keys() <= other.blobs.keys():
+        return None
+    for name in test.blobs:
+        builder.blobs[name] = other.blobs[name]
+    return builder.graph()
+
+
+def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
+    """The net with all that differs in `other`, a trace with more samples, following the batch.
+
+    `fields` are the blobs that are read from data; the first tells the batch size to ops that have
+    no other way to know it.
+    """
+    try:
+        return _followed(net, other, fields[0])
+    except Unfit as unfit:
+        return fix_batch(net, fields, unfit)
+
+
+def _followed(net: Graph, other: Graph, field: str) -> Graph:
+    _check_alike(net, other)
+    sizes = _extents(net, field)[0], _extents(other, field)[0]
+    builder = Builder(net)
+    for name, op in net.ops.items():
+        there = other.ops[name]
+        if repr(op.attributes) != repr(there.attributes):
+            builder.ops[name] = _following(op, there, net, other, field, sizes)
+        if op.kind == "Dropout":
+            _batch_first(builder, op, net, other)
+    made = builder.graph()
+    _check_shapes(made, other, sizes[1])
+    return made
+
+
+def fix_batch(net: Graph, fields: Sequence[str], unfit: Unfit) -> Graph:
+    """The net with a check that the batch is of its own size."""
+    field = next((name for name in fields if any(name in op.inputs for op in net.ops.values())), "")
+    if not field:
+        return net
+    blob, builder = net.blobs[field], Builder(net)
+    checked = builder.fresh(f"{field}/fixed")
+    for op in net.ops.values():
+        inputs = tuple(checked if name == field else name for name in op.inputs)
+        builder.ops[op.name] = replace(op, inputs=inputs)
+    settings: dict[str, Attribute] = {
+        "batch": _extents(net, field)[0],
+        "because": unfit.because,
+    }
+    if unfit.op is not None:
+        settings["holder"] = unfit.op.name
+        settings["held"] = next(name for name in unfit.op.outputs if name != NOTHING)
+    builder.add(replace(blob, name=checked))
+    builder.op(checked, "FixedBatch", [field], [checked], settings)
+    return builder.graph()
+
+
+def check_constants(values: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """Tensors that tracing found must not depend on the batch size."""
+    for name, value in values.items():
+        there = others.get(name)
+        if there is None or there.shape != value.shape or not value.equal(there):
+            raise Unfit(f"constant {name!r} of the module depends on the batch size")
+
+
+def _check_alike(net: Graph, other: Graph) -> None:
+    for name, op in net.ops.items():
+        there = other.ops.get(name)
+        parts = (op.kind, op.inputs, op.outputs)
+        if there is None or parts != (there.kind, there.inputs, there.outputs):
+            raise Unfit(f"op {name!r} ({op.kind}) is another with other batch sizes", op)
+    more = [name for name in other.ops if name not in net.ops]
+    if more:
+        raise Unfit(f"with other batch sizes the module has an op {more[0]!r} in addition")
+    for name in net.states:
+        if net.blobs[name].shape != other.blobs[name].shape:
+            raise Unfit(f"state {name!r} depends on the batch size")
+
+
+def _check_shapes(net: Graph, other: Graph, size: int) -> None:
+    """The net, made for the size of the other trace, must have its shapes."""
+    try:
+        found = with_batch(net, size)
+    except GraphError as error:
+        blamed = net.ops.get(error.op or "")
+        raise Unfit(f"made for {size} samples, {error.what}", blamed) from error
+    for name, blob in other.blobs.items():
+        if found.blobs[name].shape != blob.shape:
+            op = net.producers.get(name)
+            raise Unfit(f"the size of blob {name!r} does not follow the batch size", op)
+
+
+def _following(
+    op: Op, there: Op, net: Graph, other: Graph, field: str, sizes: tuple[int, int]
+) -> Op:
+    """The op with attributes that fit both sizes, and so any."""
+    if op.kind == "aten.reshape":
+        shape, wanted = _extents(net, op.outputs[0]), _extents(other, op.outputs[0])
+        changing = [place for place, extent in enumerate(shape) if extent != wanted[place]]
+        if len(changing) == 1:
+            shape = tuple(-1 if place in changing else e for place, e in enumerate(shape))
+            return replace(op, attributes={"shape": shape})
+    mine, theirs = dict(op.attributes), dict(there.attributes)
+    if op.kind == "aten.expand":
+        mine, theirs = (_kept(each, net, other) for each in (op, there))
+    if mine.keys() != theirs.keys():
+        raise Unfit(f"op {op.name!r} ({op.kind}) has other attributes with other batch sizes", op)
+    settings = {key: _counted(op, mine[key], theirs[key], sizes) for key in mine}
+    return replace(op, attributes=settings) if settings == mine else sized(op, field, settings)
+
+
+def _kept(op: Op, net: Graph, other: Graph) -> dict[str, Attribute]:
+    """The attributes of an expansion, with -1 where its input has the batch's size already."""
+    size = op.attributes["size"]
+    assert isinstance(size, tuple)
+    given, there = _extents(net, op.inputs[0]), _extents(other, op.inputs[0])
+    before = len(size) - len(given)
+    follows = [False] * before + [one != two for one, two in zip(given, there, strict=True)]
+    kept = tuple(-1 if same else extent for same, extent in zip(follows, size, strict=True))
+    return {**op.attributes, "size": kept}
+
+
+def _counted(op: Op, one: Attribute, two: Attribute, sizes: tuple[int, int]) -> Attribute:
+    """What a value is in samples, given its values at two sizes; itself where they are equal.
+
+    Only multiples, quotients and differences, which two values tell apart from other laws.
+    """
+    if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
+        return tuple(_counted(op, a, b, sizes) for a, b in zip(one, two, strict=True))
+    if repr(one) == repr(two):
+        return one
+    if type(one) is type(two) is int:
+        times, rest = divmod(one, sizes[0])
+        if rest == 0 and times * sizes[1] == two:
+            return "batch" if times == 1 else f"{times}*batch"
+        if two - one == sizes[1] - sizes[0]:
+            return f"batch{one - sizes[0]:+d}"
+    if type(one) is type(two) is float:
+        for law, factors in (
+            ("{}*batch", (one / sizes[0], two / sizes[1])),
+            ("{}/batch", (one * sizes[0], two * sizes[1])),
+        ):
+            if math.isclose(*factors, rel_tol=1e-12):
+                return law.format(_rounded(factors[0]))
+        if two - one == sizes[1] - sizes[0] and one.is_integer():
+            return f"1.0*batch{int(one) - sizes[0]:+d}"
+    found = f"{one} and {two} for {sizes[0]} and {sizes[1]} samples"
+    raise Unfit(f"op {op.name!r} ({op.kind}) holds {found}", op)
+
+
+def _rounded(factor: float) -> float:
+    return float(round(factor)) if math.isclose(factor, round(factor), rel_tol=1e-12) else factor
+
+
+def _batch_first(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
+    """Let dropout draw sample by sample where the batch is not the first dimension.
+
+    Parts of a batch then draw what the whole batch draws.
+    """
+    x, y = op.inputs[0], op.outputs[0]
+    extents = zip(_extents(net, x), _extents(other, x), strict=True)
+    places = [place for place, (one, two) in enumerate(extents) if one != two]
+    if len(places) != 1 or places[0] == 0:
+        return
+    shape = list(_extents(net, x))
+    shape[0], shape[places[0]] = shape[places[0]], shape[0]
+    swap: dict[str, Attribute] = {"dim0": 0, "dim1": places[0]}
+    dtype = net.blobs[x].dtype
+    turned = builder.blob(builder.fresh(f"{op.name}/turned"), shape, dtype)
+    dropped = builder.blob(builder.fresh(f"{op.name}/dropped"), shape, dtype)
+    builder.op(turned, "aten.transpose.int", [x], [turned], swap, where=op.where)
+    builder.ops[op.name] = replace(op, inputs=(turned, *op.inputs[1:]), outputs=(dropped,))
+    back = builder.fresh(f"{op.name}/back")
+    builder.op(back, "aten.transpose.int", [dropped], [y], swap, where=op.where)
+
+
+def _extents(graph: Graph, blob: str) -> tuple[int, ...]:
+    shape = graph.blobs[blob].shape
+    assert shape is not None
+    return shape

@@ -1,0 +1,174 @@
+"""Jobs from Caffe's definitions: what prototxt files say, as options of a job and as graphs.
+
+A definition only fills in what the options leave open, so options that were given count more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from purine.data import Source
+from purine.errors import ConfigError
+from purine.graph import NOTHING, Builder, Graph
+from purine.importers.caffe import CaffeSolver, Imported, from_caffe
+from purine.importers.caffe.definition import (
+    is_solver,
+    nets_of_solver,
+    read_definition,
+    read_solver,
+)
+from purine.importers.caffe.net import layers_of
+from purine.job.config import Job
+from purine.solvers import POLICIES, Rate, Warmup
+
+__all__ = [
+    "caffe_data",
+    "caffe_net",
+    "caffe_options",
+    "caffe_solver",
+    "is_prototxt",
+    "same_solver",
+    "with_solver",
+    "with_transform",
+]
+
+
+def is_prototxt(path: str | Path) -> bool:
+    """Whether a path is that of a definition of Caffe's."""
+    return Path(path).suffix == ".prototxt"
+
+
+def caffe_options(path: Path, *, net: bool = True) -> dict[str, Any]:
+    """The options that a definition stands for when it is given as the job.
+
+    Without `net` the nets that a solver names are not looked for.
+    """
+    place = str(path.expanduser().resolve())
+    if not is_solver(path):
+        return {"net": place}
+    read_solver(path)  # refuses settings before anything else is looked for
+    if not net:
+        return {"solver": place}
+    train, test = nets_of_solver(path)
+    options = {"net": str(train), "solver": place}
+    return options if test is None else {**options, "test_net": str(test)}
+
+
+def caffe_data(job: Job) -> str:
+    """The data that the definition `job.net` names, as a job names it."""
+    path, solver, test = _files(job)
+    found = from_caffe(path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+    return found.data_text()
+
+
+def caffe_net(job: Job, source: Source) -> Imported:
+    """The nets that `job.net` defines, for samples of the source."""
+    path, solver, test = _files(job)
+    first, *others = source.fields
+    shapes = {}
+    found = read_definition(path, solver=solver, test=test)
+    for node, state in (found.train, found.test):
+        for layer in layers_of(node, state):
+            if not layer.all("bottom"):
+                named = zip(layer.all("top")[1:], others, strict=False)
+                shapes.update({top: field.shape for top, field in named})
+    brought = from_caffe(
+        path,
+        solver=solver,
+        test=test,
+        batch=job.batch,
+        image=first.shape,
+        crop=job.crop,
+        shapes=shapes,
+    )
+    tested = None if brought.test is None else _with_all_fields(brought.test, source)
+    return replace(brought, net=_with_all_fields(brought.net, source), test=tested)
+
+
+def with_transform(job: Job, brought: Imported) -> Job:
+    """The job with the transforms of the definition where it says nothing of its own.
+
+    A mean image is no option: with one, `mean` stays open.
+    """
+    settings = brought.transform.settings()
+    if job.mean_file is not None or brought.transform.mean_image is not None:
+        del settings["mean"]
+    return _filled(job, settings)
+
+
+def caffe_solver(job: Job) -> CaffeSolver | None:
+    """The solver that the job names, with the job's options in it; None for one of ours."""
+    if not is_prototxt(job.solver):
+        return None
+    solver = read_solver(job.solver)
+    if job.momentum and solver.type in ("AdaGrad", "RMSProp"):
+        raise ConfigError(
+            f"solver {solver.type} takes no momentum",
+            where=job.solver,
+            expected="momentum 0",
+            found=f"momentum {job.momentum}",
+            remedy="leave --momentum out, or use another solver",
+        )
+    return solver
+
+
+def with_solver(job: Job, solver: CaffeSolver) -> Job:
+    """The job with the settings of a Caffe solver where it says nothing of its own."""
+    if job.epochs is None and job.iters is None:
+        job = replace(job, iters=solver.max_iter)
+    assert not isinstance(solver.rate, Warmup), "Caffe has no warm-up"
+    settings = {
+        "lr": solver.rate.lr,
+        "lr_policy": _policy(solver.rate),
+        "momentum": solver.momentum,
+        "weight_decay": solver.weight_decay,
+        "clip": solver.clip_gradients,
+        "accumulate": solver.iter_size,
+        "seed": solver.random_seed,
+        "log_every": solver.display,
+        "test_every": solver.test_interval,
+        "save_every": solver.snapshot,
+    }
+    return _filled(job, settings)
+
+
+def same_solver(first: str, second: str) -> bool:
+    """Whether two solver files ask for the same training, whatever nets they name."""
+    one, two = (replace(read_solver(path), net=None, test_net=None) for path in (first, second))
+    return one == two
+
+
+def _files(job: Job) -> tuple[Path, str | None, str | None]:
+    """The definitions that a job names: its net, its solver and a test net of its own."""
+    solver = job.solver if is_prototxt(job.solver) else None
+    test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
+    return Path(job.net).expanduser(), solver, test
+
+
+def _filled(job: Job, settings: dict[str, Any]) -> Job:
+    known = {item.name for item in fields(job)}
+    assert settings.keys() <= known, settings
+    return replace(job, **{k: v for k, v in settings.items() if getattr(job, k) is None})
+
+
+def _policy(rate: Rate) -> str:
+    """The rate as the text of an option; one that ends with the run ends where the job does."""
+    (name,) = (name for name, policy in POLICIES.items() if policy is type(rate))
+    settings = [
+        f"{key}={'|'.join(map(str, value)) if isinstance(value, tuple) else repr(value)}"
+        for key, value in ((item.name, getattr(rate, item.name)) for item in fields(rate))
+        if key not in ("lr", "max_iterations")
+    ]
+    return f"{name}:{','.join(settings)}" if settings else name
+
+
+def _with_all_fields(net: Graph, source: Source) -> Graph:
+    """The net with a place for each field of the data in its `Data` ops, wanted or not."""
+    builder = Builder(net)
+    for op in net.ops.values():
+        if op.kind == "Data" and len(op.outputs) < len(source.fields):
+            missing = (NOTHING,) * (len(source.fields) - len(op.outputs))
+            builder.ops[op.name] = replace(op, outputs=(*op.outputs, *missing))
+    return builder.graph()

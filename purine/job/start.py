@@ -1,0 +1,143 @@
+"""The values that a run starts from where those are not its fillers': weights and a mean image.
+
+Weights are caffemodels or safetensors by the names of states. As in Caffe, what only a file has is
+passed over, what only the net has keeps its filler, and what both have must agree in its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from purine.data.prepare import MEAN_IMAGE
+from purine.errors import ConfigError, FormatError
+from purine.graph import Graph
+from purine.importers.caffe.files import read_bytes
+from purine.importers.caffe.weights import StoredLayer, read_file, read_mean
+from purine.ops.aten import dtype_of
+from purine.ops.clock import ITERATION, SEED
+
+__all__ = ["absolute_weights", "read_mean_file", "read_start"]
+
+
+def absolute_weights(text: str) -> str:
+    """The paths of weights so that they do not depend on the current folder.
+
+    >>> absolute_weights("/a/first.caffemodel, /b/then.safetensors")
+    '/a/first.caffemodel,/b/then.safetensors'
+    """
+    return ",".join(str(path.expanduser().resolve()) for path in _paths(text))
+
+
+def read_start(
+    text: str, net: Graph, layers: Sequence[StoredLayer]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The values of the net's states in the files that `text` names, and what there is to note.
+
+    Later files win. `layers` are those of a definition of Caffe's, which caffemodels need.
+    """
+    values: dict[str, Tensor] = {}
+    notes: list[str] = []
+    for path in _paths(text):
+        if path.suffix == ".safetensors":
+            found, more = _by_state(path, net)
+        else:
+            found, more = _by_layer(path, net, layers)
+        values |= found
+        notes += more
+    unset = [name for name, state in net.states.items() if state.trainable and name not in values]
+    if unset:
+        notes.append(f"{text}: no values for {_list(unset)}; they keep their fillers")
+    return values, notes
+
+
+def read_mean_file(name: str) -> Tensor:
+    """The mean image in a binaryproto file, or in the copy that a run keeps (safetensors)."""
+    path = Path(name).expanduser()
+    if path.suffix != ".safetensors":
+        return read_mean(path).float()
+    values = _loaded(path)
+    if MEAN_IMAGE not in values:
+        raise FormatError(
+            "the file holds no mean image",
+            where=str(path),
+            expected=f"a value {MEAN_IMAGE!r}",
+            found=_list(list(values)) or "no values",
+            remedy="name a binaryproto file, or the copy in the folder of a run",
+        )
+    return values[MEAN_IMAGE]
+
+
+def _paths(text: str) -> list[Path]:
+    return [Path(item.strip()) for item in text.split(",") if item.strip()]
+
+
+def _by_layer(
+    path: Path, net: Graph, layers: Sequence[StoredLayer]
+) -> tuple[dict[str, Tensor], list[str]]:
+    if not layers:
+        raise ConfigError(
+            "these weights need the layers of a Caffe net",
+            where=str(path),
+            expected="a .safetensors file with the names of the net's states",
+            found="weights by the names of layers",
+            remedy="name the definition: --net train_val.prototxt; "
+            "or convert them: purine import caffe NET --weights FILE -o net.yaml",
+        )
+    found, notes = read_file(path, layers, {name: _shape(net, name) for name in net.states})
+    return {name: _typed(net, name, value) for name, value in found.items()}, notes
+
+
+def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:
+    values, left_out = {}, []
+    for name, value in _loaded(path).items():
+        if name in (SEED, ITERATION):
+            continue
+        if name not in net.states:
+            left_out.append(name)
+        elif tuple(value.shape) != _shape(net, name):
+            raise FormatError(
+                f"the value of {name!r} does not fit the net",
+                where=str(path),
+                blob=name,
+                expected=f"shape {list(_shape(net, name))}",
+                found=str(list(value.shape)),
+                remedy="take the values of this net; or rename the state, and it keeps its filler",
+            )
+        else:
+            values[name] = _typed(net, name, value)
+    if not left_out:
+        return values, []
+    return values, [f"{path}: the net has no states {_list(left_out)}; they are passed over"]
+
+
+def _loaded(path: Path) -> Mapping[str, Tensor]:
+    data = read_bytes(path, "values of states (safetensors)")
+    try:
+        values: dict[str, Tensor] = load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise FormatError(
+            "the file is damaged, or of another kind",
+            where=str(path),
+            expected="values of states (safetensors)",
+            found=str(error),
+            remedy="fetch or write the file again",
+        ) from error
+    return values
+
+
+def _shape(net: Graph, name: str) -> tuple[int, ...]:
+    return net.blobs[name].shape or ()
+
+
+def _typed(net: Graph, name: str, value: Tensor) -> Tensor:
+    return value.to(dtype_of(net.blobs[name].dtype))
+
+
+def _list(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:8])
+    return shown + (f" and {len(items) - 8} more" if len(items) > 8 else "")

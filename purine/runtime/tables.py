@@ -1,0 +1,40 @@
+"""Plain tables of names and times, for reports that people read in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["as_table", "as_time", "natural"]
+
+
+def as_table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
+    """Columns two spaces apart; the first `left` hold text, the others numbers.
+
+    >>> print(as_table([("kind", "count"), ("Conv", "2")], left=1))
+      kind  count
+      Conv      2
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def as_time(ns: float) -> str:
+    """Nanoseconds in the unit that people would choose.
+
+    >>> as_time(1_500), as_time(2_000_000)
+    ('1.5 µs', '2.0 ms')
+    """
+    return f"{ns / 1e3:.1f} µs" if ns < 1e6 else f"{ns / 1e6:,.1f} ms"
+
+
+def natural(name: str) -> list[str]:
+    """A key by which names sort as people count: `cpu:2` before `cpu:10`."""
+    return [part.rjust(20, "0") if part.isdigit() else part for part in re.split("([0-9]+)", name)]

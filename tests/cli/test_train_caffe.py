@@ -1,0 +1,185 @@
+"""`purine train` on definitions of Caffe's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from purine.graph import load_yaml
+from purine.job import Job, make_plan
+from tests.cli.runs import metrics, same_bits
+from tests.command import call
+from tests.importers.mutations import SAMPLES
+
+SOLVER = SAMPLES / "lenet_solver.prototxt"
+NET = SAMPLES / "lenet_train_test.prototxt"
+SMALL = ("--data", "fashion-mini", "--batch", "20", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("caffe") / "run"
+    called = call("train", SOLVER, *SMALL, "--iters", "6", "--log-every", "2", "--out", folder)
+    assert (called.code, called.err) == (0, "")
+    return folder
+
+
+def config(run: Path) -> dict[str, object]:
+    found = yaml.safe_load((run / "config.yaml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_solver_is_a_job_and_options_count_more(run: Path) -> None:
+    found = config(run)
+    assert found["lr_policy"] == "inv:gamma=0.0001,power=0.75"
+    assert (found["lr"], found["momentum"], found["weight_decay"]) == (0.01, 0.9, 0.0005)
+    assert (found["test_every"], found["save_every"]) == (500, 5000)
+    assert (found["iters"], found["batch"], found["log_every"]) == (6, 20, 2)
+    assert found["scale"] == 1 / 256
+    assert Path(str(found["net"])).is_absolute()
+    assert "accuracy" not in load_yaml(run / "net.yaml").ops
+    assert "accuracy" in load_yaml(run / "test_net.yaml").ops
+
+
+def test_the_rate_is_inside_the_momentum(run: Path) -> None:
+    plan = make_plan(Job(net=str(NET), solver=str(SOLVER), data="fashion-mini", batch=20))
+    assert plan.step.ops["update/conv1/weight"].attributes["lr_in_momentum"] is True
+    assert (plan.iterations, plan.job.test_every) == (10000, 500)
+
+
+def test_the_test_net_measures(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 < summary["test_accuracy"] < 1
+    called = call("test", run, "--json")
+    assert json.loads(called.out)["accuracy"] == pytest.approx(summary["test_accuracy"])
+
+
+def test_its_config_repeats_a_run(run: Path, tmp_path: Path) -> None:
+    assert call("train", run / "config.yaml", "--out", tmp_path / "again").code == 0
+    assert same_bits(run, tmp_path / "again")
+    assert metrics(run) == metrics(tmp_path / "again")
+
+
+def test_a_run_goes_on_with_the_same_bits(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "part"
+    options = ("train", "--net", NET, "--solver", SOLVER, *SMALL, "--log-every", "2")
+    assert call(*options, "--iters", "3", "--out", folder).code == 0
+    moved = folder.rename(tmp_path / "moved")
+    called = call("train", SOLVER, "--resume", "--net", NET, "--iters", "6", "--out", moved)
+    assert (called.code, called.err) == (0, "")
+    assert same_bits(run, moved)
+
+
+def test_resuming_with_another_solver_is_refused(run: Path) -> None:
+    other = SAMPLES / "cifar10_full_solver.prototxt"
+    called = call("train", "--resume", "--solver", other, "--out", run)
+    assert called.code == 2
+    assert "contradicts the run" in called.err
+
+
+def test_transforms_are_the_jobs_unless_given(tmp_path: Path) -> None:
+    text = NET.read_text().replace(
+        "scale: 0.00390625", "scale: 0.5 crop_size: 24 mirror: true mean_value: 7"
+    )
+    (tmp_path / "net.prototxt").write_text(text)
+    job = Job(net=str(tmp_path / "net.prototxt"), data="fashion-mini", batch=20)
+    plan = make_plan(job)
+    found = plan.job
+    assert (found.scale, found.crop, found.mirror, found.mean) == (0.5, 24, True, 7)
+    assert plan.net.blobs["data"].shape == (20, 1, 24, 24)
+    assert {"Crop", "Mirror"} <= {op.kind for op in plan.step.ops.values()}
+    assert plan.test is not None
+    assert {"Crop", "Mirror"}.isdisjoint(op.kind for op in plan.test.ops.values())
+    given = make_plan(
+        Job(net=job.net, data=job.data, batch=20, crop=20, mirror=False, scale=2.0, mean=0.0)
+    )
+    assert given.net.blobs["data"].shape == (20, 1, 20, 20)
+    assert (given.job.mirror, given.job.scale, given.job.mean) == (False, 2.0, 0.0)
+
+
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    text = NET.read_text().replace("scale: 0.00390625", 'mean_file: "mean.binaryproto"')
+    (tmp_path / "net.prototxt").write_text(text)
+    options = ("--net", tmp_path / "net.prototxt", *SMALL, "--iters", "0", "--out", tmp_path / "a")
+    called = call("train", *options)
+    assert called.code == 0
+    assert called.err.startswith("note: ")
+    assert "mean.binaryproto" in called.err
+
+
+def test_a_solver_finds_its_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    solver = tmp_path / "sub" / "solver.prototxt"
+    solver.write_text('net: "nets/a.prototxt" base_lr: 0.1\n')
+    options = ("train", solver, *SMALL, "--iters", "0")
+    monkeypatch.chdir(tmp_path)
+    called = call(*options, "--out", tmp_path / "none")
+    assert called.code == 2
+    assert "sub/solver.prototxt:1" in called.err
+    for number, place in enumerate(("sub", "sub/nets", "nets")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "a.prototxt").write_text(NET.read_text())
+        assert call(*options, "--out", tmp_path / f"run{number}").code == 0
+
+
+def test_a_net_within_the_solver_and_nets_apart(tmp_path: Path) -> None:
+    inner, apart = tmp_path / "inner.prototxt", tmp_path / "apart.prototxt"
+    inner.write_text(f"base_lr: 0.1 net_param {{ {NET.read_text()} }}")
+    apart.write_text(f'base_lr: 0.1 train_net: "{NET}" test_net: "{NET}"')
+    for number, solver in enumerate((inner, apart)):
+        folder = tmp_path / f"run{number}"
+        called = call("train", solver, *SMALL, "--iters", "1", "--out", folder)
+        assert (called.code, called.err) == (0, "")
+        assert "accuracy" in load_yaml(folder / "test_net.yaml").ops
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("base_lr: 0.1\nmomentun: 0.9\n", "solver.prototxt:2"),
+        ("base_lr: 0.1\ntest_interval: -3\n", "solver.prototxt:2"),
+        ("base_lr: 0.1\n", "the solver names no net"),
+    ],
+)
+def test_mistakes_name_file_and_line(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "solver.prototxt"
+    path.write_text(text)
+    called = call("train", path, "--data", "fashion-mini", "--out", tmp_path / "run")
+    assert called.code == 2
+    assert told in called.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_test_net_with_parameters_of_its_own_is_refused(tmp_path: Path) -> None:
+    text = NET.read_text().replace('name: "ip2"\n', 'name: "ip2" include { phase: TRAIN }\n')
+    text += """layer { name: "other" type: "InnerProduct" bottom: "ip1" top: "ip2"
+      inner_product_param { num_output: 10 } include { phase: TEST } }"""
+    head, _, tail = text.partition('layer {\n  name: "accuracy"')
+    tail, _, other = tail.partition('layer { name: "other"')
+    path = tmp_path / "net.prototxt"
+    path.write_text(f'{head}layer {{ name: "other"{other}\nlayer {{\n name: "accuracy"{tail}')
+    called = call("train", "--net", path, *SMALL, "--out", tmp_path / "run")
+    assert called.code == 2
+    assert "'other/weight' of the test net" in called.err
+
+
+def test_check_and_show_take_definitions(tmp_path: Path) -> None:
+    called = call("check", NET, "--image", "1,28,28")
+    assert (called.code, called.err) == (0, "")
+    assert call("check", SOLVER, "--image", "1,28,28").code == 0
+    called = call("show", NET, "--image", "1,28,28", "--batch", "2")
+    assert "conv2" in called.out
+    called = call("check", NET)
+    assert called.code == 2
+    assert "--image 3,32,32" in called.err
+
+
+def test_lenet_learns_fashion_mini(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("--data", "fashion-mini", "--iters", "150", "--out", folder)
+    assert call("train", SOLVER, *options).code == 0
+    assert json.loads((folder / "summary.json").read_text())["test_accuracy"] > 0.65
