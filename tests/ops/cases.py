@@ -208,6 +208,15 @@ NOT_DIFFERENTIATED = [
     Case("Accuracy", (real(6, 5), whole(5, 6)), {"top_k": 2}),
     Case("ArgMax", (real(6, 5),), {"top_k": 2, "values": True}),
     Case("ArgMax", (IMAGE,), {"axis": 1}),
+    Case("BatchNormGradient", (IMAGE, IMAGE, real(4), real(4), positive(4), real(4), real(4))),
+    Case("BatchNormStatistics", (IMAGE,)),
+    Case("BatchNormStatistics", (real(5, 3),)),
+    Case("BatchNormSums", (IMAGE, IMAGE, real(4), positive(4)), {"eps": 1e-3}),
+    Case(
+        "CombineStatistics",
+        (real(4), positive(4), real(4), positive(4), real(4), positive(4)),
+        {"counts": (2, 3)},
+    ),
     Case("RandomMask", (), {"shape": (3, 4), "keep": 0.5, "stream": "drop", "dtype": "float64"}),
     Case("StopGradient", (real(3, 5),)),
 ]
