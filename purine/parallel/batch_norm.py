@@ -218,9 +218,7 @@ class _Synchronised:
         lane: Lane,
     ) -> Sequence[str]:
         """Add an op, and those of its results that are not there yet."""
-        op = self.builder.op(
-            name, kind, inputs, outputs, attributes, location=location, lane=lane
-        )
+        op = self.builder.op(name, kind, inputs, outputs, attributes, location=location, lane=lane)
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in inputs])
         for output, spec in zip(outputs, specs, strict=True):
             if output != NOTHING and output not in self.builder.blobs:
