@@ -66,11 +66,10 @@ class _Synchronised:
             if prefix != self.prefixes[0]:
                 continue
             op = self.base.ops[name]
-            peers = [self.base.ops[f"{prefix}/{rest}"] for prefix in self.prefixes]
             if op.kind in (_LOWERED, "BatchNorm"):
-                self._forward(rest, peers)
+                self._forward(rest, self._peers(op, rest))
             elif op.kind == _BACKWARD and op.inputs[5:] and op.inputs[5] in self.batch:
-                self._backward(rest, peers)
+                self._backward(rest, self._peers(op, rest))
             else:
                 _refuse(op)
         builder, combined = self.builder, self.combined
@@ -81,6 +80,22 @@ class _Synchronised:
         builder.outputs = list(dict.fromkeys(combined.get(n, n) for n in builder.outputs))
         builder.control = {(before, self.first.get(b, b)) for before, b in builder.control}
         return builder.graph()
+
+    def _peers(self, op: Op, rest: str) -> list[Op]:
+        """The same batch norm in all replicas."""
+        found = [self.base.ops.get(f"{prefix}/{rest}") for prefix in self.prefixes]
+        peers = [peer for peer in found if peer is not None and peer.kind == op.kind]
+        if len(peers) == len(found):
+            return peers
+        raise GraphError(
+            f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected="steps that differ in their batch alone",
+            found=f"{len(peers)} of {len(found)} replicas that have it",
+            remedy="make all steps from one net; recompute behind replicate, or blocks by name",
+        )
 
     def _forward(self, rest: str, peers: Sequence[Op]) -> None:
         builder = self.builder
