@@ -57,6 +57,8 @@ class _Synchronised:
         self.batch: dict[str, tuple[str, str]] = {}
         """By the mean that a replica saved, the mean and the variance of all."""
         self.homes: dict[str, Location] = {}
+        """By running statistic, the device that makes the next one."""
+        self.turn = 0
         self.first: dict[str, str] = {}
         """By an op that was cut, its first part."""
 
@@ -196,7 +198,8 @@ class _Synchronised:
         """
         if running[0] in self.homes:
             return self.homes[running[0]]
-        owner = peers[len(self.homes) % len(peers)].location
+        owner = peers[self.turn % len(peers)].location
+        self.turn += 1
         for name in running:
             if name in self.base.states:
                 self.homes[name] = owner

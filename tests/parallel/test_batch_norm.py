@@ -167,12 +167,13 @@ def test_images_with_channels_last() -> None:
     agree(found, trained(step_of(small(12), lr=0.1), data=data))
 
 
-def test_running_statistics_are_made_once_by_devices_in_turn() -> None:
-    step = replicate(step_of(small(3)), "cpu:0-2", batch_norm="synchronised")
+@pytest.mark.parametrize("count", [2, 3])
+def test_running_statistics_are_made_once_by_devices_in_turn(count: int) -> None:
+    step = replicate(step_of(small(3)), f"cpu:0-{count - 1}", batch_norm="synchronised")
     makers = [step.producers[step.states[f"bn{number}/mean"].next] for number in (1, 2, 3)]
     assert {op.kind for op in makers} == {"CombineStatistics"}
     assert {op.lane for op in makers} == {"inbound"}
-    assert len({op.location for op in makers}) == 3
+    assert len({op.location for op in makers}) == count
 
 
 def caffe() -> Graph:
@@ -195,3 +196,6 @@ def test_wrong_requests() -> None:
         replicate(step_of(small(3)), "cpu:0-1", batch_norm="none")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="cannot be synchronised"):
         replicate(caffe(), "cpu:0-1", batch_norm="synchronised")
+    one, other = step_of(small(3)), step_of(small(4))
+    with pytest.raises(GraphError, match="is not in all replicas"):
+        replicate([pu.recompute(one, "bn*"), other], "cpu:0-1", batch_norm="synchronised")
