@@ -22,7 +22,7 @@ from purine.importers._torch_batch import Batch
 from purine.importers._torch_export import LOSS, MODULE, Program, is_overload, source_of
 from purine.ops import aten
 from purine.ops.clock import ITERATION, SEED, add_clock
-from purine.optimize import prune
+from purine.optimize.prune import prune
 
 __all__ = ["add_state", "translate"]
 

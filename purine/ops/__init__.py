@@ -5,7 +5,8 @@ import purine.ops.caffe_recurrent
 import purine.ops.loss_more
 import purine.ops.pointwise
 import purine.ops.reduce
-import purine.ops.sized  # noqa: F401  (these register kinds without layer functions)
+import purine.ops.sized
+import purine.ops.sync_norm  # noqa: F401  (these register kinds without layer functions)
 from purine.ops.activation import elu, gelu, leaky_relu, relu, relu6, sigmoid, tanh
 from purine.ops.attention import attention
 from purine.ops.conv import conv, deconv

@@ -44,7 +44,11 @@ def copy_name(builder: Builder, blob: str, location: Location) -> str:
     source = builder.blobs[blob].location
     base = blob.rpartition("@")[0] or blob
     place = location.device
-    return f"{base}@{place}" if location.host == source.host else f"{base}@{location.host}/{place}"
+    if location.host != source.host:
+        place = f"{location.host}/{place}"
+    taken = builder.blobs.get(f"{base}@{place}")
+    # A copy that was moved together with its step still has the name of its old location.
+    return f"{base if taken is None or taken.location == location else blob}@{place}"
 
 
 def add_copy(builder: Builder, blob: str, location: Location) -> str:

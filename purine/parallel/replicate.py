@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
 from purine.errors import ConfigError, GraphError
@@ -19,10 +20,13 @@ from purine.ops.infer import check, size_in_bytes
 from purine.parallel._halves import Halves, batch_of, halve
 from purine.parallel._parts import BESIDE, Part, add_part, average, is_scalar
 from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
+from purine.parallel.batch_norm import synchronise
 from purine.parallel.copies import insert_copies
 from purine.parallel.devices import as_locations, devices_of
 
-__all__ = ["replicate"]
+__all__ = ["BatchNorms", "replicate"]
+
+BatchNorms: TypeAlias = Literal["replica", "synchronised"]
 
 
 def replicate(
@@ -31,6 +35,7 @@ def replicate(
     *,
     topology: Topology = "sharded",
     bucket: int = 1 << 16,
+    batch_norm: BatchNorms = "replica",
 ) -> Graph:
     """A training step on several devices, whose batch is the sum of their batches.
 
@@ -40,8 +45,12 @@ def replicate(
 
     `topology` says who adds up gradients: `sharded` (each parameter has an owner), `server` (one
     device owns all), `tree`, or `ring`. Gradients of at most `bucket` bytes with one owner are
-    averaged together. Batch norm normalises the samples of each replica by themselves, and the
-    running statistics are the mean of all.
+    averaged together.
+
+    With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
+    the running statistics are the mean of all. With `"synchronised"` it sees the samples of all
+    replicas, as the step with the whole batch does; replicas then wait for each other at every
+    batch norm. Of a step that was accumulated, each micro-batch is synchronised by itself.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=16)), lr=0.1)
@@ -53,13 +62,8 @@ def replicate(
     steps = [check(step)] if isinstance(step, Graph) else [check(one) for one in step]
     base = steps[0]
     own = devices_of(base)
-    if topology not in TOPOLOGIES:
-        raise ConfigError(
-            f"there is no topology {topology!r}",
-            expected=", ".join(TOPOLOGIES),
-            found=repr(topology),
-            remedy="use one of these",
-        )
+    _refuse_other("topology", topology, TOPOLOGIES)
+    _refuse_other("batch_norm", batch_norm, get_args(BatchNorms))
     _refuse(base, steps, places, own)
     count = len(places) // len(own)
     if len(steps) == 1:
@@ -67,7 +71,10 @@ def replicate(
     if count == 1:
         return _moved(base, dict(zip(own, places, strict=True)))
     plan = _Replicas(steps, [places[k * len(own) : (k + 1) * len(own)] for k in range(count)])
-    return check(insert_copies(plan.graph(topology, bucket)))
+    graph = plan.graph(topology, bucket)
+    if batch_norm == "synchronised":
+        graph = synchronise(graph, [part.prefix for part in plan.parts], plan.weights)
+    return check(insert_copies(graph))
 
 
 class _Replicas:
@@ -235,6 +242,16 @@ def _moved(graph: Graph, moves: Mapping[Location, Location]) -> Graph:
     for name, op in graph.ops.items():
         builder.ops[name] = replace(op, location=moves[op.location])
     return check(insert_copies(builder.graph()))
+
+
+def _refuse_other(what: str, found: str, known: Sequence[str]) -> None:
+    if found not in known:
+        raise ConfigError(
+            f"there is no {what} {found!r}",
+            expected=", ".join(known),
+            found=repr(found),
+            remedy="use one of these",
+        )
 
 
 def _refuse(

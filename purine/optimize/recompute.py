@@ -1,0 +1,271 @@
+"""Recomputation: less memory for values that the backward reads, at the price of computing twice.
+
+Of a block of forward ops, only what goes in and what other layers read is kept. What its backward
+reads besides is made again, by copies of the forward ops under `again/`, when the backward arrives
+at the block. The copies run the same kernels on the same inputs (random numbers are functions of
+seed and iteration), so the results have the same bits; what they would carry on (running
+statistics) is dropped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from purine.autodiff import GRADIENT
+from purine.errors import ConfigError, GraphError
+from purine.graph import NOTHING, Builder, Graph, Op
+from purine.ops.infer import complete, cost
+
+__all__ = ["AGAIN", "recompute"]
+
+AGAIN = "again"
+"""The first part of the names of what is computed a second time, behind replica and micro-batch."""
+
+_COPY = re.compile(r"((?:replica|micro)\d+/)*")
+_FLOPS_PER_BYTE = 5.0
+
+
+def recompute(step: Graph, blocks: int | str | Iterable[str]) -> Graph:
+    """The step with values of some blocks computed again instead of kept for the backward.
+
+    `blocks` are the first parts of op names, as `stage2/block1`; where a part has wildcards, as in
+    `stage*/block*`, each name that it matches is a block. A number n stands for n contiguous blocks
+    of about equal cost, of which the last, where the backward begins, is left as it is. A block of
+    a step that was accumulated or replicated is one in each micro-batch and replica.
+
+    >>> import purine as pu
+    >>> net = pu.zoo.resnet50(batch=2, image=(3, 32, 32), classes=10, width=4, layers=(1, 1))
+    >>> step = recompute(pu.solvers.sgd(pu.backward(net), lr=0.1), "stage*")
+    >>> sum(name.startswith("again/stage1/block1/conv1") for name in step.ops) > 0
+    True
+    """
+    step = complete(step)
+    forward = _forward(step)
+    if isinstance(blocks, int):
+        chosen = _equal_blocks(step, forward, blocks)
+    else:
+        chosen = _named_blocks(forward, [blocks] if isinstance(blocks, str) else list(blocks))
+    for block in chosen:
+        step = _repeated(step, block)
+    return step
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an op stands: in which replica and micro-batch, and its name there."""
+
+    copy: str
+    rest: str
+
+
+def _place(name: str) -> _Place:
+    found = _COPY.match(name)
+    assert found is not None
+    return _Place(found[0], name[found.end() :])
+
+
+def _is_backward(name: str) -> bool:
+    return _place(name).rest.startswith(f"{GRADIENT}/")
+
+
+def _forward(step: Graph) -> dict[str, _Place]:
+    """The ops that can be repeated, each shortly before the first that reads its results."""
+    if not any(map(_is_backward, step.ops)):
+        raise GraphError(
+            "the graph has no gradients",
+            expected="a training step, or a net with its backward",
+            found=f"{len(step.ops)} ops, none of them under {GRADIENT}/",
+            remedy="run backward first: recompute(backward(net), ...)",
+        )
+    behind: set[str] = set()
+    for name in step.order:
+        if _is_backward(name) or name in behind:
+            behind.update((name, *step.successors[name]))
+    found: dict[str, _Place] = {}
+    for name in reversed(step.order):
+        op, place = step.ops[name], _place(name)
+        repeats = op.lane.startswith("compute") and not place.rest.startswith(f"{AGAIN}/")
+        after = step.successors[name]
+        if repeats and name not in behind and any(o in found or _is_backward(o) for o in after):
+            found[name] = place
+    late: dict[str, _Place] = {}
+    ends = [name for name in found if found.keys().isdisjoint(step.successors[name])]
+    stack = [(name, False) for name in ends]
+    while stack:
+        name, ready = stack.pop()
+        if ready:
+            late[name] = found[name]
+        elif name not in late:
+            makers = (step.producers.get(blob) for blob in reversed(step.ops[name].inputs))
+            stack.append((name, True))
+            stack += [(op.name, False) for op in makers if op is not None and op.name in found]
+    return late
+
+
+def _named_blocks(forward: Mapping[str, _Place], names: Sequence[str]) -> list[list[str]]:
+    blocks: dict[tuple[str, str], list[str]] = {}
+    taken: dict[str, str] = {}
+    for pattern in names:
+        depth = pattern.count("/") + 1
+        matched = False
+        for name, place in forward.items():
+            parts = place.rest.split("/")
+            if len(parts) < depth or not all(map(fnmatchcase, parts, pattern.split("/"))):
+                continue
+            matched = True
+            if taken.setdefault(name, pattern) != pattern:
+                raise ConfigError(
+                    f"op {name!r} is in two blocks",
+                    op=name,
+                    expected="blocks that have no op in common",
+                    found=f"{taken[name]!r} and {pattern!r}",
+                    remedy="leave one of them out",
+                )
+            blocks.setdefault((place.copy, "/".join(parts[:depth])), []).append(name)
+        if not matched:
+            raise _no_such_block(forward, pattern)
+    return list(blocks.values())
+
+
+def _no_such_block(forward: Mapping[str, _Place], pattern: str) -> ConfigError:
+    known: dict[str, None] = {}
+    for place in forward.values():
+        parts = place.rest.split("/")
+        known |= dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+    near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
+    return ConfigError(
+        f"there is no block {pattern!r}",
+        expected="the first parts of names of forward ops, such as " + ", ".join([*known][:4]),
+        found=repr(pattern),
+        remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show` for the names",
+    )
+
+
+def _equal_blocks(step: Graph, forward: Mapping[str, _Place], count: int) -> list[list[str]]:
+    """Contiguous blocks of about equal cost, but for the last."""
+    if count < 2:
+        raise ConfigError(
+            f"blocks is {count}",
+            expected="2 or more: the last block is never computed again",
+            found=str(count),
+            remedy="name the blocks, or ask for more",
+        )
+    copies: dict[str, list[str]] = {}
+    for name, place in forward.items():
+        copies.setdefault(place.copy, []).append(name)
+    blocks: dict[tuple[str, int], list[str]] = {}
+    for copy, names in copies.items():
+        costs = [_time(step.ops[name], step) for name in names]
+        whole, before = sum(costs) or 1.0, 0.0
+        for name, own in zip(names, costs, strict=True):
+            number = min(int(count * (before + own / 2) / whole), count - 1)
+            blocks.setdefault((copy, number), []).append(name)
+            before += own
+    return [names for (_, number), names in blocks.items() if number < count - 1]
+
+
+def _time(op: Op, step: Graph) -> float:
+    found = cost(op, step.blobs)
+    return found.flops + _FLOPS_PER_BYTE * found.bytes
+
+
+def _repeated(step: Graph, block: Sequence[str]) -> Graph:
+    """The step with copies of those ops of a block that its backward needs, which reads from them.
+
+    Blocks are taken one by one, since what a block waits for must not wait for another that in turn
+    waits for it.
+    """
+    inside = set(block)
+    kept = {*step.outputs, *step.states, *(state.next for state in step.states.values())}
+    made: list[str] = []
+    readers: dict[str, Op] = {}
+    for name in block:
+        for blob in step.ops[name].outputs:
+            others = [op for op in step.consumers.get(blob, ()) if op.name not in inside]
+            if blob == NOTHING or blob in kept or not all(_is_backward(op.name) for op in others):
+                kept.add(blob)
+            elif others:
+                made.append(blob)
+                readers |= {op.name: op for op in others}
+    if not made:
+        return step
+    repeated, wanted = _closure(step, made, inside, kept)
+    builder = Builder(step)
+    names = {blob: _again(blob) for blob in wanted}
+    for blob, name in names.items():
+        builder.add(replace(step.blobs[blob], name=name))
+    first = []
+    for name in block:
+        if name not in repeated:
+            continue
+        op = step.ops[name]
+        if wanted.isdisjoint(op.inputs):
+            first.append(_again(name))
+        builder.add(
+            replace(
+                op,
+                name=_again(name),
+                inputs=tuple(names.get(item, item) for item in op.inputs),
+                outputs=tuple(names.get(item, NOTHING) for item in op.outputs),
+            )
+        )
+    for name in readers:
+        op = builder.ops[name]
+        inputs = tuple(names.get(item, item) for item in op.inputs)
+        builder.ops[name] = replace(op, inputs=inputs)
+    builder.control |= {
+        (trigger, name) for trigger in _triggers(step, block, readers) for name in first
+    }
+    return builder.graph()
+
+
+def _closure(
+    step: Graph, made: Sequence[str], inside: set[str], kept: set[str]
+) -> tuple[set[str], set[str]]:
+    """The ops that make some blobs from what is kept, and the blobs that they hand on."""
+    repeated: set[str] = set()
+    wanted: set[str] = set()
+    stack = list(made)
+    while stack:
+        blob = stack.pop()
+        producer = step.producers.get(blob)
+        if blob in wanted or blob in kept or producer is None or producer.name not in inside:
+            continue
+        wanted.add(blob)
+        if producer.name not in repeated:
+            repeated.add(producer.name)
+            stack += producer.inputs
+    return repeated, wanted
+
+
+def _triggers(step: Graph, block: Sequence[str], readers: Mapping[str, Op]) -> list[str]:
+    """The ops whose results let the backward of a block begin.
+
+    They make the gradients that its first ops read. Gradients that come back from the block itself
+    cannot be waited for.
+    """
+    read = (step.producers[b] for op in readers.values() for b in op.inputs if b in step.producers)
+    gradients = {op.name for op in read if _is_backward(op.name)}
+    arriving = gradients.intersection(_behind(step, block)) - _behind(step, readers)
+    if arriving:
+        return sorted(arriving)
+    inside = set(block)
+    return [name for name in block if inside.isdisjoint(step.successors[name])]
+
+
+def _behind(step: Graph, names: Iterable[str]) -> set[str]:
+    """Some ops, and all that wait for them."""
+    found = set(names)
+    for name in step.order:
+        if name in found:
+            found.update(step.successors[name])
+    return found
+
+
+def _again(name: str) -> str:
+    place = _place(name)
+    return f"{place.copy}{AGAIN}/{place.rest}"

@@ -1,0 +1,261 @@
+"""Batch norm that sees the samples of all replicas at once.
+
+Every batch norm of a graph of replicas is cut in three: each replica makes the statistics of its
+own samples, one device combines them, and each replica normalises its samples with the result. The
+backward is cut alike. The combining device also makes the running statistics, so there is one of
+each, as in the step with the whole batch. A micro-batch of one replica goes together with the same
+micro-batch of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.errors import GraphError
+from purine.graph import NOTHING, Attribute, Builder, Graph, Lane, Location, Op
+from purine.ops.infer import infer_op, spec_of
+from purine.parallel._parts import BESIDE
+
+__all__ = ["synchronise"]
+
+_LOWERED = "aten._native_batch_norm_legit_functional"
+_BACKWARD = "aten.native_batch_norm_backward"
+_PER_SAMPLE = frozenset(
+    {
+        "BatchNormTest",
+        "CaffeBatchNormTest",
+        "aten._native_batch_norm_legit_no_training",
+    }
+)
+
+
+def synchronise(
+    graph: Graph, prefixes: Sequence[str], weights: tuple[float, ...] | None = None
+) -> Graph:
+    """The graph of replicas with batch norm over the samples of all.
+
+    `prefixes` are those of the replicas' names, `weights` their shares of the batch where these
+    differ.
+    """
+    return _Synchronised(graph, prefixes, weights).graph()
+
+
+class _Synchronised:
+    """The graph while batch norms are replaced in it, those of all replicas at a time."""
+
+    def __init__(
+        self, graph: Graph, prefixes: Sequence[str], weights: tuple[float, ...] | None
+    ) -> None:
+        self.base = graph
+        self.prefixes = prefixes
+        self.weights = weights
+        self.builder = Builder(graph)
+        self.combined: dict[str, str] = {}
+        """By a replica's running statistic, the one of all."""
+        self.batch: dict[str, tuple[str, str]] = {}
+        """By the mean that a replica saved, the mean and the variance of all."""
+        self.homes: dict[str, Location] = {}
+        """By running statistic, the device that makes the next one."""
+        self.turn = 0
+        self.first: dict[str, str] = {}
+        """By an op that was cut, its first part."""
+
+    def graph(self) -> Graph:
+        for name in self.base.order:
+            prefix, _, rest = name.partition("/")
+            if prefix != self.prefixes[0]:
+                continue
+            op = self.base.ops[name]
+            if op.kind in (_LOWERED, "BatchNorm"):
+                self._forward(rest, self._peers(op, rest))
+            elif op.kind == _BACKWARD and op.inputs[5:] and op.inputs[5] in self.batch:
+                self._backward(rest, self._peers(op, rest))
+            else:
+                _refuse(op)
+        builder, combined = self.builder, self.combined
+        for name, op in builder.ops.items():
+            if not combined.keys().isdisjoint(op.inputs):
+                inputs = tuple(combined.get(item, item) for item in op.inputs)
+                builder.ops[name] = replace(op, inputs=inputs)
+        builder.outputs = list(dict.fromkeys(combined.get(n, n) for n in builder.outputs))
+        builder.control = {(before, self.first.get(b, b)) for before, b in builder.control}
+        return builder.graph()
+
+    def _peers(self, op: Op, rest: str) -> list[Op]:
+        """The same batch norm in all replicas."""
+        found = [self.base.ops.get(f"{prefix}/{rest}") for prefix in self.prefixes]
+        peers = [peer for peer in found if peer is not None and peer.kind == op.kind]
+        if len(peers) == len(found):
+            return peers
+        raise GraphError(
+            f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected="steps that differ in their batch alone",
+            found=f"{len(peers)} of {len(found)} replicas that have it",
+            remedy="make all steps from one net; recompute behind replicate, or blocks by name",
+        )
+
+    def _forward(self, rest: str, peers: Sequence[Op]) -> None:
+        builder = self.builder
+        settings = peers[0].attributes
+        eps = {"eps": settings.get("eps", 1e-5)}
+        statistics: list[str] = []
+        counts: list[Attribute] = []
+        for op in peers:
+            x = builder.blobs[op.inputs[0]]
+            assert x.shape
+            size = 1
+            for extent in (x.shape[0], *x.shape[2:]):
+                size *= extent
+            counts.append(size)
+            self.first[op.name] = part = builder.fresh(f"{op.name}/statistics")
+            names = [f"{part}/mean", f"{part}/variance"]
+            statistics += self._op(
+                part, "BatchNormStatistics", [x.name], names, {}, op.location, op.lane
+            )
+        running = [self.combined.get(name, name) for name in peers[0].inputs[3:]]
+        owner = self._owner(running, peers)
+        name = builder.fresh(f"combine/{rest}")
+        mean, variance, *_ = self._op(
+            name,
+            "CombineStatistics",
+            [*running, *statistics],
+            [
+                f"{name}/mean",
+                f"{name}/variance",
+                *(
+                    self._next(f"{name}/{label}_next", [op.outputs[place] for op in peers], owner)
+                    for label, place in (("mean", -2), ("variance", -1))
+                ),
+            ],
+            {"counts": tuple(counts), "momentum": settings.get("momentum", 0.1)},
+            owner,
+            BESIDE,
+        )
+        for op in peers:
+            if op.kind == _LOWERED:
+                self.batch[op.outputs[1]] = mean, variance
+                for saved in op.outputs[1:3]:
+                    builder.blobs.pop(saved, None)
+            builder.ops[op.name] = replace(
+                op,
+                kind="BatchNormTest",
+                inputs=(*op.inputs[:3], mean, variance),
+                outputs=op.outputs[:1],
+                attributes=eps,
+            )
+
+    def _backward(self, rest: str, peers: Sequence[Op]) -> None:
+        """Sums by replica, their mean, and the gradients of the samples of each replica.
+
+        A replica's gradients are those of the mean over its own samples. The mean of all sums with
+        the replicas' shares, divided by the count of the replica's own values, is in the same
+        measure.
+        """
+        builder = self.builder
+        mean, variance = self.batch[peers[0].inputs[5]]
+        eps = {"eps": peers[0].attributes.get("eps", 1e-5)}
+        wanted = peers[0].outputs[0] != NOTHING
+        sums: list[str] = []
+        for op in peers:
+            part = op.name
+            if wanted:
+                self.first[op.name] = part = builder.fresh(f"{op.name}/sums")
+            else:
+                del builder.ops[op.name]
+            names = [
+                given or (f"{part}/{label}" if wanted else NOTHING)
+                for given, label in zip(op.outputs[1:], ("weight", "bias"), strict=True)
+            ]
+            inputs = [*op.inputs[:2], mean, variance]
+            sums += self._op(part, "BatchNormSums", inputs, names, eps, op.location, op.lane)
+        if not wanted:
+            return
+        settings: dict[str, Attribute] = {"groups": 2}
+        if self.weights is not None:
+            settings["weights"] = self.weights
+        name = builder.fresh(f"combine/{rest}")
+        names = [f"{name}/weight", f"{name}/bias"]
+        owner = builder.blobs[mean].location
+        totals = self._op(name, "Average", sums, names, settings, owner, BESIDE)
+        for op in peers:
+            builder.ops[op.name] = replace(
+                op,
+                kind="BatchNormGradient",
+                inputs=(*op.inputs[:3], mean, variance, *totals),
+                outputs=op.outputs[:1],
+                attributes=eps,
+            )
+
+    def _owner(self, running: Sequence[str], peers: Sequence[Op]) -> Location:
+        """Where statistics are combined: the devices of the replicas take turns.
+
+        The running statistics move there.
+        """
+        if running[0] in self.homes:
+            return self.homes[running[0]]
+        owner = peers[self.turn % len(peers)].location
+        self.turn += 1
+        for name in running:
+            if name in self.base.states:
+                self.homes[name] = owner
+                self.builder.blobs[name] = replace(self.builder.blobs[name], location=owner)
+        return owner
+
+    def _next(self, name: str, parts: Sequence[str], owner: Location) -> str:
+        """The one blob that takes the place of the replicas' next running statistics."""
+        builder = self.builder
+        if not any(parts):
+            return NOTHING
+        for part in parts:
+            builder.blobs.pop(part)
+        readers = self.base.consumers[parts[0]]
+        mean = next(
+            (op for op in readers if op.kind == "Average" and op.inputs == tuple(parts)), None
+        )
+        if mean is not None:
+            name = mean.outputs[0]
+            del builder.ops[mean.name]
+            builder.blobs[name] = replace(builder.blobs[name], location=owner)
+        self.combined |= dict.fromkeys(parts, name)
+        self.homes[name] = owner
+        return name
+
+    def _op(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Attribute],
+        location: Location,
+        lane: Lane,
+    ) -> Sequence[str]:
+        """Add an op, and those of its results that are not there yet."""
+        op = self.builder.op(name, kind, inputs, outputs, attributes, location=location, lane=lane)
+        specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in inputs])
+        for output, spec in zip(outputs, specs, strict=True):
+            if output != NOTHING and output not in self.builder.blobs:
+                assert spec is not None
+                self.builder.blob(output, spec.shape, spec.dtype, location)
+        return outputs
+
+
+def _refuse(op: Op) -> None:
+    """Batch norms that see a whole batch and are not known here."""
+    train = op.attributes.get("train", op.attributes.get("training", True))
+    name = op.kind.lower().replace("_", "")
+    if "batchnorm" in name and op.kind not in _PER_SAMPLE and train:
+        raise GraphError(
+            f"op {op.name!r} ({op.kind}) at {op.location} cannot be synchronised",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected="batch norm of kind BatchNorm",
+            found=op.kind,
+            remedy='use BatchNorm with Scale and Bias in it, or batch_norm="replica"',
+        )
