@@ -3,6 +3,7 @@
 from purine.parallel.copies import insert_copies
 from purine.parallel.cut import balanced_cut, cut_at
 from purine.parallel.devices import devices_of, parse_devices
+from purine.parallel.memory import peak_memory
 from purine.parallel.pipeline import pipeline
 from purine.parallel.replicate import replicate
 from purine.parallel.schedule import (
@@ -29,6 +30,7 @@ __all__ = [
     "interleaved",
     "one_f_one_b",
     "parse_devices",
+    "peak_memory",
     "pipeline",
     "replicate",
     "zero_bubble",

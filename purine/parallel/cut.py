@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate as running
+from itertools import pairwise
 
 from purine.errors import ConfigError
 from purine.graph import NOTHING, Blob, Graph, Op
@@ -87,7 +88,7 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
             )
         firsts.append(first)
     whole = [0, *firsts, len(flow.forward)]
-    for k, (begin, end) in enumerate(zip(whole, whole[1:], strict=False)):
+    for k, (begin, end) in enumerate(pairwise(whole)):
         if not any(step.ops[op].lane == "compute" for op in flow.forward[begin:end]):
             before, behind = (["the beginning", *names, "the end"][place] for place in (k, k + 1))
             raise ConfigError(

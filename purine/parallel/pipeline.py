@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
@@ -82,7 +83,6 @@ def _placed(
     spread: Callable[[int, Location], Location],
 ) -> Graph:
     """The step with every node at the device of its stage; ops may read from other devices."""
-    made = halves.made()
     homes: dict[str, Location] = {}
     for name, blob in step.blobs.items():
         maker = step.producers.get(name)
@@ -104,8 +104,6 @@ def _placed(
         if op.name not in stage and op.kind == "GlobalNorm":
             op = partial_norms(builder, op, homes)
         builder.ops[op.name] = replace(op, location=place)
-    assert all(homes[name] == builder.ops[step.producers[name].name].location for name in made
-               if name in step.producers)
     return builder.graph()
 
 
@@ -133,7 +131,7 @@ class _Chains:
             if op.lane.startswith("compute"):
                 lanes.setdefault((op.location, op.lane), []).append(name)
         for chain in lanes.values():
-            for before, after in zip(chain, chain[1:], strict=False):
+            for before, after in pairwise(chain):
                 made = self.graph.ops[before].outputs
                 if set(made).isdisjoint(self.graph.ops[after].inputs):
                     yield before, after
@@ -164,7 +162,9 @@ class _Chains:
                     found=f"{blob!r}, made by op {self.graph.producers[blob].name!r}",
                     remedy="use accumulate for this net instead of a pipeline",
                 )
-            if name not in when and name not in once and (before or op.kind != "Copy"):
+            if op.kind == "Copy" and name not in when and before:
+                when[name] = latest
+            elif name not in when and name not in once:
                 when[name] = latest[0], later + number
         return when
 
