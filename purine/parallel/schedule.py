@@ -353,9 +353,7 @@ def _in_order(schedule: Schedule) -> list[Unit]:
 def _cycle(schedule: Schedule) -> list[Unit]:
     """Units each of which waits for the next, and the last for the first; none if all can run."""
     done = set(_in_order(schedule))
-    before = {
-        unit: other for row in schedule.rows for other, unit in zip(row, row[1:], strict=False)
-    }
+    before = {unit: other for row in schedule.rows for other, unit in pairwise(row)}
     unit = next((unit for row in schedule.rows for unit in row if unit not in done), None)
     path: list[Unit] = []
     while unit is not None and unit not in path:
