@@ -119,27 +119,36 @@ def _overwritten(op: Op) -> tuple[int, ...]:
 
 
 def _events(graph: Graph) -> Iterator[tuple[Op, bool]]:
-    """Begins and ends of all ops, in order of time; a lane takes the newest op that waits."""
+    """Begins and ends of all ops, in order of time.
+
+    Of the ops that wait, a lane takes one that was released last, the shortest end first.
+    """
+    lasting = {name: seconds(op, graph.blobs) for name, op in graph.ops.items()}
+    remaining: dict[str, float] = {}
+    for name in reversed(graph.order):
+        after = (remaining[target] for target in graph.successors[name])
+        remaining[name] = lasting[name] + max(after, default=0.0)
     waiting = dict.fromkeys(graph.ops, 0)
     for targets in graph.successors.values():
         for target in targets:
             waiting[target] += 1
-    queues: dict[tuple[Location, Lane], list[tuple[int, int, str]]] = {}
+    queues: dict[tuple[Location, Lane], list[tuple[int, float, str]]] = {}
     running: list[tuple[float, int, str]] = []
     busy: set[tuple[Location, Lane]] = set()
     clock, step, count = 0.0, 0, 0
     released = [name for name, left in waiting.items() if not left]
-    while released or running:
-        for place, name in enumerate(released):
+    while released or running or any(queues.values()):
+        for name in released:
             op = graph.ops[name]
-            heapq.heappush(queues.setdefault((op.location, op.lane), []), (-step, place, name))
+            queue = queues.setdefault((op.location, op.lane), [])
+            heapq.heappush(queue, (-step, remaining[name], name))
         step += 1
         for station, queue in queues.items():
             if queue and station not in busy:
                 op = graph.ops[heapq.heappop(queue)[-1]]
                 busy.add(station)
                 count += 1
-                heapq.heappush(running, (clock + seconds(op, graph.blobs), count, op.name))
+                heapq.heappush(running, (clock + lasting[op.name], count, op.name))
                 yield op, True
         clock, _, name = heapq.heappop(running)
         op = graph.ops[name]

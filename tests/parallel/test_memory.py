@@ -33,6 +33,13 @@ def test_results_written_over_inputs_take_nothing() -> None:
     assert peak_memory(chain("Softmax", "aten.neg", "aten.neg").graph()) == {HERE: 2 * 400}
 
 
+def test_ops_that_nothing_follows_do_not_end_the_walk() -> None:
+    b = chain("Softmax", "Softmax", "Softmax")
+    b.op("end", "aten.repeat", ["y1"], [b.blob("z", (10, 100))], {"repeats": (1, 10)})
+    b.outputs = ["y2", "z"]
+    assert peak_memory(b.graph()) == {HERE: 400 + 400 + 400 + 4000}
+
+
 def test_what_is_asked_for_stays() -> None:
     b = chain("Softmax", "Softmax", "Softmax")
     b.outputs.append("y0")
@@ -46,10 +53,11 @@ def test_aliases_count_once_and_where_they_are() -> None:
 
 def test_states_count_where_they_are() -> None:
     step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=1)), lr=0.1, momentum=0.9)
+    # Gradients go into the update as they come: not all of them are there at once.
     states = sum(size_in_bytes(step.blobs[name]) for name in step.states)
     weights = sum(size_in_bytes(step.blobs[n]) for n, s in step.states.items() if s.trainable)
     found = peak_memory(step)[HERE]
-    assert states < found < states + 2 * weights
+    assert states < found < states + weights
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet50", "gpt2"])
