@@ -86,6 +86,16 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
                 found=repr(name),
                 remedy=f"did you mean {near[0]!r}?" if near else "see `purine show` for the names",
             )
+        for state, (begin, end) in _carrying(step, flow).items():
+            if begin < first <= end:
+                raise ConfigError(
+                    f"a cut before {name!r} parts ops that carry state {state!r} on",
+                    op=name,
+                    blob=state,
+                    expected=f"{flow.forward[begin]!r} to {flow.forward[end]!r} in one stage",
+                    found=f"a cut before {flow.forward[first]!r}",
+                    remedy=f"cut before {flow.forward[begin]!r}, or behind {flow.forward[end]!r}",
+                )
         firsts.append(first)
     whole = [0, *firsts, len(flow.forward)]
     for k, (begin, end) in enumerate(pairwise(whole)):
@@ -114,16 +124,36 @@ def _stages(flow: Flow, firsts: Sequence[int]) -> Mapping[str, int]:
 
 def _starts(step: Graph, flow: Flow) -> list[int]:
     """Where stages may begin: at ops of the net that compute, with what is read for them."""
+    whole = [(flow.position[name], flow.position[flow.owner[name]]) for name in flow.forward]
+    whole += _carrying(step, flow).values()
+    change = [0] * (len(flow.forward) + 2)
+    for one, other in whole:
+        change[min(one, other) + 1] += 1
+        change[max(one, other) + 1] -= 1
+    inside = list(running(change))
     starts = []
-    begin = until = 0
+    begin = 0
     for place, name in enumerate(flow.forward):
         if step.ops[name].lane == "compute":
-            if begin >= until:
+            if not inside[begin]:
                 starts.append(begin)
             begin = place + 1
-        parts = flow.position[name], flow.position[flow.owner[name]]
-        until = max(until, max(parts) + 1 if min(parts) < max(parts) else 0)
     return starts
+
+
+def _carrying(step: Graph, flow: Flow) -> dict[str, tuple[int, int]]:
+    """By state that the net itself carries on, the first and last position that have to do with it.
+
+    A micro-batch reads what the one before it made, so these have to be in one stage.
+    """
+    found = {}
+    for name, state in step.states.items():
+        maker = step.producers.get(state.next)
+        if maker is not None and maker.name in flow.position:
+            touching = [maker.name, *(op.name for op in step.consumers[name])]
+            places = [flow.position[op] for op in touching if op in flow.position]
+            found[name] = min(places), max(places)
+    return found
 
 
 def _crossing(step: Graph, flow: Flow) -> list[int]:

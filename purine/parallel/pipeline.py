@@ -1,7 +1,7 @@
 """Pipelines: the net cut into stages on several devices, through which micro-batches flow.
 
 The step that is cut is that of one micro-batch: a pipeline of M micro-batches trains as
-`accumulate(step, M)` does, to the bit where the order of sums is kept. The schedule becomes control
+`accumulate(step, M)` does. The schedule becomes control
 edges: on every device each op waits for the one before it, in the order of the schedule's units.
 All edges, of data and of control, lead forward in the schedule's time, so none can close a cycle.
 """

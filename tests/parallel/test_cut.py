@@ -11,6 +11,8 @@ from purine.parallel import balanced_cut, cut_at
 from purine.parallel._flow import flow_of
 from purine.parallel._halves import halve
 from purine.parallel.cut import seconds
+from tests.importers.models import CASES
+from tests.importers.test_torch import imported_from, made
 from tests.parallel.test_pipeline import NETS, step_of
 
 
@@ -86,6 +88,19 @@ def test_wrong_names(names: list[str], message: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         cut_at(step_of("lenet"), names)
     assert remedy in str(caught.value.remedy)
+
+
+def test_a_state_that_passes_through_the_net_stays_in_one_stage() -> None:
+    case = next(case for case in CASES if case.name == "siamese")
+    module, _, example = made(case)
+    net = imported_from(case, module, example).net
+    step = pu.solvers.sgd(pu.backward(net), lr=0.1)
+    state = "tower.1.running_mean"
+    last = step.producers[step.states[state].next].name
+    stage = balanced_cut(step, 2)
+    assert len({stage[op.name] for op in (*step.consumers[state], step.ops[last])}) == 1
+    with pytest.raises(ConfigError, match="parts ops that carry state"):
+        cut_at(step, [last])
 
 
 @pytest.mark.parametrize("stages", [0, 100])

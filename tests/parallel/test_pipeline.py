@@ -23,6 +23,8 @@ from purine.parallel import (
 )
 from purine.parallel.schedule import Unit
 from purine.solvers import accumulate
+from tests.importers.models import CASES
+from tests.importers.test_torch import imported_from, made
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
 
 MICRO = 4
@@ -98,6 +100,23 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     first, second = train(name, step), train(name, step)
     assert first.losses == second.losses
     assert all(torch.equal(first.states[state], second.states[state]) for state in first.states)
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "siamese"])
+def test_imported_modules(name: str) -> None:
+    """In `siamese` the statistics of one batch norm pass through two places of the net."""
+    case = next(case for case in CASES if case.name == name)
+    module, data, example = made(case)
+    imported = imported_from(case, module, example)
+    step = pu.solvers.sgd(pu.backward(imported.net), lr=0.1, momentum=0.9)
+
+    def train(step: Graph) -> Trained:
+        with pu.Run(step, data=data, threads=1, share_cores=True) as run:
+            run.set_states(imported.values)
+            return Trained([result.loss for result in run.steps(5)], run.states())
+
+    found = train(pipeline(step, devices="cpu:0-1", micro=2, schedule="zero-bubble"))
+    agree(found, train(accumulate(step, 2)))
 
 
 @pytest.mark.parametrize("micro", [1, 2])
