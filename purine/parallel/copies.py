@@ -12,7 +12,7 @@ from dataclasses import replace
 from purine.graph import Attribute, Builder, Graph, Location
 from purine.parallel.devices import shares_memory
 
-__all__ = ["add_copy", "copy_name", "insert_copies"]
+__all__ = ["add_copy", "copy_name", "insert_copies", "without_copies"]
 
 
 def insert_copies(graph: Graph) -> Graph:
@@ -36,6 +36,29 @@ def insert_copies(graph: Graph) -> Graph:
         following = _at(builder, state.next, graph.blobs[name].location)
         if following != state.next:
             builder.states[name] = replace(state, next=following)
+    return builder.graph()
+
+
+def without_copies(graph: Graph) -> Graph:
+    """The graph as it was before `insert_copies`, for a scheme that puts its nodes elsewhere.
+
+    Copies that the host asks for stay.
+    """
+    origin: dict[str, str] = {}
+    for name in graph.order:
+        op = graph.ops[name]
+        if op.kind == "Copy" and op.outputs[0] not in graph.outputs:
+            origin[op.outputs[0]] = origin.get(op.inputs[0], op.inputs[0])
+    if not origin:
+        return graph
+    builder = Builder(graph)
+    for name in origin:
+        del builder.blobs[name], builder.ops[graph.producers[name].name]
+    for name, op in builder.ops.items():
+        builder.ops[name] = replace(op, inputs=tuple(origin.get(n, n) for n in op.inputs))
+    for name, state in graph.states.items():
+        builder.states[name] = replace(state, next=origin.get(state.next, state.next))
+    builder.control = {edge for edge in graph.control if builder.ops.keys() >= set(edge)}
     return builder.graph()
 
 

@@ -18,10 +18,11 @@ from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.ops.infer import check, size_in_bytes
 from purine.parallel._halves import Halves, batch_of, halve
+from purine.parallel._once import follow, partial_norms
 from purine.parallel._parts import BESIDE, Part, add_part, average, is_scalar
 from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
 from purine.parallel.batch_norm import synchronise
-from purine.parallel.copies import insert_copies
+from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_locations, devices_of
 
 __all__ = ["BatchNorms", "replicate"]
@@ -59,7 +60,8 @@ def replicate(
     ['replica0/data', 'replica1/data']
     """
     places = as_locations(devices)
-    steps = [check(step)] if isinstance(step, Graph) else [check(one) for one in step]
+    given = [step] if isinstance(step, Graph) else step
+    steps = [without_copies(check(one)) for one in given]
     base = steps[0]
     own = devices_of(base)
     _refuse_other("topology", topology, TOPOLOGIES)
@@ -147,32 +149,15 @@ class _Replicas:
         """Where everything that there is once is: what belongs to a parameter is at its owner."""
         base = self.base
         first = self.parts[0].located
-        read = {name for op in halves.batch for name in op.inputs}
         homes = {name: first(blob.location) for name, blob in base.blobs.items()}
         homes.update(owners)
         homes.update({border: owners[p] for p, border in halves.gradients.items()})
-        known = set(owners) | set(halves.gradients.values())
-        for name in base.order:
-            op = base.ops[name]
-            if op not in halves.once:
-                continue
-            places = {homes[item] for item in op.inputs if item in known}
-            if len(places) != 1 or op.kind == "GlobalNorm":
-                continue
-            (place,) = places
-            slots = [item for item in op.inputs if item in base.states and item not in read]
-            shared = [item for item in slots if len(base.consumers[item]) > 1]
-            owned = {*op.outputs, *slots}.difference(shared, {NOTHING})
-            homes.update(dict.fromkeys(owned, place))
-            known |= owned
-        for state in base.states.values():
-            homes[state.next] = homes[state.read]
-        return homes
+        return follow(base, halves, homes, {*owners, *halves.gradients.values()})
 
     def _add_once(self, builder: Builder, op: Op, homes: Mapping[str, Location]) -> None:
         place = homes[next(name for name in op.outputs if name != NOTHING)]
         if op.kind == "GlobalNorm":
-            op = _partial_norms(builder, op, homes)
+            op = partial_norms(builder, replace(op, lane=BESIDE), homes)
         lane = op.lane if op.lane == "io" else BESIDE
         builder.add(replace(op, location=place, lane=lane))
 
@@ -217,22 +202,6 @@ class _Replicas:
                 builder.outputs.append(name)
             else:
                 builder.outputs += [part.name(name) for part in self.parts]
-
-
-def _partial_norms(builder: Builder, op: Op, homes: Mapping[str, Location]) -> Op:
-    """The norm of all gradients as the norm of the norms at each owner."""
-    groups: dict[Location, list[str]] = {}
-    for name in op.inputs:
-        groups.setdefault(homes[name], []).append(name)
-    if len(groups) == 1:
-        return op
-    norms = []
-    for number, (place, names) in enumerate(groups.items()):
-        norm = builder.fresh(f"{op.name}/{number}")
-        builder.blob(norm, (), "float64", place)
-        builder.op(norm, "GlobalNorm", names, [norm], location=place, lane=BESIDE)
-        norms.append(norm)
-    return replace(op, inputs=tuple(norms))
 
 
 def _moved(graph: Graph, moves: Mapping[Location, Location]) -> Graph:

@@ -1,0 +1,156 @@
+"""The batch half of a step as a line, along which a pipeline is cut.
+
+Forward ops have positions in an order in which each op comes right before the first that reads it.
+A backward op has the position of the forward op that it belongs to, or of an earlier one. So along
+forward edges positions rise, and along backward edges they fall: wherever the line is cut, values
+go to later stages only, and gradients to earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from purine.autodiff import GRADIENT
+from purine.graph import NOTHING, Graph
+from purine.parallel._halves import Halves
+
+__all__ = ["Flow", "flow_of", "weight_ops"]
+
+_PREFIX = f"{GRADIENT}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The ops of the batch half in the order of their work, and where each belongs."""
+
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    owner: Mapping[str, str]
+    """For each op the one of the net that it was lowered from, by its name in `forward`."""
+    position: Mapping[str, int]
+    """For each op, the place in `forward` that it is cut with."""
+
+
+def flow_of(graph: Graph, halves: Halves) -> Flow:
+    """The line of a step's batch half."""
+    batch = {op.name for op in halves.batch}
+    back: set[str] = set()
+    for name in graph.order:
+        if name in batch and (name.startswith(_PREFIX) or name in back):
+            back.add(name)
+            back.update(batch.intersection(graph.successors[name]))
+    forward = _lazy_order(graph, batch - back)
+    backward = _lazy_order(graph, back)
+    position = {name: place for place, name in enumerate(forward)}
+    owner = {name: _whole(graph, name, position) for name in forward}
+    before = _before(graph, back)
+    for name in backward:
+        earlier = [owner[other] for other in before[name]]
+        found = _owner(graph, name, position)
+        if found is None:
+            found = min(earlier, key=position.__getitem__, default=forward[-1])
+        found = owner[found]
+        owner[name] = found
+        position[name] = min([position[found], *(position[other] for other in before[name])])
+    return Flow(forward, backward, owner, position)
+
+
+def weight_ops(graph: Graph, flow: Flow, halves: Halves, stage: Mapping[str, int]) -> set[str]:
+    """The backward ops that nothing waits for but gradients of their own op's parameters."""
+    borders = set(halves.gradients.values())
+    back = set(flow.backward)
+    found: set[str] = set()
+    for name in reversed(flow.backward):
+        after = back.intersection(graph.successors[name])
+        if after:
+            alone = all(
+                other in found
+                and stage[other] == stage[name]
+                and flow.owner[other] == flow.owner[name]
+                for other in after
+            )
+        else:
+            alone = not borders.isdisjoint(graph.ops[name].outputs)
+        if alone:
+            found.add(name)
+    return found
+
+
+def _whole(graph: Graph, name: str, position: Mapping[str, int]) -> str:
+    """The op of the net that a forward op is a part of: `fc1` for `fc1/t`, else the op itself."""
+    above, _, last = name.rpartition("/")
+    if above not in position:
+        return name
+    op = graph.ops[name]
+    called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
+    read = not set(op.outputs).isdisjoint(graph.ops[above].inputs)
+    return above if read or last.partition(".")[0] == called else name
+
+
+def _owner(graph: Graph, name: str, position: Mapping[str, int]) -> str | None:
+    """The forward op whose name a backward op has, or that makes or first reads what it is of."""
+    for prefix in _prefixes(name.removeprefix(_PREFIX)):
+        if prefix in graph.states:
+            readers = [op.name for op in graph.consumers[prefix] if op.name in position]
+            if readers:
+                return min(readers, key=position.__getitem__)
+        if prefix in position:
+            return prefix
+        if prefix in graph.producers and graph.producers[prefix].name in position:
+            return graph.producers[prefix].name
+    return None
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """A path and those above it, the longest first."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
+
+
+def _lazy_order(graph: Graph, names: set[str]) -> tuple[str, ...]:
+    """A topological order in which ops come as late as what reads them allows.
+
+    What nothing of `names` reads comes right behind the op whose name it continues, such as a value
+    that the forward of an op saves for its backward; other ends come in graph order.
+    """
+    before = _before(graph, names)
+    read = {other for others in before.values() for other in others}
+    behind: dict[str, list[str]] = {}
+    ends = []
+    for name in graph.order:
+        if name in names and name not in read:
+            above = next((p for p in list(_prefixes(name))[1:] if p in names), None)
+            if above is None:
+                ends.append(name)
+            else:
+                behind.setdefault(above, []).append(name)
+    order: dict[str, None] = {}
+    stack = list(reversed([*ends, *(name for group in behind.values() for name in group)]))
+    while stack:
+        name = stack[-1]
+        waiting = [other for other in before[name] if other not in order]
+        if name in order or not waiting:
+            stack.pop()
+            if name not in order:
+                order[name] = None
+                stack += reversed(behind.get(name, []))
+        else:
+            stack += reversed(waiting)
+    return tuple(order)
+
+
+def _before(graph: Graph, names: set[str]) -> Mapping[str, Sequence[str]]:
+    """For each op of `names` those of them that it waits for: what it reads first."""
+    found: dict[str, dict[str, None]] = {name: {} for name in names}
+    for name in names:
+        for blob in graph.ops[name].inputs:
+            if blob != NOTHING and blob in graph.producers:
+                other = graph.producers[blob].name
+                if other in names:
+                    found[name][other] = None
+    for earlier, later in sorted(graph.control):
+        if earlier in names and later in names:
+            found[later][earlier] = None
+    return {name: tuple(others) for name, others in found.items()}

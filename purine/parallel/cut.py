@@ -1,0 +1,217 @@
+"""Cutting a step into stages: which ops of its batch half belong together on a device.
+
+A cut is one of the line of `_flow`, so every forward edge stays or goes to a later stage, and every
+backward edge stays or goes to an earlier one, skip connections included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate as running
+from itertools import pairwise
+
+from purine.errors import ConfigError
+from purine.graph import NOTHING, Blob, Graph, Op
+from purine.ops.infer import check, cost, size_in_bytes
+from purine.ops.registry import lookup
+from purine.parallel._flow import Flow, flow_of
+from purine.parallel._halves import halve
+
+__all__ = ["balanced_cut", "cut_at", "seconds"]
+
+_FLOPS = 1e11
+_BYTES = 1e10
+_SLACK = 1.05  # how much longer than the best possible the longest stage may take to move less
+
+
+def balanced_cut(step: Graph, stages: int) -> Mapping[str, int]:
+    """A stage for every op of the step's batch half, such that the stages take equally long.
+
+    Of all cuts whose longest stage is hardly longer than it has to be, one whose stages are even
+    and over which few bytes go. The time of an op is estimated from its operations and its bytes.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=8)), lr=0.1)
+    >>> stage = balanced_cut(step, 2)
+    >>> stage["conv1"], stage["fc2"], stage["grad/conv1/convolution_backward"]
+    (0, 1, 0)
+    """
+    step = check(step)
+    flow = flow_of(step, halve(step))
+    starts = _starts(step, flow)
+    if not 1 <= stages <= len(starts):
+        raise ConfigError(
+            f"the net cannot be cut into {stages} stages",
+            expected=f"1 to {len(starts)} stages: it has {len(starts)} ops that compute",
+            found=str(stages),
+            remedy="ask for fewer stages" if stages > 1 else "ask for at least one stage",
+        )
+    times = [0.0] * len(flow.forward)
+    for name, position in flow.position.items():
+        times[position] += seconds(step.ops[name], step.blobs)
+    spans = [sum(times[a:b]) for a, b in zip(starts, [*starts[1:], len(times)], strict=True)]
+    crossing = _crossing(step, flow)
+    firsts = _balanced(spans, [crossing[start] for start in starts], stages)
+    return _stages(flow, [starts[first] for first in firsts])
+
+
+def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
+    """A stage for every op of the step's batch half: a new one begins at each op or block named.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=8)), lr=0.1)
+    >>> stage = cut_at(step, ["conv2", "fc1"])
+    >>> stage["pool1"], stage["pool2"], stage["loss"]
+    (0, 1, 2)
+    """
+    step = check(step)
+    flow = flow_of(step, halve(step))
+    firsts = []
+    for name in names:
+        inside = (
+            place
+            for place, op in enumerate(flow.forward)
+            if op == name or op.startswith(f"{name}/")
+        )
+        first = next(inside, None)
+        if first is None:
+            near = difflib.get_close_matches(name, flow.forward, n=1, cutoff=0.5)
+            raise ConfigError(
+                f"there is no op or block {name!r} to cut before",
+                op=name,
+                expected="names of ops of the net, or of what several names begin with",
+                found=repr(name),
+                remedy=f"did you mean {near[0]!r}?" if near else "see `purine show` for the names",
+            )
+        for state, (begin, end) in _carrying(step, flow).items():
+            if begin < first <= end:
+                raise ConfigError(
+                    f"a cut before {name!r} parts ops that carry state {state!r} on",
+                    op=name,
+                    blob=state,
+                    expected=f"{flow.forward[begin]!r} to {flow.forward[end]!r} in one stage",
+                    found=f"a cut before {flow.forward[first]!r}",
+                    remedy=f"cut before {flow.forward[begin]!r}, or behind {flow.forward[end]!r}",
+                )
+        firsts.append(first)
+    whole = [0, *firsts, len(flow.forward)]
+    for k, (begin, end) in enumerate(pairwise(whole)):
+        if not any(step.ops[op].lane == "compute" for op in flow.forward[begin:end]):
+            before, behind = (["the beginning", *names, "the end"][place] for place in (k, k + 1))
+            raise ConfigError(
+                f"stage {k} of the cut is empty",
+                expected="names in the order in which the net computes them, each once",
+                found=f"nothing to compute between {before} and {behind}",
+                remedy="sort the names as in the net, without the first op, and each once",
+            )
+    return _stages(flow, firsts)
+
+
+def seconds(op: Op, blobs: Mapping[str, Blob]) -> float:
+    """About how long an op takes: a share of what a core of today can do."""
+    if op.kind == "Data" or lookup(op).view or op.attributes.get("alias"):
+        return 0.0
+    found = cost(op, blobs)
+    return found.flops / _FLOPS + found.bytes / _BYTES
+
+
+def _stages(flow: Flow, firsts: Sequence[int]) -> Mapping[str, int]:
+    return {name: bisect_right(firsts, position) for name, position in flow.position.items()}
+
+
+def _starts(step: Graph, flow: Flow) -> list[int]:
+    """Where stages may begin: at ops of the net that compute, with what is read for them."""
+    whole = [(flow.position[name], flow.position[flow.owner[name]]) for name in flow.forward]
+    whole += _carrying(step, flow).values()
+    change = [0] * (len(flow.forward) + 2)
+    for one, other in whole:
+        change[min(one, other) + 1] += 1
+        change[max(one, other) + 1] -= 1
+    inside = list(running(change))
+    starts = []
+    begin = 0
+    for place, name in enumerate(flow.forward):
+        if step.ops[name].lane == "compute":
+            if not inside[begin]:
+                starts.append(begin)
+            begin = place + 1
+    return starts
+
+
+def _carrying(step: Graph, flow: Flow) -> dict[str, tuple[int, int]]:
+    """By state that the net itself carries on, the first and last position that have to do with it.
+
+    A micro-batch reads what the one before it made, so these have to be in one stage.
+    """
+    found = {}
+    for name, state in step.states.items():
+        maker = step.producers.get(state.next)
+        if maker is not None and maker.name in flow.position:
+            touching = [maker.name, *(op.name for op in step.consumers[name])]
+            places = [flow.position[op] for op in touching if op in flow.position]
+            found[name] = min(places), max(places)
+    return found
+
+
+def _crossing(step: Graph, flow: Flow) -> list[int]:
+    """By position, the bytes that go over a cut before it."""
+    change = [0] * (len(flow.forward) + 1)
+    for name, blob in step.blobs.items():
+        touching = [op.name for op in step.consumers[name]]
+        if name in step.producers:
+            touching.append(step.producers[name].name)
+        places = [flow.position[op] for op in touching if op in flow.position]
+        if name != NOTHING and places:
+            change[min(places) + 1] += size_in_bytes(blob)
+            change[max(places) + 1] -= size_in_bytes(blob)
+    return list(running(change))
+
+
+def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> list[int]:
+    """The items with which the stages behind the first begin."""
+    ends = [0.0, *running(spans)]
+    limit = _shortest(spans, stages) * _SLACK
+    # By number of stages and items in them: what they cost, and where the last one begins.
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
+    for stage in range(1, stages + 1):
+        row: dict[int, tuple[float, int]] = {}
+        for end in range(stage, len(spans) - (stages - stage) + 1):
+            for begin in _within(ends, end, limit):
+                if begin in best[-1]:
+                    # Squares favour even stages; bytes count for the time that they travel.
+                    spent = (ends[end] - ends[begin]) ** 2 / (limit or 1.0)
+                    moved = crossing[begin] / _BYTES if begin else 0.0
+                    total = best[-1][begin][0] + spent + moved
+                    row[end] = min(row.get(end, (math.inf, 0)), (total, begin))
+        best.append(row)
+    firsts: list[int] = []
+    end = len(spans)
+    for row in reversed(best[1:]):
+        end = row[end][1]
+        firsts.append(end)
+    return firsts[::-1][1:]
+
+
+def _within(ends: Sequence[float], end: int, limit: float) -> Iterator[int]:
+    """The items at which a stage may begin that goes to `end` and keeps the limit."""
+    begin = end - 1
+    while begin >= 0 and ends[end] - ends[begin] <= limit:
+        yield begin
+        begin -= 1
+
+
+def _shortest(spans: Sequence[float], stages: int) -> float:
+    """How long the longest of so many stages takes at least."""
+    low, high = max(spans), sum(spans)
+    for _ in range(50):
+        middle = (low + high) / 2
+        count, filled = 1, 0.0
+        for span in spans:
+            if filled + span > middle:
+                count, filled = count + 1, 0.0
+            filled += span
+        low, high = (low, middle) if count <= stages else (middle, high)
+    return high

@@ -1,0 +1,222 @@
+"""Pipelines: the net cut into stages on several devices, through which micro-batches flow.
+
+The step that is cut is that of one micro-batch: a pipeline of M micro-batches trains as
+`accumulate(step, M)` does. The schedule becomes control
+edges: on every device each op waits for the one before it, in the order of the schedule's units.
+All edges, of data and of control, lead forward in the schedule's time, so none can close a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from purine.errors import ConfigError, GraphError
+from purine.graph import NOTHING, Builder, Graph, Location
+from purine.ops.infer import check
+from purine.parallel._flow import Flow, flow_of, weight_ops
+from purine.parallel._halves import Halves, halve
+from purine.parallel._once import follow, partial_norms
+from purine.parallel.copies import insert_copies, without_copies
+from purine.parallel.cut import balanced_cut, cut_at
+from purine.parallel.devices import as_locations, devices_of
+from purine.parallel.schedule import Schedule, Unit, named_schedule
+
+__all__ = ["pipeline"]
+
+
+def pipeline(
+    step: Graph,
+    stages: int | None = None,
+    *,
+    devices: str | Iterable[str | Location],
+    micro: int,
+    schedule: str | Schedule = "1f1b",
+    cut: Sequence[str] | None = None,
+    chunks: int = 1,
+) -> Graph:
+    """A training step as a pipeline over devices, that makes one update for `micro` micro-batches.
+
+    `schedule` is one of `SCHEDULES` or one of your own; `interleaved` puts `chunks` stages on each
+    device. `cut` names the ops or blocks with which the stages behind the first begin; without it
+    stages are cut to take equally long. A step that is on m devices already (a sharded net) takes
+    m devices for each stage. Parameters, their updates and what these remember are at the stage
+    that reads them; one that several stages read is at the first of them.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)
+    >>> both = pipeline(step, devices="cpu:0-1", micro=4)
+    >>> [both.blobs[name].location.device for name in ("conv1/weight", "fc2/weight")]
+    ['cpu:0', 'cpu:1']
+    """
+    from purine.solvers.accumulate import accumulate  # solvers import parallel
+
+    places = as_locations(devices)
+    step = check(step)
+    own = devices_of(step)
+    count = _count(places, own)
+    plan = schedule
+    if isinstance(plan, str):
+        plan = named_schedule(plan, count, micro, chunks=chunks)
+    _refuse(plan, count, micro, stages, cut)
+    stage = balanced_cut(step, plan.stages) if cut is None else cut_at(step, cut)
+    step = without_copies(step)
+    halves = halve(step)
+    flow = flow_of(step, halves)
+
+    def spread(number: int, location: Location) -> Location:
+        return places[plan.homes[number] * len(own) + own.index(location)]
+
+    placed = _placed(step, halves, stage, spread)
+    graph = insert_copies(accumulate(placed, micro))
+    weights = weight_ops(step, flow, halves, stage) if plan.split else set()
+    builder = Builder(graph)
+    builder.control |= set(_Chains(graph, halves, flow, stage, weights, plan).edges())
+    return check(builder.graph())
+
+
+def _placed(
+    step: Graph,
+    halves: Halves,
+    stage: Mapping[str, int],
+    spread: Callable[[int, Location], Location],
+) -> Graph:
+    """The step with every node at the device of its stage; ops may read from other devices."""
+    homes: dict[str, Location] = {}
+    for name, blob in step.blobs.items():
+        maker = step.producers.get(name)
+        border = step.producers.get(halves.gradients.get(name, NOTHING))
+        readers = [stage[op.name] for op in step.consumers[name] if op.name in stage]
+        if maker is not None and maker.name in stage:
+            homes[name] = spread(stage[maker.name], maker.location)
+        elif border is not None:
+            homes[name] = spread(stage[border.name], blob.location)
+        else:
+            homes[name] = spread(min(readers, default=0), blob.location)
+    known = {*halves.gradients, *halves.gradients.values()}
+    homes = follow(step, halves, homes, known)
+    builder = Builder(step)
+    for name, blob in step.blobs.items():
+        builder.blobs[name] = replace(blob, location=homes[name])
+    for op in step.ops.values():
+        place = homes[next(name for name in op.outputs if name != NOTHING)]
+        if op.name not in stage and op.kind == "GlobalNorm":
+            op = partial_norms(builder, op, homes)
+        builder.ops[op.name] = replace(op, location=place)
+    return builder.graph()
+
+
+@dataclass(frozen=True)
+class _Chains:
+    """The order of work on every device, as edges between the ops that follow each other."""
+
+    graph: Graph
+    halves: Halves
+    flow: Flow
+    stage: Mapping[str, int]
+    weights: set[str]
+    plan: Schedule
+
+    def edges(self) -> Iterator[tuple[str, str]]:
+        """Pairs of neighbours that no data orders already.
+
+        What is done once (updates, clipping, rates) is in no chain: it runs when it can, beside
+        the units that are left.
+        """
+        when = self._when()
+        lanes: dict[tuple[Location, str], list[str]] = {}
+        for name in sorted(when, key=when.__getitem__):
+            op = self.graph.ops[name]
+            if op.lane.startswith("compute"):
+                lanes.setdefault((op.location, op.lane), []).append(name)
+        for chain in lanes.values():
+            for before, after in pairwise(chain):
+                made = self.graph.ops[before].outputs
+                if set(made).isdisjoint(self.graph.ops[after].inputs):
+                    yield before, after
+
+    def _when(self) -> Mapping[str, tuple[int, int]]:
+        """For each op of the batch half its unit's time, and its place among the unit's ops.
+
+        Sums over micro-batches come right behind the last part of them.
+        """
+        when = self._units()
+        once = {op.name for op in self.halves.once}
+        later = len(when)
+        for number, name in enumerate(self.graph.order):
+            op = self.graph.ops[name]
+            before = [
+                (when[maker.name], blob)
+                for blob, maker in ((b, self.graph.producers.get(b)) for b in op.inputs)
+                if maker is not None and maker.name in when
+            ]
+            latest, blob = max(before, default=((0, 0), NOTHING))
+            if name in when and before and latest >= when[name]:
+                raise GraphError(
+                    f"op {name!r} reads {blob!r}, which the schedule makes later",
+                    op=name,
+                    blob=blob,
+                    expected="values that pass from forward to backward, and from the forward of a "
+                    "micro-batch to that of the next",
+                    found=f"{blob!r}, made by op {self.graph.producers[blob].name!r}",
+                    remedy="use accumulate for this net instead of a pipeline",
+                )
+            if op.kind == "Copy" and name not in when and before:
+                when[name] = latest
+            elif name not in when and name not in once:
+                when[name] = latest[0], later + number
+        return when
+
+    def _units(self) -> dict[str, tuple[int, int]]:
+        starts = self.plan.times()
+        micro = self.plan.micro
+        prefixes = [f"micro{m}/" for m in range(micro)] if micro > 1 else [""]
+        when: dict[str, tuple[int, int]] = {}
+        for place, name in enumerate((*self.flow.forward, *self.flow.backward)):
+            for m, prefix in enumerate(prefixes):
+                if place < len(self.flow.forward):
+                    unit = Unit("F", m, self.stage[name])
+                else:
+                    unit = Unit("W" if name in self.weights else "B", m, self.stage[name])
+                when[f"{prefix}{name}"] = starts[unit], place
+        return when
+
+
+def _count(places: Sequence[Location], own: Sequence[Location]) -> int:
+    """How many times the devices of the step there are."""
+    if not places or len(places) % len(own):
+        raise ConfigError(
+            f"a pipeline of a step on {len(own)} devices cannot be laid over {len(places)}",
+            expected=f"a multiple of {len(own)} devices",
+            found=", ".join(place.device for place in places) or "none",
+            remedy=f"name {len(own)} devices for each stage",
+        )
+    if len(set(places)) != len(places):
+        raise ConfigError(
+            "a device is named twice",
+            expected="each device once",
+            found=", ".join(place.device for place in places),
+            remedy="name every device once; schedule='interleaved' puts several stages on each",
+        )
+    return len(places) // len(own)
+
+
+def _refuse(
+    plan: Schedule, count: int, micro: int, stages: int | None, cut: Sequence[str] | None
+) -> None:
+    for what, expected, found in (
+        ("devices", plan.devices, count),
+        ("micro-batches", plan.micro, micro),
+        ("stages", plan.stages, stages),
+        ("stages", plan.stages, None if cut is None else len(cut) + 1),
+    ):
+        if found is not None and found != expected:
+            named = " of the cut" if cut is not None and found == len(cut) + 1 else ""
+            raise ConfigError(
+                f"the schedule is for {expected} {what}, not {found}",
+                expected=f"{expected} {what}",
+                found=f"{found} {what}{named}",
+                remedy="change one of the two: devices * chunks is the number of stages, and "
+                "a cut has a name for each stage but the first",
+            )
