@@ -123,6 +123,7 @@ CASES = [
     Case("Eltwise", (real(2, 3), real(2, 3), real(2, 3)), {"operation": "max"}),
     Case("Elu", (real(3, 5),), {"alpha": 0.7}),
     Case("Embedding", (whole(6, 2, 5), real(6, 3))),
+    Case("EmbeddingPart", (whole(6, 2, 5), real(3, 3)), {"start": 2}),
     Case("EuclideanLoss", (real(4, 3), real(4, 3))),
     Case("Exp", (real(3, 5),), {"scale": 0.5, "shift": -1.0}),
     Case("Exp", (real(3, 5),), {"base": 2.0}),
