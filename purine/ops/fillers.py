@@ -4,8 +4,8 @@ Every state draws from a generator of its own, so a value depends neither on the
 states are filled nor on the machine that fills them. Numbers are drawn in float64 and then cast, so
 nets of different dtypes start alike.
 
-A state that is a shard of another has a filler with the settings of `Shard`: it draws what the whole
-would be filled with and keeps its own part.
+A state that is a shard of another has a filler with the settings of `Shard`: it draws what the
+whole would be filled with and keeps its own part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor
 
 from purine.errors import KindError
-from purine.graph import Blob, Filler, State
+from purine.graph import Attribute, Blob, Filler, State
 from purine.ops.aten import dtype_of
 from purine.ops.registry import conforms, describe
 
@@ -46,7 +46,12 @@ class Shard:
 
     def filler(self, like: Filler) -> Filler:
         """The filler of the shard of a state that is filled by `like`."""
-        settings = {"of": self.of, "whole": self.whole, "axis": self.axis, "spans": self.spans}
+        settings: dict[str, Attribute] = {
+            "of": self.of,
+            "whole": self.whole,
+            "axis": self.axis,
+            "spans": self.spans,
+        }
         return Filler(like.kind, {**like.attributes, **settings})
 
     def take(self, value: Tensor) -> Tensor:
@@ -161,17 +166,18 @@ def _is_shard(filler: Filler, shape: tuple[int, ...] | None) -> bool:
     """Whether all settings of a shard are there and describe a blob of this shape."""
     if not all(key in filler.attributes for key in _SHARD):
         return False
-    of, whole, axis, spans = (filler.attributes[key] for key in _SHARD)
-    if not isinstance(of, str) or not conforms(whole, tuple[int, ...]):
+    hints = typing.get_type_hints(Shard)
+    if not all(conforms(filler.attributes[key], hints[key]) for key in _SHARD):
         return False
-    if not conforms(axis, int) or not conforms(spans, tuple[tuple[int, int], ...]) or not spans:
+    shard = shard_of(filler)
+    assert shard is not None
+    if not 0 <= shard.axis < len(shard.whole):
         return False
-    assert isinstance(whole, tuple)
-    assert isinstance(axis, int)
-    if not 0 <= axis < len(whole) or any(not 0 <= a < b <= whole[axis] for a, b in spans):  # type: ignore
+    if any(not 0 <= start < end <= shard.whole[shard.axis] for start, end in shard.spans):
         return False
-    extent = sum(b - a for a, b in spans)  # type: ignore
-    return shape is None or shape == (*whole[:axis], extent, *whole[axis + 1 :])
+    extent = sum(end - start for start, end in shard.spans)
+    own = (*shard.whole[: shard.axis], extent, *shard.whole[shard.axis + 1 :])
+    return shape is None or shape == own
 
 
 def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindError]:

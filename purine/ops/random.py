@@ -105,7 +105,9 @@ def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Te
     spans = list(zip(ends[::2], ends[1::2], strict=True))
     if not 0 < axis < len(shape) or sum(end - start for start, end in spans) != shape[axis]:
         raise ValueError(f"part {list(part)} does not describe a mask of shape {list(shape)}")
-    along = [torch.arange(start, end, dtype=torch.int32, device=seed.device) for start, end in spans]
+    along = [
+        torch.arange(start, end, dtype=torch.int32, device=seed.device) for start, end in spans
+    ]
     inner = math.prod(shape[axis + 1 :])
     row = torch.cat(along).mul_(inner).unsqueeze(1)
     row = row + torch.arange(inner, dtype=torch.int32, device=seed.device)

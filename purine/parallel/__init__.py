@@ -2,6 +2,7 @@
 
 from purine.parallel.copies import bytes_moved, insert_copies
 from purine.parallel.devices import devices_of, parse_devices
+from purine.parallel.hybrid import hybrid
 from purine.parallel.place import place, place_at_cut
 from purine.parallel.replicate import replicate
 from purine.parallel.shard import shard
@@ -11,6 +12,7 @@ __all__ = [
     "bytes_moved",
     "devices_of",
     "gather_values",
+    "hybrid",
     "insert_copies",
     "parse_devices",
     "place",

@@ -54,7 +54,9 @@ class Layout:
         return (*shape[: self.axis], self.extent(number), *shape[self.axis + 1 :])
 
 
-def evenly(extent: int, count: int, *, blocks: int = 1, unit: int = 1) -> tuple[tuple[Span, ...], ...]:
+def evenly(
+    extent: int, count: int, *, blocks: int = 1, unit: int = 1
+) -> tuple[tuple[Span, ...], ...]:
     """The spans of `count` pieces as equal as can be: of each of `blocks`, in whole units.
 
     >>> evenly(10, 3)

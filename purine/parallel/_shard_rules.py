@@ -14,9 +14,20 @@ from typing import Literal, TypeAlias
 
 from purine.graph import Attribute, Op
 from purine.ops.registry import lookup
-from purine.parallel._layout import Cannot, Layout, Shape, evenly, reshaped, reshaped_axis
+from purine.parallel._layout import Cannot, Layout, Shape, evenly, reshaped
 
-__all__ = ["ATTENTION", "FOLLOW", "WEIGHTED", "By", "Cut", "Piece", "Plan", "Seen", "blocks_of"]
+__all__ = [
+    "ATTENTION",
+    "FOLLOW",
+    "WEIGHTED",
+    "By",
+    "Cut",
+    "Piece",
+    "Plan",
+    "Seen",
+    "blocks_of",
+    "order_of",
+]
 
 By: TypeAlias = Literal["columns", "rows"]
 
@@ -75,13 +86,13 @@ class Cut:
     unit: int = 1
 
 
-def _same(seen: Seen, count: int, changed: Sequence[Mapping[str, Attribute]] = ()) -> tuple[Piece, ...]:
+def _same(
+    seen: Seen, count: int, changed: Sequence[Mapping[str, Attribute]] = ()
+) -> tuple[Piece, ...]:
     """Pieces of the op's own kind with all its inputs, and some attributes changed."""
     changes = changed or [{}] * count
     every = tuple(range(len(seen.inputs)))
-    return tuple(
-        Piece(seen.op.kind, {**seen.op.attributes, **change}, every) for change in changes
-    )
+    return tuple(Piece(seen.op.kind, {**seen.op.attributes, **change}, every) for change in changes)
 
 
 def _plan(
@@ -215,8 +226,8 @@ def _products(seen: Seen) -> Plan | None:
     return _plan(seen, first, [first, second], [first])
 
 
-def _order(seen: Seen) -> tuple[int, ...]:
-    """Dimension k of the result is dimension `_order[k]` of the input."""
+def order_of(seen: Seen) -> tuple[int, ...]:
+    """Dimension k of the result is dimension `order_of[k]` of the input."""
     dims, attributes = len(seen.inputs[0]), seen.op.attributes
     order = list(range(dims))
     if seen.op.kind in ("Transpose", "aten.permute"):
@@ -234,7 +245,7 @@ def _transposed(seen: Seen) -> Plan | None:
     layout = _only(seen)
     if layout is None:
         return None
-    return _plan(seen, layout, [layout], [layout.along(_order(seen).index(layout.axis))])
+    return _plan(seen, layout, [layout], [layout.along(order_of(seen).index(layout.axis))])
 
 
 def _reshaped(seen: Seen) -> Plan | None:
@@ -361,9 +372,7 @@ FOLLOW: Mapping[str, Callable[[Seen], Plan | None]] = {
         ),
         _reshaped,
     ),
-    **dict.fromkeys(
-        ("Split", "aten.split.Tensor", "aten.split_with_sizes", "aten.chunk"), _split
-    ),
+    **dict.fromkeys(("Split", "aten.split.Tensor", "aten.split_with_sizes", "aten.chunk"), _split),
     **dict.fromkeys(("Concat", "aten.cat"), _concat),
     **dict.fromkeys(("LayerNorm", "aten.layer_norm"), _layer_norm),
     **dict.fromkeys(("aten.matmul", "aten.bmm"), _products),
@@ -523,9 +532,7 @@ def _embedding(seen: Seen, cut: Cut) -> Plan:
         raise Cannot("its padding and scaling need the whole table")
     spans = evenly(shape[0], cut.count)
     wanted[table] = Layout(0, spans)
-    pieces = tuple(
-        Piece("EmbeddingPart", {"start": part[0][0]}, (index, table)) for part in spans
-    )
+    pieces = tuple(Piece("EmbeddingPart", {"start": part[0][0]}, (index, table)) for part in spans)
     return Plan(tuple(wanted), (None,), pieces, summed=True)
 
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from purine.autodiff import GRADIENT
-from purine.errors import ConfigError
+from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
+from purine.ops.clock import ITERATION, SEED
 from purine.ops.infer import check
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_location, as_locations
 
-__all__ = ["matching", "moved", "place", "place_at_cut"]
+__all__ = ["matching", "moved", "no_match", "place", "place_at_cut", "refuse_gradients"]
 
 _UPDATE = "update"
 
@@ -57,6 +58,7 @@ def place_at_cut(
     >>> net.ops["fc1"].location.device, net.ops["loss"].location.device
     ('cpu:0', 'cpu:1')
     """
+    refuse_gradients(net, "place_at_cut")
     places = as_locations(devices)
     if len(places) != len(names) + 1:
         raise ConfigError(
@@ -68,10 +70,11 @@ def place_at_cut(
     bare = without_copies(net)
     for name in names:
         if name not in bare.ops:
-            raise _no_match(bare, name)
+            raise no_match(bare, name)
     stages: dict[str, int] = {}
     for name in bare.order:
-        makers = [bare.producers[blob].name for blob in bare.ops[name].inputs if _made(bare, blob)]
+        read = bare.ops[name].inputs
+        makers = [bare.producers[blob].name for blob in read if blob in bare.producers]
         stage = max((stages[maker] for maker in makers), default=0)
         if name in names:
             stage = max(stage, names.index(name) + 1)
@@ -94,7 +97,7 @@ def matching(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
     for pattern in patterns:
         names = {name for name in graph.ops if fnmatchcase(name, pattern)}
         if not names:
-            raise _no_match(graph, pattern)
+            raise no_match(graph, pattern)
         found |= names
     return tuple(name for name in graph.ops if name in found)
 
@@ -112,64 +115,63 @@ def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
     for name in graph.order:
         if name in named:
             put(name, named[name])
-    first: dict[str, Location] = {}
+    first: dict[str, str] = {}
     for name in graph.order:
         if name not in later:
             for blob in graph.ops[name].inputs:
-                first.setdefault(blob, builder.ops[name].location)
+                first.setdefault(blob, name)
     for name in graph.states:
-        if name in first and _belongs(graph, name):
-            homes[name] = first[name]
+        if first.get(name) in named and name not in (SEED, ITERATION):
+            homes[name] = named[first[name]]
     for name in later:
-        if name not in named:
-            put(name, _followed(graph, builder, homes, name))
-    for name, state in graph.states.items():
+        target = None if name in named else _followed(graph, named, homes, name)
+        if target is not None:
+            put(name, target)
+    for name in graph.states:
         slot = next((p for p in _tails(name) if p in graph.states and p in homes), None)
         if slot is not None and name not in first:
             homes[name] = homes[slot]
-        if name in homes and state.next not in homes and state.next == name:
-            homes[state.next] = homes[name]
     for name, home in homes.items():
         builder.blobs[name] = replace(builder.blobs[name], location=home)
     return check(insert_copies(builder.graph()))
 
 
 def _followed(
-    graph: Graph, builder: Builder, homes: Mapping[str, Location], name: str
-) -> Location:
-    """Where an op of a backward or an update goes if nothing names it."""
-    own = graph.ops[name].location
+    graph: Graph, named: Mapping[str, Location], homes: Mapping[str, Location], name: str
+) -> Location | None:
+    """Where an op of a backward or an update goes if what it belongs to was moved."""
     head, _, rest = name.partition("/")
     if head == _UPDATE:
-        return homes.get(rest, own)
+        return homes.get(rest)
     parts = rest.split("/")
     for count in range(len(parts), 0, -1):
         prefix = "/".join(parts[:count])
         if prefix in homes:
             return homes[prefix]
-        if prefix in graph.ops and not prefix.startswith(f"{GRADIENT}/"):
-            return builder.ops[prefix].location
-    return own
-
-
-def _belongs(graph: Graph, state: str) -> bool:
-    """Whether a state is one of an op's own, and not the clock's."""
-    readers = graph.consumers[state]
-    shared = state in ("seed", "iteration")
-    return bool(readers) and not shared
+        if prefix in graph.ops:
+            return named.get(prefix)
+    return None
 
 
 def _tails(name: str) -> list[str]:
-    """What is left of a path behind each of its first parts: `momentum/fc/weight` to `fc/weight`."""
+    """What is left of a path behind its first parts: of `momentum/fc/weight`, `fc/weight`."""
     parts = name.split("/")
     return ["/".join(parts[start:]) for start in range(1, len(parts))]
 
 
-def _made(graph: Graph, blob: str) -> bool:
-    return blob in graph.producers
+def refuse_gradients(net: Graph, transform: str) -> None:
+    """An error for a graph that is not a net any more."""
+    if any(name.startswith(f"{GRADIENT}/") for name in net.blobs):
+        raise GraphError(
+            "the graph has gradients already",
+            expected="a net of forward ops",
+            found=f"blobs under {GRADIENT}/",
+            remedy=f"change the net first: sgd(backward({transform}(net, ...)))",
+        )
 
 
-def _no_match(graph: Graph, pattern: str) -> ConfigError:
+def no_match(graph: Graph, pattern: str) -> ConfigError:
+    """The error that no op is called so, with the nearest names."""
     near = difflib.get_close_matches(pattern.strip("*"), graph.ops, n=3, cutoff=0.4)
     return ConfigError(
         f"no op is called {pattern!r}",

@@ -19,7 +19,7 @@ from typing import get_args
 
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
-from purine.ops.fillers import Shard
+from purine.ops.fillers import Shard, shard_of
 from purine.ops.infer import check, complete
 from purine.parallel._layout import Cannot, Layout, reshaped_axis
 from purine.parallel._shard_rules import (
@@ -30,14 +30,16 @@ from purine.parallel._shard_rules import (
     Cut,
     Plan,
     Seen,
-    _order,
     blocks_of,
+    order_of,
 )
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_locations, devices_of
-from purine.parallel.place import matching
+from purine.parallel.place import matching, refuse_gradients
 
 __all__ = ["shard"]
+
+_SUCH = "an op with parameters, such as Conv, InnerProduct or Embedding"
 
 
 def shard(
@@ -64,14 +66,7 @@ def shard(
     ['fc1/weight/shard0', 'fc1/weight/shard1', 'fc1/bias/shard0', 'fc1/bias/shard1']
     """
     places = as_locations(devices)
-    if not places or len(set(places)) != len(places):
-        raise ConfigError(
-            f"a net cannot be cut over {len(places)} devices" if not places else "a device is named twice",
-            expected="each device once, and at least one",
-            found=", ".join(place.device for place in places) or "none",
-            remedy="name every device once",
-        )
-    _refuse_steps(net)
+    _refuse(net, places)
     bare = complete(without_copies(net))
     if len(devices_of(bare)) == 1:
         bare = _all_at(bare, places[0])
@@ -81,13 +76,23 @@ def shard(
     return check(insert_copies(_Emission(bare, places, planned).graph()))
 
 
-def _refuse_steps(net: Graph) -> None:
-    if any(name.startswith("grad/") for name in net.blobs):
+def _refuse(net: Graph, places: Sequence[Location]) -> None:
+    if not places or len(set(places)) != len(places):
+        raise ConfigError(
+            f"a net cannot be cut over {len(places)} devices, of which {len(set(places))} differ",
+            expected="each device once, and at least one",
+            found=", ".join(place.device for place in places) or "none",
+            remedy="name every device once",
+        )
+    refuse_gradients(net, "shard")
+    cut = next((name for name, state in net.states.items() if shard_of(state.filler)), None)
+    if cut is not None:
         raise GraphError(
-            "the graph has gradients already",
-            expected="a net of forward ops",
-            found="blobs under grad/",
-            remedy="shard the net first: sgd(backward(shard(net, devices)))",
+            "the net is sharded already",
+            blob=cut,
+            expected="a net whose parameters are whole",
+            found=f"state {cut!r}",
+            remedy="shard the net once, over all devices",
         )
 
 
@@ -115,9 +120,9 @@ def _planned(
     """Decide in the order of the net; a state is cut as the first op that cuts it wants it."""
     ways = _ways(net, by)
     asked = set() if ops is None else set(matching(net, ops))
-    for name in asked:
-        if net.ops[name].kind not in WEIGHTED and len(asked) == 1:
-            raise _refused(net.ops[name], "it has no parameters to cut it by")
+    if asked and not any(net.ops[name].kind in WEIGHTED for name in asked):
+        raise _refused(net.ops[min(asked)], "it has no parameters to cut it by")
+    named = asked | (ways.keys() if isinstance(by, Mapping) else set())
     found = _Planned()
     for name in net.order:
         op = net.ops[name]
@@ -134,7 +139,7 @@ def _planned(
                 grain = _grain(net, op)
                 plan = WEIGHTED[op.kind](seen, Cut(count, ways.get(name), *grain))
             except Cannot as reason:
-                if name in asked or name in ways:
+                if name in named:
                     raise _refused(op, str(reason)) from None
         if plan is None and any(seen.layouts) and op.kind in FOLLOW:
             plan = FOLLOW[op.kind](seen)
@@ -156,7 +161,7 @@ def _planned(
     if not any(op.kind in WEIGHTED for op in map(net.ops.__getitem__, found.ops)):
         raise GraphError(
             "nothing in the net can be cut",
-            expected=f"an op of a kind such as {', '.join(list(WEIGHTED)[:4])}, of {count} or more outputs",
+            expected=f"{_SUCH}, of {count} or more outputs",
             found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
             remedy="use fewer devices, or replicate",
         )
@@ -189,7 +194,7 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
             )
         names = matching(net, [pattern])
         found.update((name, way) for name in names if net.ops[name].kind in WEIGHTED)
-    return found if isinstance(by, Mapping) else {n: w for n, w in found.items()}
+    return found
 
 
 def _refused(op: Op, reason: str) -> ConfigError:
@@ -198,7 +203,7 @@ def _refused(op: Op, reason: str) -> ConfigError:
         where=op.where,
         op=op.name,
         location=str(op.location),
-        expected=f"an op of a kind such as {', '.join(list(WEIGHTED)[:4])} that divides over the devices",
+        expected=f"{_SUCH}, that can be laid over the devices",
         found=reason,
         remedy="leave it out of ops and by, or use other devices",
     )
@@ -229,7 +234,7 @@ def _grain(net: Graph, op: Op) -> tuple[int, int]:
         outputs = tuple(_shape(net, name) if name else () for name in reader.outputs)
         seen = Seen(reader, inputs, outputs, (None,) * len(inputs), (False,) * len(inputs))
         if rule is FOLLOW["Transpose"]:
-            axis = _order(seen).index(axis)
+            axis = order_of(seen).index(axis)
         elif rule is FOLLOW["Reshape"]:
             after = reshaped_axis(inputs[0], axis, outputs[0])
             if after is None:
@@ -382,9 +387,7 @@ class _Emission:
         self.builder.add(blob)
         settings: dict[str, Attribute] = {"axis": layout.axis}
         names = [part for _, part in sorted(parts)]
-        self.builder.op(
-            f"{name}/gather", "Concat", names, [name], settings, location=blob.location
-        )
+        self.builder.op(f"{name}/gather", "Concat", names, [name], settings, location=blob.location)
         return name
 
     def _at(self, name: str, layout: Layout | None, number: int) -> str:

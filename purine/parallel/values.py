@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from purine.errors import ConfigError
@@ -35,6 +34,7 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
     """Values of the states of a sharded net or step, under the names and in the form of the net.
 
     >>> import purine as pu
+    >>> import torch
     >>> net = pu.zoo.mlp(batch=8)
     >>> cut = pu.parallel.shard(net, "cpu:0-1")
     >>> values = {name: torch.zeros(cut.blobs[name].shape) for name in cut.states}
