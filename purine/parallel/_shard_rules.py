@@ -485,20 +485,22 @@ def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> Plan:
     x, weight = seen.inputs[:2]
     if cut.by == "rows":
         raise Cannot(f"it has {groups} groups, which are cut by columns alone")
-    if groups % cut.count and cut.count % groups:
-        raise Cannot(f"{groups} groups cannot be laid over {cut.count} devices")
     into, out = x[1] // groups, weight[0] // groups
-    each = max(1, groups // cut.count)
-    devices = max(1, cut.count // groups)
-    within = evenly(out, devices) if devices > 1 else (((0, out),),)
-    spans, reads = [], []
-    for number in range(cut.count):
-        first = number * each if devices == 1 else number // devices
-        start, end = within[number % devices][0]
-        last = (first + each - 1) * out + end
-        spans.append(((first * out + start, last),))
-        reads.append(((first * into, (first + each) * into),))
-    changed: list[dict[str, Attribute]] = [{"groups": each}] * cut.count
+    spans, reads, owned = [], [], []
+    if groups >= cut.count:
+        for ((first, last),) in evenly(groups, cut.count):
+            spans.append(((first * out, last * out),))
+            reads.append(((first * into, last * into),))
+            owned.append(last - first)
+    elif cut.count % groups == 0:
+        for group in range(groups):
+            for ((start, end),) in evenly(out, cut.count // groups):
+                spans.append(((group * out + start, group * out + end),))
+                reads.append(((group * into, (group + 1) * into),))
+                owned.append(1)
+    else:
+        raise Cannot(f"{groups} groups cannot be laid over {cut.count} devices")
+    changed: list[dict[str, Attribute]] = [{"groups": count} for count in owned]
     return _conv_columns(seen, cut, Layout(1, tuple(spans)), Layout(1, tuple(reads)), changed)
 
 

@@ -43,7 +43,7 @@ def place(graph: Graph, places: Mapping[str, str | Location]) -> Graph:
         location = as_location(device)
         for name in matching(bare, [pattern]):
             named[name] = location
-    return moved(bare, named)
+    return moved(bare, _with_helpers(bare, named))
 
 
 def place_at_cut(
@@ -134,6 +134,27 @@ def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
     for name, home in homes.items():
         builder.blobs[name] = replace(builder.blobs[name], location=home)
     return check(insert_copies(builder.graph()))
+
+
+def _with_helpers(graph: Graph, named: Mapping[str, Location]) -> dict[str, Location]:
+    """With the ops under `o/` that only work for op `o`, which lowering has put there."""
+    found = dict(named)
+    owners: dict[str, str] = {}
+    for name in reversed(graph.order):
+        if name in named or name.startswith(f"{GRADIENT}/"):
+            continue
+        readers = [
+            op.name for blob in graph.ops[name].outputs for op in graph.consumers.get(blob, ())
+        ]
+        for owner in (name.rpartition("/")[0], owners.get(readers[0], "") if readers else ""):
+            own = (owner, f"{GRADIENT}/{owner}/")
+            if owner in named and all(
+                reader == owner or reader.startswith(own[1]) or owners.get(reader) == owner
+                for reader in readers
+            ):
+                found[name], owners[name] = named[owner], owner
+                break
+    return found
 
 
 def _followed(
