@@ -137,23 +137,26 @@ def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
 
 
 def _with_helpers(graph: Graph, named: Mapping[str, Location]) -> dict[str, Location]:
-    """With the ops under `o/` that only work for op `o`, which lowering has put there."""
+    """With the ops under `o/` that only op `o` and its backward read: lowering has put them there.
+
+    Other ops of such names, such as an activation behind `o`, are ops of the net themselves.
+    """
     found = dict(named)
-    owners: dict[str, str] = {}
+    helped: dict[str, str] = {}
     for name in reversed(graph.order):
-        if name in named or name.startswith(f"{GRADIENT}/"):
+        owner = name.rpartition("/")[0]
+        if name in named or owner not in named or name.startswith(f"{GRADIENT}/"):
             continue
-        readers = [
-            op.name for blob in graph.ops[name].outputs for op in graph.consumers.get(blob, ())
-        ]
-        for owner in (name.rpartition("/")[0], owners.get(readers[0], "") if readers else ""):
-            own = (owner, f"{GRADIENT}/{owner}/")
-            if owner in named and all(
-                reader == owner or reader.startswith(own[1]) or owners.get(reader) == owner
-                for reader in readers
-            ):
-                found[name], owners[name] = named[owner], owner
-                break
+        blobs = graph.ops[name].outputs
+        readers = [op.name for blob in blobs for op in graph.consumers.get(blob, ())]
+        if all(
+            reader == owner
+            or reader.startswith(f"{GRADIENT}/{owner}/")
+            or helped.get(reader) == owner
+            for reader in readers
+        ):
+            helped[name] = owner
+            found[name] = named[owner]
     return found
 
 

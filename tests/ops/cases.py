@@ -117,6 +117,11 @@ CASES = [
     Case("Deconv", (IMAGE, real(4, 5, 3, 3), real(5)), {"stride": 2, "pad": 1, "output_pad": 1}),
     Case("Deconv", (IMAGE, real(4, 1, 2, 2)), {"groups": 4, "stride": 2}),
     Case("Dropout", (IMAGE,), {"ratio": 0.3, "stream": "drop"}),
+    Case(
+        "Dropout",
+        (IMAGE,),
+        {"ratio": 0.3, "stream": "drop", "part": (1, IMAGE.shape[1] + 2, 2, IMAGE.shape[1] + 2)},
+    ),
     Case("Eltwise", (real(2, 3), real(2, 3), real(2, 3))),
     Case("Eltwise", (real(2, 3), real(2, 3)), {"coefficients": (1.0, -2.5)}),
     Case("Eltwise", (real(2, 3), real(2, 3), real(2, 3)), {"operation": "product"}),
