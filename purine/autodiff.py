@@ -5,6 +5,10 @@ and a loss is lowered: the calls of its traced joint that do not depend on a cot
 place, the others become its backward, so that saved values are shared and never computed twice. Ops
 that no gradient passes stay as they are. The gradient of blob `x` is blob `grad/x`; where `x` has
 several readers their contributions are added by explicit ops, that of the last reader first.
+
+Ops of a backward are where the op of the net is, and a `Copy` is pulled back by a `Copy` to where
+its input is. So the gradient of a blob is at the blob's location, and a net whose crossings are all
+copies gives a graph of which the same holds.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import purine.ops.average  # noqa: F401  (registers the kinds)
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Op
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.ops.gradient import RULES, Rule
 from purine.ops.infer import complete, infer_op, op_key, spec_of
 from purine.ops.registry import lookup
@@ -292,6 +297,14 @@ class _Walk:
                 return target
             return total
         blob = self.builder.blobs[name]
+        if any(map(self._is_copied, parts)):
+            result = self.builder.fresh(target)
+            self.builder.blob(result, blob.shape, blob.dtype, blob.location)
+            settings: dict[str, Attribute] = {"weights": (1.0,) * len(parts)}
+            self.builder.op(
+                result, "Average", parts, [result], settings, location=blob.location, lane="inbound"
+            )
+            return result
         for index, part in enumerate(parts[1:], 1):
             last = index == len(parts) - 1
             result = self.builder.fresh(target if last else f"{target}/sum")
@@ -302,6 +315,11 @@ class _Walk:
                 )
             total = result
         return total
+
+    def _is_copied(self, part: str) -> bool:
+        """Whether a contribution comes from another location: then one op adds all of them."""
+        made = map(self.builder.ops.get, self.emitted.get(part, []))
+        return any(op is not None and op.kind == "Copy" and part in op.outputs for op in made)
 
     def _add_rows(self, total: str, part: str, result: str) -> bool:
         """Add the gradient of an embedding row by row, where it is a part of a sum.
@@ -384,13 +402,15 @@ class _Emitter:
         *,
         label: str | None = None,
         outputs: Sequence[str | None] | None = None,
+        location: Location | None = None,
     ) -> tuple[str, ...]:
+        place = location or self.op.location
         main = outputs is not None and self.op.outputs[0] in outputs
         short = label or kind.split(".")[min(1, kind.count("."))].strip("_")
         name = self.builder.fresh(f"{self.prefix}/{short}")
         if main and self.op.name not in self.builder.ops:
             name = self.op.name
-        draft = Op(name, kind, tuple(inputs), (), attributes or {}, self.op.location, self.op.lane)
+        draft = Op(name, kind, tuple(inputs), (), attributes or {}, place, self.op.lane)
         specs = infer_op(draft, [spec_of(self.builder.blobs[item]) for item in inputs])
         names: list[str] = []
         for index, spec in enumerate(specs):
@@ -399,9 +419,9 @@ class _Emitter:
                 given = (
                     name if len(specs) == 1 and not main else self.builder.fresh(f"{name}/{index}")
                 )
-                self.builder.blob(given, spec.shape, spec.dtype, self.op.location)
+                self.builder.blob(given, spec.shape, spec.dtype, place)
             elif given and spec is not None and given not in self.builder.blobs:
-                self.builder.blob(given, spec.shape, spec.dtype, self.op.location)
+                self.builder.blob(given, spec.shape, spec.dtype, place)
             names.append(given or NOTHING)
         self.builder.add(replace(draft, outputs=tuple(names)))
         self.names.append(name)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from purine.graph import Op
+from purine.ops.gradient import RULES, Emit, Rule
 from purine.ops.registry import Attr, Kind, kind, register
 
 __all__ = ["Copy", "Data", "StopGradient"]
@@ -37,3 +41,24 @@ def Copy(x: Tensor, *, alias: bool = False) -> Tensor:
 def StopGradient(x: Tensor) -> Tensor:
     """The same value; no gradient passes."""
     return x.view_as(x)
+
+
+def _lower_copy(emit: Emit, op: Op) -> tuple[str, ...]:
+    emit("Copy", op.inputs, op.attributes, outputs=op.outputs)
+    return ()
+
+
+def _pull_copy(
+    emit: Emit,
+    op: Op,
+    saved: Sequence[str],
+    cotangents: Sequence[str | None],
+    wanted: Sequence[bool],
+) -> Sequence[str | None]:
+    """The gradient of what was copied goes back to where that came from."""
+    (cotangent,) = cotangents
+    assert cotangent is not None
+    return emit("Copy", [cotangent], op.attributes, location=emit.blob(op.inputs[0]).location)
+
+
+RULES["Copy"] = Rule(_lower_copy, _pull_copy)

@@ -3,6 +3,9 @@
 Every state draws from a generator of its own, so a value depends neither on the order in which
 states are filled nor on the machine that fills them. Numbers are drawn in float64 and then cast, so
 nets of different dtypes start alike.
+
+A state that is a shard of another has a filler with the settings of `Shard`: it draws what the
+whole would be filled with and keeps its own part.
 """
 
 from __future__ import annotations
@@ -12,20 +15,56 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from purine.errors import KindError
-from purine.graph import Blob, Filler, State
+from purine.graph import Attribute, Blob, Filler, State
 from purine.ops.aten import dtype_of
 from purine.ops.registry import conforms, describe
 
-__all__ = ["fill", "filler_problems"]
+__all__ = ["Shard", "fill", "filler_problems", "shard_of"]
 
 Variance = Literal["fan_in", "fan_out", "average"]
 Draw = Callable[..., Tensor]
+
+
+_SHARD = ("of", "whole", "axis", "spans")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a whole state a state is: `spans` are pairs (start, end) along `axis`."""
+
+    of: str
+    whole: tuple[int, ...]
+    axis: int
+    spans: tuple[tuple[int, int], ...]
+
+    def filler(self, like: Filler) -> Filler:
+        """The filler of the shard of a state that is filled by `like`."""
+        settings: dict[str, Attribute] = {
+            "of": self.of,
+            "whole": self.whole,
+            "axis": self.axis,
+            "spans": self.spans,
+        }
+        return Filler(like.kind, {**like.attributes, **settings})
+
+    def take(self, value: Tensor) -> Tensor:
+        """The shard's own part of a value of the whole."""
+        parts = [value.narrow(self.axis, start, end - start) for start, end in self.spans]
+        return torch.cat(parts, self.axis)
+
+
+def shard_of(filler: Filler) -> Shard | None:
+    """What a filler says of the part that its state is, or None for one that stands for itself."""
+    if "of" not in filler.attributes:
+        return None
+    return Shard(**{key: filler.attributes[key] for key in _SHARD})  # type: ignore[arg-type]
 
 
 def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: str) -> Tensor:
@@ -39,6 +78,10 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
     """
     for problem in _problems(filler, Blob(name, tuple(shape), dtype), None):
         raise problem
+    shard = shard_of(filler)
+    if shard is not None:
+        whole = fill(_own(filler), shard.whole, dtype, seed=seed, name=shard.of)
+        return shard.take(whole)
     key = hashlib.sha256(f"{seed}\n{name}".encode()).digest()
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
     value = _FILLERS[filler.kind](tuple(shape), generator, **filler.attributes)
@@ -130,6 +173,30 @@ def _fan(shape: tuple[int, ...], variance: Variance) -> float:
     return max(found, 1.0)
 
 
+def _own(filler: Filler) -> Filler:
+    """The filler without what it says of a shard."""
+    settings = {key: value for key, value in filler.attributes.items() if key not in _SHARD}
+    return Filler(filler.kind, settings)
+
+
+def _is_shard(filler: Filler, shape: tuple[int, ...] | None) -> bool:
+    """Whether all settings of a shard are there and describe a blob of this shape."""
+    if not all(key in filler.attributes for key in _SHARD):
+        return False
+    hints = typing.get_type_hints(Shard)
+    if not all(conforms(filler.attributes[key], hints[key]) for key in _SHARD):
+        return False
+    shard = shard_of(filler)
+    assert shard is not None
+    if not 0 <= shard.axis < len(shard.whole):
+        return False
+    if any(not 0 <= start < end <= shard.whole[shard.axis] for start, end in shard.spans):
+        return False
+    extent = sum(end - start for start, end in shard.spans)
+    own = (*shard.whole[: shard.axis], extent, *shard.whole[shard.axis + 1 :])
+    return shape is None or shape == own
+
+
 def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindError]:
     def problem(what: str, expected: str, found: str, remedy: str) -> KindError:
         return KindError(
@@ -142,6 +209,17 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
             remedy=remedy,
         )
 
+    if not filler.attributes.keys().isdisjoint(_SHARD):
+        if not _is_shard(filler, blob.shape):
+            yield problem(
+                "does not describe a shard",
+                "of, whole, axis and spans, which together give the size of the blob",
+                f"size {list(blob.shape or ())}, "
+                + ", ".join(f"{key} = {filler.attributes.get(key)!r}" for key in _SHARD),
+                "let purine.parallel.shard make the filler",
+            )
+            return
+        filler = _own(filler)
     draw = _FILLERS.get(filler.kind)
     if draw is None:
         yield problem(

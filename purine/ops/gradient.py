@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from purine.graph import Attribute, Blob, Op
+from purine.graph import Attribute, Blob, Location, Op
 
 __all__ = ["RULES", "Emit", "Lower", "Pull", "Rule"]
 
@@ -19,7 +19,8 @@ class Emit(Protocol):
     """Adds an op and its result blobs to the graph being built and returns the results' names.
 
     `outputs` gives the results' names: NOTHING for those nobody needs, None for those that get a
-    fresh name. The op's name ends in `label`, by default in the kind's own name.
+    fresh name. The op's name ends in `label`, by default in the kind's own name. It is at the
+    location of the op that is differentiated, unless another is given.
     """
 
     def __call__(
@@ -30,6 +31,7 @@ class Emit(Protocol):
         *,
         label: str | None = None,
         outputs: Sequence[str | None] | None = None,
+        location: Location | None = None,
     ) -> tuple[str, ...]: ...
 
     def blob(self, name: str) -> Blob:

@@ -220,7 +220,7 @@ def op_key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
     """What determines the results of tracing an op."""
     # By repr, since 1, 1.0 and True are equal and mean different things to a kernel.
     settings = repr(sorted(op.attributes.items()))
-    return op.kind, settings, tuple(inputs), op.location.device
+    return op.kind, settings, tuple(inputs), str(device_of(op.location))
 
 
 def _infer_checked(op: Op, blobs: Mapping[str, Blob]) -> tuple[Spec | None, ...]:

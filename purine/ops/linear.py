@@ -14,6 +14,7 @@ from purine.ops.registry import kind
 __all__ = [
     "Bias",
     "Embedding",
+    "EmbeddingPart",
     "InnerProduct",
     "Scale",
     "bias",
@@ -45,6 +46,18 @@ def InnerProduct(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axis:
 def Embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """The rows of weight [V, D] that int64 indices name."""
     return F.embedding(indices, weight)
+
+
+@kind
+def EmbeddingPart(indices: Tensor, weight: Tensor, *, start: int) -> Tensor:
+    """The rows that indices name of a table of which weight holds those from `start` on.
+
+    Indices of other rows give zeros, so the sum over all parts of a table is the whole table's.
+    """
+    own = indices - start
+    inside = (own >= 0) & (own < weight.shape[0])
+    rows = F.embedding(own.clamp(0, weight.shape[0] - 1), weight)
+    return rows * inside.unsqueeze(-1).to(rows.dtype)
 
 
 @kind

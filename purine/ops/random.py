@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from purine.graph import Op
+from purine.graph import Attribute, Op
 from purine.ops.aten import dtype_name, dtype_of
 from purine.ops.gradient import RULES, Emit, Rule
 from purine.ops.net import Var
@@ -28,10 +28,15 @@ def random_bits(
     seed: Tensor, iteration: Tensor, count: int, *, stream: str, offset: int = 0
 ) -> Tensor:
     """`count` int32 values whose bits are random; `stream` names what they are drawn for."""
+    places = torch.arange(offset, offset + count, dtype=torch.int32, device=seed.device)
+    return _bits_at(places, seed, iteration, stream)
+
+
+def _bits_at(bits: Tensor, seed: Tensor, iteration: Tensor, stream: str) -> Tensor:
+    """The random bits of the given places, written over these."""
     key = _mix64(seed * 0x5851F42D4C957F2D + iteration)
     key = _mix64(key ^ zlib.crc32(stream.encode()))
     low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
-    bits = torch.arange(offset, offset + count, dtype=torch.int32, device=seed.device)
     # Two rounds of an invertible 32-bit mixer, with half of the key before each.
     for half in (low, high):
         bits.bitwise_xor_(half)
@@ -51,10 +56,18 @@ def RandomMask(
     stream: str,
     dtype: str = "float32",
     offset: int = 0,
+    part: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """1 / keep with probability `keep`, else 0, for every element of `shape`."""
-    start = offset * math.prod(shape[1:])
-    bits = random_bits(seed, iteration, math.prod(shape), stream=stream, offset=start)
+    """1 / keep with probability `keep`, else 0, for every element of `shape`.
+
+    A mask that is a `part` of a larger one draws what that draws there: the numbers are an axis,
+    the extent of the whole along it, and the start and end of each span of it, one after the other.
+    """
+    if part is None:
+        start = offset * math.prod(shape[1:])
+        bits = random_bits(seed, iteration, math.prod(shape), stream=stream, offset=start)
+    else:
+        bits = _bits_at(_places(shape, part, offset, seed), seed, iteration, stream)
     limit = min(round(keep * 2**32) - 2**31, 2**31 - 1)
     return (bits < limit).to(dtype_of(dtype)).mul_(1.0 / keep).view(shape)
 
@@ -68,6 +81,7 @@ def Dropout(
     ratio: float = 0.5,
     stream: str = "",
     offset: int = 0,
+    part: tuple[int, ...] | None = None,
 ) -> Tensor:
     """Zero each element with probability `ratio` and scale the others up; nothing at test time."""
     if not 0 <= ratio < 1:
@@ -80,8 +94,27 @@ def Dropout(
         stream=stream,
         dtype=dtype_name(x.dtype),
         offset=offset,
+        part=part,
     )
     return x * mask
+
+
+def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Tensor) -> Tensor:
+    """The place of each element of a part in the whole that it belongs to."""
+    axis, extent, *ends = part
+    spans = list(zip(ends[::2], ends[1::2], strict=True))
+    if not 0 < axis < len(shape) or sum(end - start for start, end in spans) != shape[axis]:
+        raise ValueError(f"part {list(part)} does not describe a mask of shape {list(shape)}")
+    along = [
+        torch.arange(start, end, dtype=torch.int32, device=seed.device) for start, end in spans
+    ]
+    inner = math.prod(shape[axis + 1 :])
+    row = torch.cat(along).mul_(inner).unsqueeze(1)
+    row = row + torch.arange(inner, dtype=torch.int32, device=seed.device)
+    outer = math.prod(shape[:axis])
+    first = offset * math.prod(shape[1:axis])
+    rows = torch.arange(first, first + outer, dtype=torch.int32, device=seed.device)
+    return (rows.mul_(extent * inner).unsqueeze(1) + row.view(1, -1)).view(-1)
 
 
 def dropout(x: Var, *, ratio: float = 0.5, name: str | None = None) -> Var:
@@ -96,18 +129,16 @@ def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
     ratio = op.attributes.get("ratio", 0.5)
     assert isinstance(ratio, float | int)
     assert blob.shape is not None
-    (mask,) = emit(
-        "RandomMask",
-        [seed, iteration],
-        {
-            "shape": blob.shape,
-            "keep": 1.0 - ratio,
-            "stream": op.attributes.get("stream", ""),
-            "dtype": blob.dtype,
-            "offset": op.attributes.get("offset", 0),
-        },
-        label="mask",
-    )
+    settings: dict[str, Attribute] = {
+        "shape": blob.shape,
+        "keep": 1.0 - ratio,
+        "stream": op.attributes.get("stream", ""),
+        "dtype": blob.dtype,
+        "offset": op.attributes.get("offset", 0),
+    }
+    if "part" in op.attributes:
+        settings["part"] = op.attributes["part"]
+    (mask,) = emit("RandomMask", [seed, iteration], settings, label="mask")
     emit("aten.mul.Tensor", [x, mask], outputs=op.outputs)
     return (mask,)
 

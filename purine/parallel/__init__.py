@@ -1,10 +1,12 @@
 """Schemes of parallelism: functions from graph to graph."""
 
-from purine.parallel.copies import insert_copies
+from purine.parallel.copies import bytes_moved, insert_copies
 from purine.parallel.cut import balanced_cut, cut_at
 from purine.parallel.devices import devices_of, parse_devices
+from purine.parallel.hybrid import hybrid
 from purine.parallel.memory import peak_memory
 from purine.parallel.pipeline import pipeline
+from purine.parallel.place import place, place_at_cut
 from purine.parallel.replicate import replicate
 from purine.parallel.schedule import (
     SCHEDULES,
@@ -16,6 +18,8 @@ from purine.parallel.schedule import (
     one_f_one_b,
     zero_bubble,
 )
+from purine.parallel.shard import shard
+from purine.parallel.values import gather_values, shard_values
 
 __all__ = [
     "SCHEDULES",
@@ -23,15 +27,22 @@ __all__ = [
     "balanced_cut",
     "bubble",
     "bubble_formula",
+    "bytes_moved",
     "cut_at",
     "devices_of",
+    "gather_values",
     "gpipe",
+    "hybrid",
     "insert_copies",
     "interleaved",
     "one_f_one_b",
     "parse_devices",
     "peak_memory",
     "pipeline",
+    "place",
+    "place_at_cut",
     "replicate",
+    "shard",
+    "shard_values",
     "zero_bubble",
 ]

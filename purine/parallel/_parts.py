@@ -42,7 +42,7 @@ def add_part(
     """Add a copy of the batch half; `reads` renames blobs from outside of it, such as states."""
     names = {name: part.name(name) for name in halves.made()} | {NOTHING: NOTHING}
     outside = reads or {}
-    own = batch_of(graph)
+    samples = _samples(graph)
     for name in graph.blobs:
         if name in names:
             blob = graph.blobs[name]
@@ -54,7 +54,7 @@ def add_part(
                 name=part.name(op.name),
                 inputs=tuple(names.get(name) or outside.get(name, name) for name in op.inputs),
                 outputs=tuple(names[name] for name in op.outputs),
-                attributes=_moved(graph, op, part, own),
+                attributes=_moved(graph, op, part, samples),
                 location=part.located(op.location),
             )
         )
@@ -85,7 +85,7 @@ def is_scalar(blob: Blob) -> bool:
     return blob.shape == () and "float" in blob.dtype
 
 
-def _moved(graph: Graph, op: Op, part: Part, own: int) -> Mapping[str, Attribute]:
+def _moved(graph: Graph, op: Op, part: Part, samples: Mapping[str, int]) -> Mapping[str, Attribute]:
     """The attributes of an op, moved to the samples of its part."""
     if op.kind == "Data":
         offset = op.attributes.get("offset", 0)
@@ -97,17 +97,40 @@ def _moved(graph: Graph, op: Op, part: Part, own: int) -> Mapping[str, Attribute
         assert isinstance(offset, int)
         if shape:
             # Rows of the blob for each sample: more than one where places were joined with samples.
-            rows = shape[0] * _copies(graph) // own
+            rows = shape[0] // samples[op.name]
             return {**op.attributes, "offset": offset + part.start * rows}
     return op.attributes
 
 
-def _copies(graph: Graph) -> int:
-    """Into how many equal parts the graph has cut its batch already."""
-    for op in graph.ops.values():
-        whole = op.attributes.get("whole") if op.kind == "Data" else None
-        if isinstance(whole, int):
-            shape = graph.blobs[next(name for name in op.outputs if name != NOTHING)].shape
+def _samples(graph: Graph) -> dict[str, int]:
+    """How many samples of the batch each op works on.
+
+    In a graph that has cut its batch already, ops work on one part of it, or on several that were
+    joined. What reads no samples itself, such as a mask, works on as many as those who read it.
+    """
+    sizes: dict[int | None, int] = {None: batch_of(graph)}
+    read: dict[str, frozenset[int | None]] = dict.fromkeys(graph.inputs, frozenset((None,)))
+    found: dict[str, frozenset[int | None]] = {}
+    nothing: frozenset[int | None] = frozenset()
+    for name in graph.order:
+        op = graph.ops[name]
+        parts = nothing.union(*(read.get(blob, nothing) for blob in op.inputs))
+        if op.kind == "Data":
+            offset = op.attributes.get("offset", 0)
+            assert isinstance(offset, int)
+            shape = graph.blobs[next(blob for blob in op.outputs if blob != NOTHING)].shape
             assert shape
-            return whole // shape[0]
-    return 1
+            sizes[offset] = shape[0]
+            parts = frozenset((offset,))
+        found[name] = parts
+        read.update(dict.fromkeys(op.outputs, parts))
+    for name in reversed(graph.order):
+        if not found[name]:
+            readers = (
+                op for blob in graph.ops[name].outputs for op in graph.consumers.get(blob, ())
+            )
+            found[name] = next((found[op.name] for op in readers if found[op.name]), nothing)
+    return {
+        name: sum(sizes[part] for part in parts) if parts else sizes[None]
+        for name, parts in found.items()
+    }

@@ -1,7 +1,8 @@
 """What all solvers share: an update op per parameter, its states and the learning rate.
 
 The parameters of a graph are its trainable states that have a gradient. Each keeps its name; its
-state carries on to the blob `<name>/next` that the op `update/<name>` writes.
+state carries on to the blob `<name>/next` that the op `update/<name>` writes. Updates are where
+their parameter is; what they read from elsewhere is copied.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from purine.errors import GraphError
 from purine.graph import Attribute, Blob, Builder, Filler, Graph
 from purine.ops.clock import ITERATION
 from purine.ops.registry import kinds
+from purine.parallel.copies import insert_copies
 from purine.solvers._options import not_negative
 from purine.solvers.rates import Rate, add_rate
 
@@ -91,7 +93,7 @@ def attach(
             {k: v for k, v in settings.items() if v != known.attributes[k].default},
             location=weight.location,
         )
-    return builder.graph()
+    return insert_copies(builder.graph())
 
 
 def _following(builder: Builder, name: str, like: Blob) -> str:

@@ -6,11 +6,13 @@ raw ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import purine.ops.update  # noqa: F401  (registers the kinds)
 from purine.autodiff import GRADIENT, gradient_of
-from purine.graph import Builder, Graph
+from purine.graph import Builder, Graph, Location
+from purine.parallel.copies import insert_copies
 from purine.solvers._attach import parameters
 from purine.solvers._options import positive
 
@@ -35,10 +37,7 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
                 inputs=tuple(raw.get(name, name) for name in op.inputs),
                 outputs=tuple(raw.get(name, name) for name in op.outputs),
             )
-    location = builder.blobs[next(iter(raw))].location
-    norm = builder.fresh(f"{GRADIENT}/norm")
-    builder.blob(norm, (), "float64", location)
-    builder.op(norm, "GlobalNorm", list(raw.values()), [norm], location=location)
+    norm = _norm(builder, list(raw.values()))
     for clipped, gradient in raw.items():
         builder.op(
             builder.fresh(f"{clipped}/clip"),
@@ -48,4 +47,23 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
             {"max_norm": max_norm},
             location=builder.blobs[clipped].location,
         )
-    return builder.graph()
+    return insert_copies(builder.graph())
+
+
+def _norm(builder: Builder, gradients: Sequence[str]) -> str:
+    """Add the norm of all gradients; where they are at several locations, that of their norms."""
+    groups: dict[Location, list[str]] = {}
+    for name in gradients:
+        groups.setdefault(builder.blobs[name].location, []).append(name)
+    norm = builder.fresh(f"{GRADIENT}/norm")
+    norms: list[str] = []
+    for number, (place, names) in enumerate(groups.items()):
+        own = norm if len(groups) == 1 else f"{norm}/{number}"
+        builder.blob(own, (), "float64", place)
+        builder.op(own, "GlobalNorm", names, [own], location=place)
+        norms.append(own)
+    if len(groups) > 1:
+        first = next(iter(groups))
+        builder.blob(norm, (), "float64", first)
+        builder.op(norm, "GlobalNorm", norms, [norm], location=first)
+    return norm

@@ -45,6 +45,22 @@ def test_a_part_of_a_batch_is_treated_as_in_the_whole() -> None:
     assert torch.equal(whole[5:], part)
 
 
+def test_a_part_along_another_axis_is_drawn_as_in_the_whole() -> None:
+    settings = {"keep": 0.5, "stream": "a"}
+    whole = RandomMask(number(1), number(2), shape=(6, 5, 7, 2), **settings)
+    part = RandomMask(
+        number(1),
+        number(2),
+        shape=(3, 5, 4, 2),
+        offset=2,
+        part=(2, 7, 0, 1, 3, 6),
+        **settings,
+    )
+    assert torch.equal(part, whole[2:5][:, :, [0, 3, 4, 5]])
+    with pytest.raises(ValueError, match="does not describe a mask"):
+        RandomMask(number(1), number(2), shape=(3, 5), part=(1, 7, 0, 4), **settings)
+
+
 def test_a_dropout_layer_draws_under_its_own_name() -> None:
     net = Net()
     x = net.input("x", (2, 3))

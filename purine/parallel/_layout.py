@@ -1,0 +1,94 @@
+"""How a blob is cut: along which axis, and which spans of it each device holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["Cannot", "Layout", "Shape", "Span", "evenly", "reshaped", "reshaped_axis"]
+
+Shape: TypeAlias = tuple[int, ...]
+Span: TypeAlias = tuple[int, int]
+
+
+class Cannot(Exception):
+    """Why an op cannot be sharded as asked; the text completes a sentence of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The spans of one axis that each device holds, in the order of the devices.
+
+    The spans of a device stand one behind the other in its piece. They need not be all of the axis
+    and may overlap where they only say what is read.
+    """
+
+    axis: int
+    parts: tuple[tuple[Span, ...], ...]
+
+    def extent(self, number: int) -> int:
+        """How much of the axis is in piece `number`."""
+        return sum(end - start for start, end in self.parts[number])
+
+    def along(self, axis: int) -> Layout:
+        """The same cut of another axis of the same extent."""
+        return Layout(axis, self.parts)
+
+    def scaled(self, axis: int, factor: int, divisor: int = 1) -> Layout | None:
+        """The cut of an axis that is `factor / divisor` as long, where it falls between places."""
+        spans = [span for part in self.parts for span in part]
+        if any(end * factor % divisor for span in spans for end in span):
+            return None
+        return Layout(
+            axis,
+            tuple(
+                tuple((s * factor // divisor, e * factor // divisor) for s, e in part)
+                for part in self.parts
+            ),
+        )
+
+    def local(self, shape: Shape, number: int) -> Shape:
+        """The shape of piece `number` of a blob of the given shape."""
+        return (*shape[: self.axis], self.extent(number), *shape[self.axis + 1 :])
+
+
+def evenly(
+    extent: int, count: int, *, blocks: int = 1, unit: int = 1
+) -> tuple[tuple[Span, ...], ...]:
+    """The spans of `count` pieces as equal as can be: of each of `blocks`, in whole units.
+
+    >>> evenly(10, 3)
+    (((0, 4),), ((4, 7),), ((7, 10),))
+    >>> evenly(8, 2, blocks=2)
+    (((0, 2), (4, 6)), ((2, 4), (6, 8)))
+    """
+    size = extent // blocks
+    units = size // unit
+    if units < count:
+        what = "heads" if unit > 1 or blocks > 1 else "places"
+        raise Cannot(f"{units} {what} cannot be cut into {count}")
+    ends = [0]
+    for number in range(count):
+        ends.append(ends[-1] + (units // count + (number < units % count)) * unit)
+    return tuple(
+        tuple((block * size + ends[k], block * size + ends[k + 1]) for block in range(blocks))
+        for k in range(count)
+    )
+
+
+def reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
+    """The axis of a reshaped blob that begins where `axis` begins, or None where none does."""
+    outer = math.prod(before[:axis])
+    found = [place for place in range(len(after)) if math.prod(after[:place]) == outer]
+    return found[-1] if found else None
+
+
+def reshaped(before: Shape, layout: Layout, after: Sequence[int]) -> Layout | None:
+    """How a reshaped blob is cut if the pieces are reshaped alone; None where they cannot be."""
+    shape = tuple(after)
+    axis = reshaped_axis(before, layout.axis, shape)
+    if axis is None:
+        return None
+    return layout.scaled(axis, math.prod(before[layout.axis + 1 :]), math.prod(shape[axis + 1 :]))

@@ -1,0 +1,260 @@
+"""Data parallel convolutions and model parallel inner products, in one net.
+
+Convolutions have few parameters and many activations, inner products the reverse. So the first part
+of a net is there once for each device, with that device's share of the batch and the same
+parameters; the second part is there once for the whole batch, cut over the devices by `shard`. In
+between every device joins the activations of all.
+
+The net that is given is that of one share: n devices with batch b train as batch n * b does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.errors import ConfigError, GraphError
+from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.ops.clock import ITERATION, SEED
+from purine.ops.infer import check, complete, size_in_bytes, with_batch
+from purine.ops.registry import lookup
+from purine.parallel._halves import Halves, batch_of
+from purine.parallel._parts import Part, add_part, average, is_scalar
+from purine.parallel.copies import insert_copies, without_copies
+from purine.parallel.devices import as_locations, devices_of
+from purine.parallel.place import no_match, refuse_gradients
+from purine.parallel.shard import shard
+
+__all__ = ["hybrid"]
+
+_FULL = ("InnerProduct", "aten.linear", "aten.addmm")
+
+
+def hybrid(
+    net: Graph, devices: str | Iterable[str | Location], *, split: str | None = None
+) -> Graph:
+    """The net with its first part on every device and the rest cut over all of them.
+
+    The rest begins with the first inner products, or with `split`: an op that it begins with, or a
+    blob that it reads. Copies of the first part are under `replica0/`, `replica1/`, ...; their
+    parameters are shared out among the devices. Batch norm in the first part normalises the samples
+    of each device by themselves.
+
+    >>> from purine.zoo import lenet
+    >>> net = hybrid(lenet(batch=4), ["cpu:0", "cpu:1"])
+    >>> net.blobs["replica1/pool2"].shape, net.blobs["pool2"].shape
+    ((4, 50, 4, 4), (8, 50, 4, 4))
+    """
+    places = as_locations(devices)
+    if len(places) < 2 or len(set(places)) != len(places):
+        raise ConfigError(
+            f"a net cannot be hybrid over {len(places)} devices",
+            expected="two or more devices, each once",
+            found=", ".join(place.device for place in places) or "none",
+            remedy="name two devices or more",
+        )
+    refuse_gradients(net, "hybrid")
+    if len(devices_of(net)) > 1:
+        raise GraphError(
+            f"the net is on {len(devices_of(net))} devices already",
+            expected="a net on one device",
+            found=", ".join(place.device for place in devices_of(net)),
+            remedy="give the net as it was before it was placed",
+        )
+    bare = complete(without_copies(net))
+    parts = _Parts(bare, _rest(bare, split))
+    return _Hybrid(bare, parts, places).graph()
+
+
+def _rest(net: Graph, split: str | None) -> set[str]:
+    """The ops behind the border between the two parts."""
+    if split is None:
+        starts = {op.name for op in net.ops.values() if op.kind in _FULL}
+        if not starts:
+            raise GraphError(
+                "the net has no inner products",
+                expected=f"an op of a kind such as {', '.join(_FULL[:2])}, or split=",
+                found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
+                remedy="name the border with split, or use replicate",
+            )
+    elif split in net.ops:
+        starts = {split}
+    elif split in net.blobs:
+        starts = {op.name for op in net.consumers[split]}
+    else:
+        raise no_match(net, split)
+    found: set[str] = set()
+    for name in net.order:
+        makers = {net.producers[b].name for b in net.ops[name].inputs if b in net.producers}
+        if name in starts or not makers.isdisjoint(found):
+            found.add(name)
+    return found
+
+
+class _Parts:
+    """The ops of a net by part: of each share, of the whole batch, and of no batch at all."""
+
+    def __init__(self, net: Graph, rest: set[str]) -> None:
+        self.net = net
+        behind: set[str] = set(net.inputs)
+        front: list[Op] = []
+        self.shared: list[Op] = []
+        for name in net.order:
+            op = net.ops[name]
+            drawn = op.kind == "Data" or "stream" in lookup(op).attributes
+            if name in rest:
+                continue
+            if drawn or not behind.isdisjoint(op.inputs):
+                front.append(op)
+                behind.update(op.outputs)
+            else:
+                self.shared.append(op)
+        self.rest = [net.ops[name] for name in net.order if name in rest]
+        self.front = Halves(tuple(front), (), {}, net.inputs)
+        self.made = self.front.made()
+        read = {name for op in self.rest for name in op.inputs}
+        self.border = [name for name in net.blobs if name in self.made and name in read]
+        if not any(lookup(op).loss for op in self.rest) or not any(
+            net.blobs[name].dtype.startswith("float") for name in self.border
+        ):
+            raise GraphError(
+                "the net has no two parts",
+                expected="convolutions, and behind them inner products and a loss",
+                found=f"{len(front)} ops before the border, {len(self.rest)} behind it",
+                remedy="name another border with split, or use shard or replicate",
+            )
+
+
+class _Hybrid:
+    """The hybrid net while it is built."""
+
+    def __init__(self, net: Graph, parts: _Parts, places: tuple[Location, ...]) -> None:
+        self.net = net
+        self.parts = parts
+        self.places = places
+        self.batch = batch_of(net)
+        self.wide = _widened(net, self.batch * len(places))
+
+    def graph(self) -> Graph:
+        rest = shard(self._rest_alone(), self.places)
+        builder = Builder(rest)
+        builder.outputs = []
+        for name in builder.states.keys() & self.net.states.keys():
+            builder.states[name] = self.net.states[name]
+        for name, location in self._owners(builder).items():
+            builder.add(replace(self.net.blobs[name], location=location))
+            builder.add(self.net.states[name])
+        copies = [self._share(number) for number in range(len(self.places))]
+        for part in copies:
+            add_part(builder, self.net, self.parts.front, part)
+        for op in self.parts.shared:
+            self._add_shared(builder, op)
+        self._join(builder, [part.prefix for part in copies])
+        self._carry(builder, copies)
+        for name in self.net.outputs:
+            builder.outputs += self._outputs(builder, name, copies)
+        return check(insert_copies(builder.graph()))
+
+    def _share(self, number: int) -> Part:
+        place = self.places[number]
+        whole = self.batch * len(self.places)
+        return Part(f"replica{number}", number * self.batch, whole, lambda _: place)
+
+    def _rest_alone(self) -> Graph:
+        """The rest for the whole batch as a net of its own, fed with what crosses the border."""
+        builder = Builder()
+        made = {name for op in self.parts.rest for name in op.outputs if name != NOTHING}
+        read = {name for op in self.parts.rest for name in op.inputs}
+        for name, blob in self.wide.blobs.items():
+            if name in made or name in read:
+                builder.add(blob)
+        for op in self.parts.rest:
+            builder.add(self.wide.ops[op.name])
+        for name, state in self.net.states.items():
+            if name in read:
+                builder.add(state if state.next in made else replace(state, next=name))
+        builder.outputs = [name for name in self.net.outputs if name in made]
+        return builder.graph()
+
+    def _owners(self, builder: Builder) -> dict[str, Location]:
+        """Where the states are that the rest has not: parameters are shared out by size."""
+        load = dict.fromkeys(self.places, 0)
+        owners: dict[str, Location] = {}
+        names = [
+            name
+            for name in self.net.states
+            if name not in builder.states and f"{name}/shard0" not in builder.states
+        ]
+        for name in sorted(names, key=lambda n: (-size_in_bytes(self.net.blobs[n]), n)):
+            owner = (
+                self.places[0]
+                if name in (SEED, ITERATION)
+                else min(self.places, key=load.__getitem__)
+            )
+            load[owner] += size_in_bytes(self.net.blobs[name])
+            owners[name] = owner
+        return {name: owners[name] for name in names}
+
+    def _add_shared(self, builder: Builder, op: Op) -> None:
+        for name in op.outputs:
+            if name != NOTHING and name not in builder.blobs:
+                builder.add(replace(self.net.blobs[name], location=self.places[0]))
+        builder.add(replace(op, location=self.places[0]))
+
+    def _join(self, builder: Builder, prefixes: list[str]) -> None:
+        """Let every device that reads a blob of the border join the shares of all by itself."""
+        for name in self.parts.border:
+            pieces = [f"{prefix}/{name}" for prefix in prefixes]
+            copies = [
+                op for op in builder.ops.values() if op.kind == "Copy" and op.inputs == (name,)
+            ]
+            read = any(name in op.inputs for op in builder.ops.values() if op.kind != "Copy")
+            for op in copies:
+                builder.ops[op.name] = Op(
+                    op.name, "Concat", tuple(pieces), op.outputs, {"axis": 0}, op.location
+                )
+            if read:
+                place = builder.blobs[name].location
+                builder.op(f"{name}/join", "Concat", pieces, [name], {"axis": 0}, location=place)
+            else:
+                del builder.blobs[name]
+
+    def _carry(self, builder: Builder, copies: list[Part]) -> None:
+        """States that the first part updates go on as the mean of all shares."""
+        for name, state in self.net.states.items():
+            if state.next not in self.parts.made:
+                continue
+            location = builder.blobs[name].location
+            blob = self.net.blobs[state.next]
+            pieces = [part.name(state.next) for part in copies]
+            if "float" in blob.dtype:
+                average(builder, blob, state.next, pieces, location=location)
+            else:
+                builder.add(replace(blob, location=location))
+                builder.op(state.next, "aten.clone", pieces[:1], [state.next], location=location)
+
+    def _outputs(self, builder: Builder, name: str, copies: list[Part]) -> list[str]:
+        if name not in self.parts.made:
+            return [name]
+        pieces = [part.name(name) for part in copies]
+        if not is_scalar(self.net.blobs[name]):
+            return pieces
+        average(builder, self.net.blobs[name], name, pieces, location=self.places[0])
+        return [name]
+
+
+def _widened(net: Graph, batch: int) -> Graph:
+    """The net for the whole batch."""
+    try:
+        return check(with_batch(net, batch))
+    except GraphError as error:
+        raise GraphError(
+            f"the net cannot be rebuilt for a batch of {batch}",
+            where=error.where,
+            op=error.op,
+            blob=error.blob,
+            expected="ops that do not hold the batch size in their attributes",
+            found=str(error).splitlines()[0],
+            remedy="write the net with named kinds, or use shard or replicate",
+        ) from error

@@ -1,0 +1,429 @@
+"""Tensor parallelism: single layers cut over several devices, on the net, before `backward`.
+
+A layer with parameters is cut by columns (each device makes a part of the result) or by rows (each
+makes a summand of it). Ops that can work on pieces follow their inputs, so that a column layer, its
+activation and a row layer run without a gather between them; before any other op the pieces are
+gathered. Everything that is added can be differentiated, so `backward` needs to know nothing.
+
+Parameters become states `p/shard0`, `p/shard1`, ..., which start with their parts of what the whole
+would be filled with. The numbers are those of the net, but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import get_args
+
+from purine.errors import ConfigError, GraphError
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.ops.fillers import Shard, shard_of
+from purine.ops.infer import check, complete
+from purine.parallel._layout import Cannot, Layout, reshaped_axis
+from purine.parallel._shard_rules import (
+    ATTENTION,
+    FOLLOW,
+    WEIGHTED,
+    By,
+    Cut,
+    Plan,
+    Seen,
+    blocks_of,
+    order_of,
+)
+from purine.parallel.copies import insert_copies, without_copies
+from purine.parallel.devices import as_locations, devices_of
+from purine.parallel.place import matching, refuse_gradients
+
+__all__ = ["shard"]
+
+_SUCH = "an op with parameters, such as Conv, InnerProduct or Embedding"
+
+
+def shard(
+    net: Graph,
+    devices: str | Iterable[str | Location],
+    *,
+    ops: Sequence[str] | None = None,
+    by: By | Mapping[str, By] | None = None,
+) -> Graph:
+    """The net with its inner products, convolutions and embeddings cut over the devices.
+
+    `ops` names the layers to cut, with patterns such as `fc*`; by default all that can be are.
+    `by` is `columns` or `rows` for all of them, or by pattern; by default a layer whose input is
+    cut where it sums goes by rows, an embedding by rows of its vocabulary, others by columns.
+    Shards may be uneven: 1000 classes over 3 devices are 334, 333 and 333. What is not cut stays at
+    its device; a net that is on one device is first moved to the first of `devices`.
+
+    Solvers see shards as parameters of their own: those that look at a whole parameter, such as
+    `lars`, differ from the uncut net.
+
+    >>> from purine.zoo import mlp
+    >>> net = shard(mlp(batch=8), ["cpu:0", "cpu:1"])
+    >>> [name for name in net.states if name.startswith("fc1")]
+    ['fc1/weight/shard0', 'fc1/weight/shard1', 'fc1/bias/shard0', 'fc1/bias/shard1']
+    """
+    places = as_locations(devices)
+    _refuse(net, places)
+    bare = complete(without_copies(net))
+    if len(devices_of(bare)) == 1:
+        bare = _all_at(bare, places[0])
+    if len(places) == 1:
+        return check(insert_copies(bare))
+    planned = _planned(bare, len(places), ops, by)
+    return check(insert_copies(_Emission(bare, places, planned).graph()))
+
+
+def _refuse(net: Graph, places: Sequence[Location]) -> None:
+    if not places or len(set(places)) != len(places):
+        raise ConfigError(
+            f"a net cannot be cut over {len(places)} devices, of which {len(set(places))} differ",
+            expected="each device once, and at least one",
+            found=", ".join(place.device for place in places) or "none",
+            remedy="name every device once",
+        )
+    refuse_gradients(net, "shard")
+    cut = next((name for name, state in net.states.items() if shard_of(state.filler)), None)
+    if cut is not None:
+        raise GraphError(
+            "the net is sharded already",
+            blob=cut,
+            expected="a net whose parameters are whole",
+            found=f"state {cut!r}",
+            remedy="shard the net once, over all devices",
+        )
+
+
+def _all_at(net: Graph, place: Location) -> Graph:
+    return Graph(
+        {name: replace(blob, location=place) for name, blob in net.blobs.items()},
+        {name: replace(op, location=place) for name, op in net.ops.items()},
+        net.states,
+        net.control,
+        net.outputs,
+    )
+
+
+class _Planned:
+    """How each op and blob of a net is cut."""
+
+    def __init__(self) -> None:
+        self.ops: dict[str, Plan] = {}
+        self.blobs: dict[str, Layout] = {}
+
+
+def _planned(
+    net: Graph, count: int, ops: Sequence[str] | None, by: By | Mapping[str, By] | None
+) -> _Planned:
+    """Decide in the order of the net; a state is cut as the first op that cuts it wants it."""
+    ways = _ways(net, by)
+    asked = set() if ops is None else set(matching(net, ops))
+    if asked and not any(net.ops[name].kind in WEIGHTED for name in asked):
+        raise _refused(net.ops[min(asked)], "it has no parameters to cut it by")
+    named = asked | (ways.keys() if isinstance(by, Mapping) else set())
+    found = _Planned()
+    for name in net.order:
+        op = net.ops[name]
+        seen = Seen(
+            op,
+            tuple(_shape(net, blob) for blob in op.inputs),
+            tuple(_shape(net, blob) if blob else () for blob in op.outputs),
+            tuple(None if b in net.states else found.blobs.get(b) for b in op.inputs),
+            tuple(blob in net.states for blob in op.inputs),
+        )
+        plan = None
+        if op.kind in WEIGHTED and (ops is None or name in asked):
+            try:
+                grain = _grain(net, op)
+                plan = WEIGHTED[op.kind](seen, Cut(count, ways.get(name), *grain))
+            except Cannot as reason:
+                if name in named:
+                    raise _refused(op, str(reason)) from None
+        if plan is None and any(seen.layouts) and op.kind in FOLLOW:
+            plan = FOLLOW[op.kind](seen)
+        if plan is None:
+            continue
+        found.ops[name] = plan
+        for blob, layout in zip(op.inputs, plan.inputs, strict=True):
+            if layout is not None and blob in net.states:
+                found.blobs.setdefault(blob, layout)
+        for blob, layout in zip(op.outputs, plan.outputs, strict=True):
+            if layout is not None and blob != NOTHING:
+                found.blobs[blob] = layout
+    for name, state in net.states.items():
+        if state.next != name and found.blobs.get(name) != found.blobs.get(state.next):
+            found.blobs.pop(name, None)
+    for name in list(found.blobs):
+        if name in net.states and not _is_partition(found.blobs[name], _shape(net, name)):
+            del found.blobs[name]
+    if not any(op.kind in WEIGHTED for op in map(net.ops.__getitem__, found.ops)):
+        raise GraphError(
+            "nothing in the net can be cut",
+            expected=f"{_SUCH}, of {count} or more outputs",
+            found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
+            remedy="use fewer devices, or replicate",
+        )
+    return found
+
+
+def _is_partition(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether the parts hold every place of the axis once."""
+    ends = 0
+    for start, end in sorted(span for part in layout.parts for span in part):
+        if start != ends:
+            return False
+        ends = end
+    return ends == shape[layout.axis]
+
+
+def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
+    """Which ops are to be cut in which way."""
+    if by is None:
+        return {}
+    given: Mapping[str, By] = by if isinstance(by, Mapping) else {"*": by}
+    found: dict[str, By] = {}
+    for pattern, way in given.items():
+        if way not in get_args(By):
+            raise ConfigError(
+                f"there is no way {way!r} to cut an op",
+                expected=" or ".join(get_args(By)),
+                found=repr(way),
+                remedy="use one of these",
+            )
+        names = matching(net, [pattern])
+        found.update((name, way) for name in names if net.ops[name].kind in WEIGHTED)
+    return found
+
+
+def _refused(op: Op, reason: str) -> ConfigError:
+    return ConfigError(
+        f"op {op.name!r} ({op.kind}) at {op.location} cannot be cut: {reason}",
+        where=op.where,
+        op=op.name,
+        location=str(op.location),
+        expected=f"{_SUCH}, that can be laid over the devices",
+        found=reason,
+        remedy="leave it out of ops and by, or use other devices",
+    )
+
+
+def _shape(net: Graph, blob: str) -> tuple[int, ...]:
+    shape = net.blobs[blob].shape
+    assert shape is not None
+    return shape
+
+
+def _grain(net: Graph, op: Op) -> tuple[int, int]:
+    """Into how many blocks and in which units a result must be cut for attention by heads.
+
+    Looks ahead through ops that only rearrange; (1, 1) where no attention reads the result.
+    """
+    blob, axis = op.outputs[0], len(_shape(net, op.outputs[0])) - 1
+    blocks, unit, scale = 1, 1, Fraction(1)
+    while True:
+        readers = [net.ops[reader.name] for reader in net.consumers[blob]]
+        if any(reader.kind in ATTENTION for reader in readers):
+            return blocks, unit
+        if not readers:
+            return 1, 1
+        reader = readers[0]
+        rule = FOLLOW.get(reader.kind)
+        inputs = tuple(_shape(net, name) for name in reader.inputs)
+        outputs = tuple(_shape(net, name) if name else () for name in reader.outputs)
+        seen = Seen(reader, inputs, outputs, (None,) * len(inputs), (False,) * len(inputs))
+        if rule is FOLLOW["Transpose"]:
+            axis = order_of(seen).index(axis)
+        elif rule is FOLLOW["Reshape"]:
+            after = reshaped_axis(inputs[0], axis, outputs[0])
+            if after is None:
+                return 1, 1
+            step = Fraction(math.prod(outputs[0][after + 1 :]), math.prod(inputs[0][axis + 1 :]))
+            scale, axis = scale * step, after
+            unit = math.lcm(unit, scale.numerator)
+        elif rule is FOLLOW["Split"] and blocks_of(seen) is not None:
+            cut = blocks_of(seen)
+            assert cut is not None
+            blocks *= cut[1] if cut[0] == axis else 1
+        elif rule is not FOLLOW["Relu"]:
+            return 1, 1
+        if reader.outputs[0] == NOTHING:
+            return 1, 1
+        blob = reader.outputs[0]
+
+
+class _Emission:
+    """Builds the net of pieces, in the order of the net."""
+
+    def __init__(self, net: Graph, places: Sequence[Location], planned: _Planned) -> None:
+        self.net = net
+        self.places = places
+        self.planned = planned
+        self.builder = Builder()
+        self.gathered: set[str] = set()
+        self.sliced: dict[tuple[str, Layout], list[str]] = {}
+
+    def graph(self) -> Graph:
+        net, builder = self.net, self.builder
+        made: dict[str, list[str]] = {}
+        for name in net.states:
+            self._add_state(name)
+        for name in net.inputs:
+            builder.add(net.blobs[name])
+        for name in net.order:
+            before = set(builder.ops)
+            plan = self.planned.ops.get(name)
+            if plan is None:
+                self._add_whole(net.ops[name])
+            else:
+                self._add_pieces(net.ops[name], plan)
+            made[name] = [op for op in builder.ops if op not in before]
+        for name, state in net.states.items():
+            if name not in self.planned.blobs and state.next in self.planned.blobs:
+                self._whole(state.next)
+        builder.outputs = [self._whole(name) for name in net.outputs]
+        builder.control = {
+            (one, other) for a, b in net.control for one in made[a] for other in made[b]
+        }
+        return builder.graph()
+
+    def _add_state(self, name: str) -> None:
+        blob, state = self.net.blobs[name], self.net.states[name]
+        layout = self.planned.blobs.get(name)
+        if layout is None:
+            readers = [self.net.ops[op.name] for op in self.net.consumers[name]]
+            alone = [self._place_of(op, name) for op in readers]
+            home = alone[0] if len(alone) == 1 and alone[0] is not None else blob.location
+            self.builder.add(replace(blob, location=home))
+            self.builder.add(state)
+            return
+        assert blob.shape is not None
+        for number in range(len(self.places)):
+            piece = self._add_piece(blob, layout, number)
+            following = piece if state.next == name else f"{state.next}/shard{number}"
+            part = Shard(name, blob.shape, layout.axis, layout.parts[number])
+            own = replace(state, read=piece, next=following, filler=part.filler(state.filler))
+            self.builder.add(own)
+
+    def _place_of(self, op: Op, state: str) -> Location | None:
+        """Where a state that is whole is read by a piece alone: the bias of the first summand."""
+        plan = self.planned.ops.get(op.name)
+        if plan is None:
+            return None
+        at = op.inputs.index(state)
+        readers = [number for number, piece in enumerate(plan.pieces) if at in piece.inputs]
+        return self.places[readers[0]] if len(readers) == 1 else None
+
+    def _add_piece(self, blob: Blob, layout: Layout, number: int) -> str:
+        assert blob.shape is not None
+        name = f"{blob.name}/shard{number}"
+        shape = layout.local(blob.shape, number)
+        self.builder.add(replace(blob, name=name, shape=shape, location=self.places[number]))
+        return name
+
+    def _add_whole(self, op: Op) -> None:
+        inputs = tuple(self._whole(name) for name in op.inputs)
+        for name in op.outputs:
+            if name != NOTHING:
+                self.builder.add(self.net.blobs[name])
+        self.builder.add(replace(op, inputs=inputs))
+
+    def _add_pieces(self, op: Op, plan: Plan) -> None:
+        summands: list[str] = []
+        for number, piece in enumerate(plan.pieces):
+            place = self.places[number]
+            inputs = tuple(
+                self._at(op.inputs[item], plan.inputs[item], number) for item in piece.inputs
+            )
+            outputs = []
+            for name, layout in zip(op.outputs, plan.outputs, strict=True):
+                if name == NOTHING:
+                    outputs.append(NOTHING)
+                elif layout is not None:
+                    outputs.append(self._add_piece(self.net.blobs[name], layout, number))
+                else:
+                    part = f"{name}/summand{number}"
+                    self.builder.add(replace(self.net.blobs[name], name=part, location=place))
+                    outputs.append(part)
+                    summands.append(part)
+            self.builder.add(
+                Op(
+                    f"{op.name}/shard{number}",
+                    piece.kind,
+                    inputs,
+                    tuple(outputs),
+                    piece.attributes,
+                    place,
+                    op.lane,
+                    op.where,
+                )
+            )
+        if plan.summed:
+            (name,) = op.outputs
+            self.builder.add(self.net.blobs[name])
+            self.builder.op(
+                op.name, "Eltwise", summands, [name], location=op.location, where=op.where
+            )
+
+    def _whole(self, name: str) -> str:
+        """The whole of a blob at its place, gathered where it is cut."""
+        layout = self.planned.blobs.get(name)
+        if layout is None or name in self.gathered:
+            return name
+        self.gathered.add(name)
+        blob = self.net.blobs[name]
+        parts: list[tuple[int, str]] = []
+        for number, spans in enumerate(layout.parts):
+            piece = f"{name}/shard{number}"
+            start = 0
+            for span in spans:
+                end = start + span[1] - span[0]
+                own = piece
+                if len(spans) > 1:
+                    own = self._slice(piece, layout.axis, start, end, f"{piece}/span")
+                parts.append((span[0], own))
+                start = end
+        self.builder.add(blob)
+        settings: dict[str, Attribute] = {"axis": layout.axis}
+        names = [part for _, part in sorted(parts)]
+        self.builder.op(f"{name}/gather", "Concat", names, [name], settings, location=blob.location)
+        return name
+
+    def _at(self, name: str, layout: Layout | None, number: int) -> str:
+        """What piece `number` reads of a blob: all of it, a piece that is there, or a slice."""
+        if layout is None:
+            return self._whole(name)
+        if self.planned.blobs.get(name) == layout:
+            return f"{name}/shard{number}"
+        key = (name, layout)
+        if key not in self.sliced:
+            whole = self._whole(name)
+            slices = []
+            for spans in layout.parts:
+                parts = [self._slice(whole, layout.axis, s, e, f"{name}/slice") for s, e in spans]
+                slices.append(parts[0] if len(parts) == 1 else self._join(parts, layout.axis, name))
+            self.sliced[key] = slices
+        return self.sliced[key][number]
+
+    def _slice(self, name: str, axis: int, start: int, end: int, label: str) -> str:
+        blob = self.builder.blobs[name]
+        assert blob.shape is not None
+        if end - start == blob.shape[axis]:
+            return name
+        made = self.builder.fresh(label)
+        shape = (*blob.shape[:axis], end - start, *blob.shape[axis + 1 :])
+        self.builder.add(replace(blob, name=made, shape=shape))
+        settings: dict[str, Attribute] = {"axis": axis, "start": start, "end": end}
+        self.builder.op(made, "Slice", [name], [made], settings, location=blob.location)
+        return made
+
+    def _join(self, parts: Sequence[str], axis: int, name: str) -> str:
+        blobs = [self.builder.blobs[part] for part in parts]
+        shape = list(blobs[0].shape or ())
+        shape[axis] = sum((blob.shape or ())[axis] for blob in blobs)
+        made = self.builder.fresh(f"{name}/slices")
+        self.builder.add(replace(blobs[0], name=made, shape=tuple(shape)))
+        place = blobs[0].location
+        self.builder.op(made, "Concat", parts, [made], {"axis": axis}, location=place)
+        return made
