@@ -1,6 +1,6 @@
 """Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
 
-The one module that touches private parts of torch (fake tensors, proxy tracing, the flop counter's
+With `script`, the one module that touches private parts of torch (fake tensors, proxy tracing, the flop counter's
 registry), so that a new release of torch is a change in one place. What comes out is plain data.
 """
 

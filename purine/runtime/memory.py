@@ -5,6 +5,9 @@ the C library's heap they cost no page faults, but the heap breaks up and peaks 
 half more than is ever in use. Taken from the system one by one nothing is wasted, but the system
 clears every page, each time; huge pages make that bearable, for steps that compute much with each
 byte. So that is the way where the system has huge pages and the step does; else the heap is kept.
+
+Lanes that compute side by side have heaps of their own, made of pieces of 64 MB. These are kept
+too: giving pieces back and getting them again makes all lanes of the process wait for each other.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from purine.ops.registry import lookup
 
 __all__ = ["tune_heap"]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LARGE, _ALL = 3 << 20, 1 << 30
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+_LARGE, _HALF, _PIECE, _ALL = 3 << 20, 32 << 20, 64 << 20, 1 << 30
 _DENSE = 10e-3
 """Bytes of results for each flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
@@ -32,19 +35,26 @@ _PROBE, _TOUCHED = 64 << 20, 8 << 20
 def tune_heap(graph: Graph) -> bool:
     """Fit the C library's heap to a step; whether large buffers get pages of their own.
 
-    A setting of the whole process: the last step counts. Where ops of a step compute side by side,
-    and without huge pages, the C library's own ways are left as they are.
+    A setting of the whole process: the last step counts. Without huge pages the C library's own
+    ways are left as they are.
     """
-    if not sys.platform.startswith("linux") or not _has_huge_pages() or _lanes(graph) > 1:
+    if not sys.platform.startswith("linux") or not _has_huge_pages():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
+    lanes = _lanes(graph)
+    if lanes > 1:
+        mallopt(_ARENA_MAX, 4 * lanes)
+        mallopt(_TOP_PAD, _PIECE)
+        mallopt(_TRIM_THRESHOLD, _ALL)
+        mallopt(_MMAP_THRESHOLD, _HALF)
+        return False
     made, flops = _volume(graph)
     single = made <= _DENSE * flops
-    mallopt(_ARENA_MAX, 1)
     limit = _LARGE if single else _ALL
+    mallopt(_ARENA_MAX, 1)
     mallopt(_TRIM_THRESHOLD, limit)
     return bool(mallopt(_MMAP_THRESHOLD, limit)) and single
 
