@@ -1,7 +1,8 @@
 """Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
 
-With `script`, the one module that touches private parts of torch (fake tensors, proxy tracing, the flop counter's
-registry), so that a new release of torch is a change in one place. What comes out is plain data.
+It touches private parts of torch (fake tensors, proxy tracing, the flop counter's registry), which
+no other module but `script` does, so that a new release of torch is a change in one place. What
+comes out is plain data.
 """
 
 from __future__ import annotations

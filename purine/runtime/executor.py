@@ -31,6 +31,11 @@ from purine.runtime.trace import Event, Trace, edges_of
 __all__ = ["Executor"]
 
 
+_COMPUTE = 1 << 62
+_TOKEN = _COMPUTE - 1
+"""A queue holds tokens, and those of compute lanes with a bit more where others go before them."""
+
+
 class Executor:
     """One execution of a graph on the CPU of this machine.
 
@@ -79,6 +84,12 @@ class Executor:
         # of a condition variable, and hops between lanes are what a graph of small ops pays for.
         self._workers, place = _workers(self.plan.stations, self.cores)
         self._place = tuple(place[station] for station in self.plan.station)
+        # Where lanes share a thread, compute comes after the others: somebody else waits for those.
+        shared = len(self._workers) < len(self.plan.stations)
+        self._later = tuple(
+            _COMPUTE if shared and self.plan.stations[station][1].startswith("compute") else 0
+            for station in self.plan.station
+        )
         self._bells = [threading.Lock() for _ in self._workers]
         for bell in self._bells:
             bell.acquire()
@@ -99,8 +110,9 @@ class Executor:
         """Let iterations below `limit` run."""
         with self._lock:
             for token in self.core.extend(limit):
-                worker = self._place[token % self.core.size]
-                heappush(self._queues[worker], token)
+                op = token % self.core.size
+                worker = self._place[op]
+                heappush(self._queues[worker], token + self._later[op])
                 self._ring(worker)
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
@@ -178,7 +190,7 @@ class Executor:
         if self._stopped:
             return None
         if queue:
-            return heappop(queue)
+            return heappop(queue) & _TOKEN
         self._asleep[worker] = True
         if all(self._asleep) and not self.core.idle:
             self._fail(_stall(self.core, self.graph))
@@ -194,7 +206,7 @@ class Executor:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
         lock, place, size, queues = self._lock, self._place, self.core.size, self._queues
         run, release, complete = self.buffers.run, self.buffers.release, self.core.complete
-        queue, asleep = queues[worker], self._asleep
+        queue, asleep, later = queues[worker], self._asleep, self._later
         record = self._records[worker] if self._record else None
         while token is not None:
             if record is None:
@@ -209,11 +221,13 @@ class Executor:
                 if self.core.completed != self._collected:
                     self._collect()
                 for item in ready:
-                    target = place[item % size]
-                    heappush(queues[target], item)
+                    op = item % size
+                    target = place[op]
+                    heappush(queues[target], item + later[op])
                     if asleep[target]:
                         self._ring(target)
-                token = heappop(queue) if queue and not self._stopped else self._next(worker)
+                ready_here = queue and not self._stopped
+                token = heappop(queue) & _TOKEN if ready_here else self._next(worker)
 
     def _collect(self) -> None:
         """Take the outputs of the iterations that became complete. Holds the lock."""
