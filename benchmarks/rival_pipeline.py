@@ -76,7 +76,11 @@ class _Stage(nn.Module):
         if x.dim() == 4 and not self.first:
             x = x.permute(0, 3, 1, 2)
         x = self.body(x)
-        return x.permute(0, 2, 3, 1).contiguous() if x.dim() == 4 else x
+        if x.dim() != 4:
+            return x
+        x = x.permute(0, 2, 3, 1).contiguous()
+        # The zero bubble schedule detaches what a stage gives in place, which a view refuses.
+        return torch.ops.aten._unsafe_view(x, x.shape)
 
 
 def rival_steps(
