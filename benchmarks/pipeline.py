@@ -39,7 +39,7 @@ from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, held, samples
 
 if TYPE_CHECKING:
     from purine.graph import Graph
-    from purine.parallel.schedule import Schedule, Unit
+    from purine.parallel.schedule import Letter, Schedule, Unit
 
 NETS = {"googlenet": 4, "gpt2": 1, "resnet50": 2}
 """Each with the samples of a micro-batch."""
@@ -50,6 +50,8 @@ CHUNKS = 2
 RECORDED = 4
 PATIENCE = 600.0
 """Seconds after which a worker that does not answer counts as stuck."""
+LAST_WORDS = 5.0
+"""The same, where another one has failed already."""
 BLOCKS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "googlenet": [
         *(("conv1",), ("pool1",), ("conv2/reduce",), ("conv2",), ("pool2",)),
@@ -115,38 +117,39 @@ def compare(options: argparse.Namespace, count: int, schedule: str) -> dict[str,
     """A row of the table: both contenders with one schedule on `count` devices."""
     micro = options.micro or 4 * count
     row: dict[str, Any] = {"stages": count, "schedule": schedule, "micro": micro}
-    teams: dict[str, Team] = {}
-    times: dict[str, list[float]] = {}
-    try:
-        for name in options.contenders:
-            row[f"{name}_ms"] = None
+    row |= dict.fromkeys((*(f"{name}_ms" for name in CONTENDERS), "torch_ratio"))
+    teams = {name: Team(name, options, count, schedule, micro) for name in options.contenders}
+    times: dict[str, list[float]] = {name: [] for name in teams}
+
+    def all_that_can(action: Callable[[Team], object]) -> None:
+        for name, team in list(teams.items()):
             try:
-                teams[name] = Team(name, options, count, schedule, micro)
-                teams[name].measure_once(options.seconds)
-                times[name] = []
+                action(team)
             except Failed as error:
                 row[f"{name}_error"] = str(error)
                 print(f"{name} cannot do {schedule} on {count}: {error}", flush=True)
-                if name in teams:
-                    teams.pop(name).end()
-        for turn in range(options.turns + 1):
-            for name, team in teams.items():
-                found = max(team.ask(str(team.steps)))
-                if turn:
-                    times[name].append(found)
+                teams.pop(name).end()
+
+    try:
+        all_that_can(lambda team: team.measure_once(options.seconds))
+        all_that_can(lambda team: team.ask(str(team.steps)))
+        for turn in range(1, options.turns + 1):
+            all_that_can(lambda team: times[team.name].append(max(team.ask(str(team.steps)))))
             print(f"{count} stages, {schedule}, turn {turn}", file=sys.stderr, flush=True)
-        for name, team in teams.items():
+        for name in teams:
             low, middle, high = (f(times[name]) * 1e3 for f in (min, statistics.median, max))
             row[f"{name}_ms"] = round(middle, 2)
             row[f"{name}_spread_ms"] = [round(low, 2), round(high, 2)]
-            row[f"{name}_peak_mb"] = [round(value / 1e6, 1) for value in team.ask("memory")]
-        if "purine" in teams:
-            row |= teams["purine"].ask("facts")[0]
+        all_that_can(
+            lambda team: row.update(
+                {f"{team.name}_peak_mb": [round(b / 1e6, 1) for b in team.ask("memory")]}
+            )
+        )
+        all_that_can(lambda team: row.update(team.ask("facts")[0]))
     finally:
         for team in teams.values():
             team.end()
-    row["torch_ratio"] = None
-    if len(times) == len(CONTENDERS):
+    if all(row[f"{name}_ms"] for name in CONTENDERS):
         turns = zip(times["torch"], times["purine"], strict=True)
         row["torch_ratio"] = round(statistics.median(a / b for a, b in turns), 4)
     return row
@@ -184,7 +187,7 @@ class Team:
         self.steps = max(2, round(length / max(self.ask("2"))))
 
     def ask(self, question: str) -> list[Any]:
-        """The answers of all workers; one that has failed ends the wait for the others."""
+        """The answers of all workers; once one has failed the others have seconds to say why."""
         for worker in self.workers:
             assert worker.stdin is not None
             try:
@@ -192,20 +195,25 @@ class Team:
                 worker.stdin.flush()
             except BrokenPipeError:
                 continue  # what it said before it ended is still to be read
-        waiting = {worker.stdout: rank for rank, worker in enumerate(self.workers)}
+        waiting = {w.stdout: rank for rank, w in enumerate(self.workers) if w.stdout is not None}
         answers: list[Any] = [None] * len(self.workers)
+        errors: list[str] = []
         while waiting:
-            ready = select.select(list(waiting), [], [], PATIENCE)[0]
+            ready = select.select(list(waiting), [], [], LAST_WORDS if errors else PATIENCE)[0]
             if not ready:
-                raise Failed(f"no answer from ranks {sorted(waiting.values())}")
+                errors.append(f"no answer from ranks {sorted(waiting.values())}")
+                break
             for stream in ready:
                 rank = waiting.pop(stream)
                 line = stream.readline()
                 if not line:
-                    raise Failed(f"rank {rank} ended with {self.workers[rank].wait()}")
+                    errors.append(f"rank {rank} ended with {self.workers[rank].wait()}")
+                    continue
                 answers[rank] = json.loads(line)
                 if isinstance(answers[rank], dict) and "error" in answers[rank]:
-                    raise Failed(f"rank {rank}: {answers[rank]['error']}")
+                    errors.append(f"rank {rank}: {answers[rank]['error']}")
+        if errors:
+            raise Failed("; ".join(errors))
         return answers
 
     def end(self) -> None:
@@ -273,8 +281,9 @@ def work(options: argparse.Namespace) -> None:
                 answer = (time.perf_counter() - begin) / int(question)
             print(json.dumps(answer), flush=True)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        print(json.dumps({"error": f"{type(error).__name__}: {reason}"}), flush=True)
+        root = error.__cause__ or error
+        reason = " ".join(str(root).split())[:200]
+        print(json.dumps({"error": f"{type(root).__name__}: {reason}"}), flush=True)
         os._exit(1)  # peers may never answer, so nothing waits for them
 
 
@@ -369,7 +378,7 @@ def unit_times(step: Graph, plan: Schedule, events: Sequence[Any]) -> Mapping[Un
         if plan.micro == 1:
             prefix, name = "micro0", event.op
         if event.iteration and event.lane.startswith("compute") and name in stage:
-            letter = "F" if name in forward else "W" if name in weights else "B"
+            letter: Letter = "F" if name in forward else "W" if name in weights else "B"
             unit = Unit(letter, int(prefix.removeprefix("micro")), stage[name])
             spent[unit][event.iteration] += event.end - event.start
     return {unit: statistics.median(found.values() or [0]) for unit, found in spent.items()}
@@ -427,8 +436,9 @@ def report(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> No
             f"{row['stages']:6} {row['schedule']:12}{row['micro']:6}"
             f"{milliseconds[0]:>11}{milliseconds[1]:>11}{ratio:>7}{idle:>16}{ours:>26}  {theirs}"
         )
-        if "torch_error" in row:
-            print(f"{'':7}torch: {row['torch_error']}")
+        for name in CONTENDERS:
+            if f"{name}_error" in row:
+                print(f"{'':7}{name}: {row[f'{name}_error']}")
     print(json.dumps({"net": options.net, "batch": options.batch, "rows": rows}))
 
 
