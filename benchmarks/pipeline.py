@@ -7,7 +7,8 @@ take turns, so that whatever else the machine does hits both alike. Reported are
 
 `bubble` is the part of all devices' time in which a recorded run of Purine's did not compute,
 `bubble_formula` what textbooks promise for stages that take equally long, `bubble_simulated` what
-the schedule gives on paper with the times that its units took. PyTorch's zero bubble schedule has
+the schedule gives on paper with the times that its units took (without sums of gradients and
+updates, which the measured one counts as compute). PyTorch's zero bubble schedule has
 two stages on each device, Purine's one. Memory is the peak of a process beyond what it held after
 its imports; predicted is what `peak_memory` says of each device. The last line is JSON.
 
