@@ -1,0 +1,447 @@
+"""How fast are pipelines of training on the cores of one machine: Purine against PyTorch?
+
+Contenders, each with one core for each device: Purine, one process whose devices are cores
+(`pipeline`), and `torch.distributed.pipelining` over Gloo with a process for each (see
+`rival_pipeline.py`). For each number of devices and each schedule both are started first and then
+take turns, so that whatever else the machine does hits both alike. Reported are medians over turns.
+
+`bubble` is the part of all devices' time in which a recorded run of Purine's did not compute,
+`bubble_formula` what textbooks promise for stages that take equally long, `bubble_simulated` what
+the schedule gives on paper with the times that its units took (without sums of gradients and
+updates, which the measured one counts as compute). PyTorch's zero bubble schedule has
+two stages on each device, Purine's one. Memory is the peak of a process beyond what it held after
+its imports; predicted is what `peak_memory` says of each device. The last line is JSON.
+
+    python benchmarks/pipeline.py --net resnet50 --stages 2,4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from scaling import free_port
+from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, held, samples
+
+if TYPE_CHECKING:
+    from purine.graph import Graph
+    from purine.parallel.schedule import Letter, Schedule, Unit
+
+NETS = {"googlenet": 4, "gpt2": 1, "resnet50": 2}
+"""Each with the samples of a micro-batch."""
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+CONTENDERS = ("purine", "torch")
+CHUNKS = 2
+"""Stages of each device where they are interleaved."""
+RECORDED = 4
+PATIENCE = 600.0
+"""Seconds after which a worker that does not answer counts as stuck."""
+LAST_WORDS = 5.0
+"""The same, where another one has failed already."""
+BLOCKS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "googlenet": [
+        *(("conv1",), ("pool1",), ("conv2/reduce",), ("conv2",), ("pool2",)),
+        *((f"inception3{letter}",) for letter in "ab"),
+        ("pool3",),
+        *((f"inception4{letter}",) for letter in "abcde"),
+        ("pool4",),
+        *((f"inception5{letter}",) for letter in "ab"),
+        *(("pool5",), (), ("drop",), ("fc", "loss")),
+    ],
+    "resnet50": [
+        *(("conv1",), ("pool1",)),
+        *(
+            (f"stage{stage}/block{block}",)
+            for stage, blocks in enumerate((3, 4, 6, 3), 1)
+            for block in range(1, blocks + 1)
+        ),
+        *(("pool5",), (), ("fc", "loss")),
+    ],
+    "gpt2": [
+        ("embedding", "position", "drop"),
+        *((f"layer{layer}",) for layer in range(1, 13)),
+        ("ln", "scores", "loss"),
+    ],
+}
+"""What Purine calls the children of each rival."""
+
+
+class Failed(Exception):
+    """A contender cannot do what was asked."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--net", choices=sorted(NETS), default="resnet50")
+    parser.add_argument("--stages", default="2", help="numbers of devices, for example 2,4")
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES)
+    parser.add_argument("--micro", type=int, help="micro-batches; 4 for each device")
+    parser.add_argument("--batch", type=int, help="samples of a micro-batch")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn, about")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--schedule", choices=SCHEDULES, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=2, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--cut", type=int, nargs="*", default=(), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.batch = options.batch or NETS[options.net]
+    if options.worker:
+        work(options)
+        return
+    counts = [int(item) for item in options.stages.split(",")]
+    cores = len(os.sched_getaffinity(0))
+    if not 2 <= min(counts) <= max(counts) <= cores:
+        sys.exit(f"stages {options.stages} asked for: 2 to {cores}, the number of cores, can be")
+    rows = [compare(options, count, name) for count in counts for name in options.schedules]
+    report(options, rows)
+
+
+def compare(options: argparse.Namespace, count: int, schedule: str) -> dict[str, Any]:
+    """A row of the table: both contenders with one schedule on `count` devices."""
+    micro = options.micro or 4 * count
+    row: dict[str, Any] = {"stages": count, "schedule": schedule, "micro": micro}
+    row |= dict.fromkeys((*(f"{name}_ms" for name in CONTENDERS), "torch_ratio"))
+    teams = {name: Team(name, options, count, schedule, micro) for name in options.contenders}
+    times: dict[str, list[float]] = {name: [] for name in teams}
+
+    def all_that_can(action: Callable[[Team], object]) -> None:
+        for name, team in list(teams.items()):
+            try:
+                action(team)
+            except Failed as error:
+                row[f"{name}_error"] = str(error)
+                print(f"{name} cannot do {schedule} on {count}: {error}", flush=True)
+                teams.pop(name).end()
+
+    try:
+        all_that_can(lambda team: team.measure_once(options.seconds))
+        all_that_can(lambda team: team.ask(str(team.steps)))
+        for turn in range(1, options.turns + 1):
+            all_that_can(lambda team: times[team.name].append(max(team.ask(str(team.steps)))))
+            print(f"{count} stages, {schedule}, turn {turn}", file=sys.stderr, flush=True)
+        for name in teams:
+            low, middle, high = (f(times[name]) * 1e3 for f in (min, statistics.median, max))
+            row[f"{name}_ms"] = round(middle, 2)
+            row[f"{name}_spread_ms"] = [round(low, 2), round(high, 2)]
+        all_that_can(
+            lambda team: row.update(
+                {f"{team.name}_peak_mb": [round(b / 1e6, 1) for b in team.ask("memory")]}
+            )
+        )
+        all_that_can(lambda team: row.update(team.ask("facts")[0]))
+    finally:
+        for team in teams.values():
+            team.end()
+    if all(row[f"{name}_ms"] for name in CONTENDERS):
+        turns = zip(times["torch"], times["purine"], strict=True)
+        row["torch_ratio"] = round(statistics.median(a / b for a, b in turns), 4)
+    return row
+
+
+class Team:
+    """The processes of one contender."""
+
+    def __init__(
+        self, name: str, options: argparse.Namespace, count: int, schedule: str, micro: int
+    ) -> None:
+        self.name = name
+        self.steps = 2
+        command = [sys.executable, __file__, "--worker", name, "--net", options.net]
+        command += ["--batch", str(options.batch), "--micro", str(micro), "--count", str(count)]
+        command += ["--schedule", schedule, "--port", str(free_port())]
+        if name == "torch":
+            step = step_of(options.net, options.batch)
+            interleaved = schedule in ("interleaved", "zero-bubble")
+            cut = nearest_cut(options.net, step, count * CHUNKS if interleaved else count)
+            command += ["--cut", *map(str, cut)]
+        self.workers = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(1 if name == "purine" else count)
+        ]
+
+    def measure_once(self, length: float) -> None:
+        """Choose how many steps a turn of about `length` seconds has."""
+        self.ask("2")
+        self.steps = max(2, round(length / max(self.ask("2"))))
+
+    def ask(self, question: str) -> list[Any]:
+        """The answers of all workers; once one has failed the others have seconds to say why."""
+        for worker in self.workers:
+            assert worker.stdin is not None
+            try:
+                worker.stdin.write(f"{question}\n".encode())
+                worker.stdin.flush()
+            except BrokenPipeError:
+                continue  # what it said before it ended is still to be read
+        waiting = {w.stdout: rank for rank, w in enumerate(self.workers) if w.stdout is not None}
+        answers: list[Any] = [None] * len(self.workers)
+        errors: list[str] = []
+        while waiting:
+            ready = select.select(list(waiting), [], [], LAST_WORDS if errors else PATIENCE)[0]
+            if not ready:
+                errors.append(f"no answer from ranks {sorted(waiting.values())}")
+                break
+            for stream in ready:
+                rank = waiting.pop(stream)
+                line = stream.readline()
+                if not line:
+                    errors.append(f"rank {rank} ended with {self.workers[rank].wait()}")
+                    continue
+                answers[rank] = json.loads(line)
+                if isinstance(answers[rank], dict) and "error" in answers[rank]:
+                    errors.append(f"rank {rank}: {answers[rank]['error']}")
+        if errors:
+            raise Failed("; ".join(errors))
+        return answers
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+def nearest_cut(net: str, step: Graph, stages: int) -> list[int]:
+    """The children of the rival with which stages behind the first begin.
+
+    Each is where about as much work is before it as before Purine's, by Purine's estimates.
+    """
+    from purine.parallel.cut import balanced_cut, seconds
+
+    home = {prefix: child for child, names in enumerate(BLOCKS[net]) for prefix in names}
+    children, ours = [0.0] * len(BLOCKS[net]), [0.0] * stages
+    for name, stage in balanced_cut(step, stages).items():
+        spent = seconds(step.ops[name], step.blobs)
+        ours[stage] += spent
+        children[_child(name, home)] += spent
+    before = [0.0, *accumulate(children)]
+    firsts = [0]
+    for left, goal in zip(range(stages - 1, 0, -1), accumulate(ours), strict=False):
+        gap = {
+            child: abs(before[child] - goal)
+            for child in range(firsts[-1] + 1, len(children) - left + 1)
+        }
+        firsts.append(min(gap, key=gap.__getitem__))
+    return firsts[1:]
+
+
+def _child(name: str, home: Mapping[str, int]) -> int:
+    """The child that has the longest part of an op's name; the data belongs to the first."""
+    parts = name.removeprefix("grad/").split("/")
+    prefixes = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((home[prefix] for prefix in prefixes if prefix in home), 0)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Answer questions: a number asks for that many steps, `memory` for the peak, `facts`."""
+    import torch
+
+    if options.worker == "purine":
+        import purine  # noqa: F401
+    else:
+        import rival_pipeline  # noqa: F401
+
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
+    torch.set_num_threads(1)
+    torch.randn(64, 64) @ torch.randn(64, 64)
+    before = held()
+    try:
+        run, facts = (purine_worker if options.worker == "purine" else torch_worker)(options)
+        for line in sys.stdin:
+            question = line.strip()
+            if question == "memory":
+                answer: object = held("VmHWM") - before
+            elif question == "facts":
+                answer = facts()
+            else:
+                run(1)
+                begin = time.perf_counter()
+                run(int(question))
+                answer = (time.perf_counter() - begin) / int(question)
+            print(json.dumps(answer), flush=True)
+    except Exception as error:
+        root = error.__cause__ or error
+        reason = " ".join(str(root).split())[:200]
+        print(json.dumps({"error": f"{type(root).__name__}: {reason}"}), flush=True)
+        os._exit(1)  # peers may never answer, so nothing waits for them
+
+
+def setting_of(options: argparse.Namespace) -> Setting:
+    """The net's, with samples enough for a step."""
+    setting = SETTINGS[options.net]
+    return replace(setting, count=max(setting.count, options.micro * options.batch))
+
+
+def step_of(net: str, batch: int) -> Graph:
+    """Purine's step of one micro-batch."""
+    import purine as pu
+
+    setting = SETTINGS[net]
+    named = {"classes": setting.classes} if net != "gpt2" else {}
+    graph = pu.zoo.NETS[net](batch=batch, **named, **setting.arguments)
+    step = pu.solvers.sgd(pu.backward(graph), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    return pu.prune(step, ["loss"])
+
+
+Worker = tuple[Callable[[int], object], Callable[[], dict[str, Any]]]
+"""What makes so many steps, and what tells of the pipeline."""
+
+
+def purine_worker(options: argparse.Namespace) -> Worker:
+    import purine as pu
+
+    setting = setting_of(options)
+    step = step_of(options.net, options.batch)
+    chunks = CHUNKS if options.schedule == "interleaved" else 1
+    graph = pu.parallel.pipeline(
+        step,
+        devices=f"cpu:0-{options.count - 1}",
+        micro=options.micro,
+        schedule=options.schedule,
+        chunks=chunks,
+    )
+    names = ("tokens", "targets") if options.net == "gpt2" else ("image", "label")
+    rows = [part.numpy() for part in samples(setting)]
+    source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
+    data = pu.data.DataSet("memory", source)
+    images = len(setting.sample) == 3
+    run = pu.Run(graph, data=data, seed=0, threads=1, channels_last=images)
+
+    def steps(count: int) -> None:
+        for result in run.steps(count):
+            assert result.loss == result.loss
+
+    def facts() -> dict[str, Any]:
+        from purine.parallel.schedule import named_schedule
+        from purine.runtime.overlap import overlap
+
+        run.close()
+        recorded = pu.Run(graph, data=data, seed=0, threads=1, channels_last=images, record=True)
+        with recorded:
+            for result in recorded.steps(RECORDED):
+                assert result.loss == result.loss
+            trace = recorded.trace
+        plan = named_schedule(options.schedule, options.count, options.micro, chunks=chunks)
+        lasting = unit_times(step, plan, trace.events)
+        formula = pu.parallel.bubble_formula(
+            options.schedule, options.count, options.micro, chunks=chunks
+        )
+        predicted = pu.parallel.peak_memory(graph)
+        return {
+            "bubble": round(overlap(trace).bubble, 4),
+            "bubble_formula": round(formula, 4),
+            "bubble_simulated": round(simulated_bubble(plan, lasting), 4),
+            "predicted_peak_mb": [round(value / 1e6, 1) for value in predicted.values()],
+        }
+
+    return steps, facts
+
+
+def unit_times(step: Graph, plan: Schedule, events: Sequence[Any]) -> Mapping[Unit, float]:
+    """How long each unit of a schedule computed, the median over iterations but the first."""
+    from purine.ops.infer import check
+    from purine.parallel._flow import flow_of, weight_ops
+    from purine.parallel._halves import halve
+    from purine.parallel.cut import balanced_cut
+    from purine.parallel.schedule import Unit
+
+    step = check(step)
+    halves = halve(step)
+    flow = flow_of(step, halves)
+    stage = balanced_cut(step, plan.stages)
+    forward = set(flow.forward)
+    weights = weight_ops(step, flow, halves, stage) if plan.split else set()
+    spent: dict[Unit, dict[int, float]] = {unit: defaultdict(float) for unit in plan.device_of}
+    for event in events:
+        prefix, _, name = event.op.partition("/")
+        if plan.micro == 1:
+            prefix, name = "micro0", event.op
+        if event.iteration and event.lane.startswith("compute") and name in stage:
+            letter: Letter = "F" if name in forward else "W" if name in weights else "B"
+            unit = Unit(letter, int(prefix.removeprefix("micro")), stage[name])
+            spent[unit][event.iteration] += event.end - event.start
+    return {unit: statistics.median(found.values() or [0]) for unit, found in spent.items()}
+
+
+def simulated_bubble(plan: Schedule, lasting: Mapping[Unit, float]) -> float:
+    """The part of the devices' time that is idle where each unit takes its own time."""
+    ends: dict[Unit, float] = {}
+    free = [0.0] * plan.devices
+    order = plan.times()  # whatever a unit waits for starts before it, whoever is slow
+    for unit in sorted(order, key=order.__getitem__):
+        device = plan.device_of[unit]
+        begin = max(free[device], *(ends[other] for other in plan.needs(unit)), 0.0)
+        ends[unit] = free[device] = begin + lasting[unit]
+    return 1 - sum(lasting.values()) / (max(free) * plan.devices)
+
+
+def torch_worker(options: argparse.Namespace) -> Worker:
+    from rival_pipeline import Plan, rival_steps
+
+    setting = setting_of(options)
+    plan = Plan(
+        net=options.net,
+        schedule=options.schedule,
+        cut=options.cut,
+        rank=options.rank,
+        ranks=options.count,
+        port=options.port,
+        micro=options.micro,
+        batch=options.batch,
+    )
+    sizes = setting.sample[0], setting.classes
+    steps = rival_steps(plan, *samples(setting), sizes, lr=LR, momentum=MOMENTUM, decay=DECAY)
+    return steps, dict
+
+
+def report(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
+    print(f"\n{options.net}, {options.batch} samples in a micro-batch; idle: measured (formula)")
+    head = ("purine ms", "torch ms", "ratio", "idle", "purine MB (predicted)", "torch MB")
+    print(
+        f"{'stages':>6} {'schedule':12}{'micro':>6}"
+        f"{head[0]:>11}{head[1]:>11}{head[2]:>7}{head[3]:>16}{head[4]:>26}  {head[5]}"
+    )
+    for row in rows:
+        idle = ours = "-"
+        if "bubble" in row:
+            idle = f"{row['bubble']:.1%} ({row['bubble_formula']:.1%})"
+            predicted = "+".join(f"{value:.0f}" for value in row["predicted_peak_mb"])
+            ours = f"{row['purine_peak_mb'][0]:.0f} ({predicted})"
+        theirs = "+".join(f"{value:.0f}" for value in row.get("torch_peak_mb", ())) or "-"
+        cells = (row.get("purine_ms"), row.get("torch_ms"), row["torch_ratio"])
+        milliseconds = [f"{value:.1f}" if value else "-" for value in cells[:2]]
+        ratio = f"{cells[2]:.3f}" if cells[2] else "-"
+        print(
+            f"{row['stages']:6} {row['schedule']:12}{row['micro']:6}"
+            f"{milliseconds[0]:>11}{milliseconds[1]:>11}{ratio:>7}{idle:>16}{ours:>26}  {theirs}"
+        )
+        for name in CONTENDERS:
+            if f"{name}_error" in row:
+                print(f"{'':7}{name}: {row[f'{name}_error']}")
+    print(json.dumps({"net": options.net, "batch": options.batch, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
