@@ -142,7 +142,7 @@ class _Chains:
         Sums over micro-batches come right behind the last part of them.
         """
         when = self._units()
-        once = {op.name for op in self.halves.once}
+        once = {op.name for op in halve(self.graph).once}
         later = len(when)
         for number, name in enumerate(self.graph.order):
             op = self.graph.ops[name]
