@@ -3,7 +3,8 @@
 They compute what the pure kinds compute, to rounding, and leave the gradient as it is; only `clip`
 and `add_scaled` write over it. On a CPU, torch's fused kernels take one pass over memory. They walk
 the bytes of all tensors side by side, so they are used only where these are without gaps, in one
-order and of one dtype. Functions in the plural do the same for several parameters in one call.
+order and of one dtype. Functions in the plural do the same for several parameters in one call, with
+the bits of one call for each.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def momentum_sgds(
     weight_decay: float = 0.0,
     lr_mult: float = 1.0,
 ) -> tuple[Sequence[Tensor], ...]:
-    rows = list(zip(weights, gradients, velocities, strict=True))
-    if not lr_in_momentum and all(_fusable(*row) for row in rows):
+    rows = list(zip(weights, gradients, velocities, lrs, strict=True))
+    if not lr_in_momentum and _are_one(lrs) and all(_fusable(*row[:-1]) for row in rows):
         _fused_sgd(
             weights, gradients, velocities, lrs[0], lr_mult, weight_decay, momentum, nesterov
         )
@@ -112,7 +113,6 @@ def momentum_sgds(
         for row in rows:
             momentum_sgd(
                 *row,
-                lrs[0],
                 momentum=momentum,
                 nesterov=nesterov,
                 lr_in_momentum=lr_in_momentum,
@@ -254,13 +254,12 @@ def adams(
     correct_eps: bool = False,
     lr_mult: float = 1.0,
 ) -> tuple[Sequence[Tensor], ...]:
-    rows = list(zip(weights, gradients, means, squares, strict=True))
-    if correct_eps or not all(_fusable(*row) for row in rows):
+    rows = list(zip(weights, gradients, means, squares, lrs, iterations, strict=True))
+    together = _are_one(lrs) and _are_one(iterations) and all(_fusable(*row[:-2]) for row in rows)
+    if correct_eps or not together:
         for row in rows:
             adam(
                 *row,
-                lrs[0],
-                iterations[0],
                 beta1=beta1,
                 beta2=beta2,
                 eps=eps,
@@ -331,6 +330,11 @@ def clip_factor(gradient: Tensor, norm: Tensor, *, max_norm: float, eps: float) 
 def add_scaled(total: Tensor, part: Tensor, *, scale: float = 1.0) -> Tensor:
     total.add_(part)
     return total if scale == 1.0 else total.mul_(scale)
+
+
+def _are_one(scalars: Sequence[Tensor]) -> bool:
+    """Whether all parameters have one and the same rate, or count of iterations."""
+    return all(value is scalars[0] for value in scalars)
 
 
 def _fusable(*tensors: Tensor) -> bool:

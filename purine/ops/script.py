@@ -56,10 +56,14 @@ def compile_ops(
 ) -> Kernel:
     """One kernel for a sequence of ops, from blobs `inputs` to blobs `outputs`.
 
-    `over` tells which input an op may write its result over.
+    `over` tells which input an op may write its result over. A RuntimeError or a KeyError where
+    torch's text cannot say what the ops do.
     """
-    text = _Text(inputs).text(ops, outputs, over)
-    made: Kernel = torch._C._create_function_from_graph("segment", torch._C.parse_ir(text))
+    graph = torch._C.parse_ir(_Text(inputs).text(ops, outputs, over))
+    for node in graph.nodes():
+        if node.kind().startswith("aten::") and node.schema() == "(no schema)":
+            raise RuntimeError(f"torch does not know the arguments of {node.kind()}")
+    made: Kernel = torch._C._create_function_from_graph("segment", graph)
     return made
 
 
@@ -101,9 +105,11 @@ class _Text:
         if results == ["List[Tensor]"]:
             whole = self._fresh()
             self.lines.append(f"{whole} : Tensor[] = {name}({', '.join(parts)})")
-            names = [self._fresh() for _ in op.outputs]
-            typed = ", ".join(f"{item} : Tensor" for item in names)
-            self.lines.append(f"{typed} = prim::ListUnpack({whole})")
+            names = []
+            for place in range(len(op.outputs)):
+                index = self._constant(place)
+                names.append(self._fresh())
+                self.lines.append(f"{names[-1]} : Tensor = aten::__getitem__({whole}, {index})")
         else:
             names = [self._fresh() for _ in results]
             typed = ", ".join(f"{item} : Tensor" for item in names)
@@ -150,6 +156,8 @@ class _Text:
 
     def _float(self, value: float) -> str:
         """Without an exponent, with which the reader of the text rounds."""
+        if math.isnan(value):
+            raise RuntimeError("torch's text has no word for what is not a number")
         text = repr(value) if not math.isfinite(value) else f"{Decimal(repr(value)):f}"
         whole = text.lstrip("-").isdigit()
         return self._declare("float", f"[value={text}{'.' if whole else ''}]")

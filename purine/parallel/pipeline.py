@@ -142,7 +142,7 @@ class _Chains:
         Sums over micro-batches come right behind the last part of them.
         """
         when = self._units()
-        once = {op.name for op in self.halves.once}
+        once = {op.name for op in halve(self.graph).once}
         later = len(when)
         for number, name in enumerate(self.graph.order):
             op = self.graph.ops[name]
@@ -162,8 +162,9 @@ class _Chains:
                     found=f"{blob!r}, made by op {self.graph.producers[blob].name!r}",
                     remedy="use accumulate for this net instead of a pipeline",
                 )
-            if op.kind == "Copy" and name not in when and before:
-                when[name] = latest
+            if op.kind == "Copy" and name not in when:
+                if before:  # a copy of a state is there from the start
+                    when[name] = latest
             elif name not in when and name not in once:
                 when[name] = latest[0], later + number
         return when

@@ -195,6 +195,9 @@ class _Grouping:
             return []
         team = min(teams, key=lambda found: teams[found][0])
         queue = teams[team]
+        if lookup(self.graph.ops[queue[0][1]]).many is not None:
+            # All at once: what becomes ready on the way reads from these, and has to come later.
+            self.ready[station][team] = []
         group: list[Op] = []
         length = 0.0
         while queue:
@@ -207,6 +210,10 @@ class _Grouping:
                     self._offer(target)
             if team is None or name in self.eager or length >= self.limit[station]:
                 break
+        left = self.ready[station][team]
+        if left is not queue:
+            for item in queue:
+                heapq.heappush(left, item)
         return [group]
 
     def _offer(self, name: str) -> None:
@@ -276,8 +283,9 @@ def segment_kernel(
     def kernel(*tensors: Tensor) -> Results:
         try:
             return compiled(*tensors)
-        except RuntimeError:
-            return one_by_one(*tensors)  # fails again, and says where
+        except Exception:
+            one_by_one(*tensors)  # fails again, and says where
+            raise  # inputs may have been written over: what it gave this time is of no use
 
     return kernel
 
@@ -291,7 +299,12 @@ def _many_kernel(ops: Sequence[Op]) -> Kernel:
         columns = [list(tensors[place::width]) for place in range(width)]
         try:
             results = call(*columns)
-        except RuntimeError as error:
+        except Exception as error:
+            for op, *row in zip(ops, *columns, strict=True):
+                try:
+                    lookup(op).bind(op)(*row)
+                except Exception as own:
+                    raise SegmentError(op, row, own) from own
             raise SegmentError(ops[0], tensors[:width], error) from error
         made = tuple(value for row in zip(*results, strict=True) for value in row)
         return made[0] if single else made

@@ -226,6 +226,9 @@ NOT_DIFFERENTIATED = [
     Case("Accuracy", (real(6, 5), whole(5, 6)), {"top_k": 2}),
     Case("ArgMax", (real(6, 5),), {"top_k": 2, "values": True}),
     Case("ArgMax", (IMAGE,), {"axis": 1}),
+    Case("Average", (real(3, 5), real(3, 5), real(3, 5))),
+    Case("Average", (real(4), real(2, 3), real(4), real(2, 3)), {"groups": 2}),
+    Case("Average", (real(2), real(2)), {"weights": (0.25, 0.75)}),
     Case("BatchNormGradient", (IMAGE, IMAGE, real(4), real(4), positive(4), real(4), real(4))),
     Case("BatchNormStatistics", (IMAGE,)),
     Case("BatchNormStatistics", (real(5, 3),)),
@@ -239,7 +242,7 @@ NOT_DIFFERENTIATED = [
     Case("StopGradient", (real(3, 5),)),
     Case("Threshold", (real(3, 5),), {"threshold": 0.25}),
 ]
-"""The kinds that no gradient passes. `Data`, the source, is the only other one."""
+"""The kinds that no gradient passes. Others are `Data`, the source, and `Segment`, of a run."""
 
 ATEN_CASES = [
     Case("aten.relu", (real(3, 5),)),
