@@ -136,19 +136,22 @@ class Scheme:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Scheme:
         """A scheme from settings by name, whose values may be texts."""
+        for key in settings:
+            cls.refuse_unknown(key)
+        return cls(**{key: _read(key, value) for key, value in settings.items()})
+
+    @classmethod
+    def refuse_unknown(cls, key: str) -> None:
+        """Raise `ConfigError` unless this is the name of a setting."""
         known = [item.name for item in fields(cls)]
-        found: dict[str, Any] = {}
-        for key, value in settings.items():
-            if key not in known:
-                close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                raise ConfigError(
-                    f"there is no setting {key!r} of parallelism",
-                    expected=f"one of {', '.join(known)}",
-                    found=repr(key),
-                    remedy=f"did you mean {close[0]!r}?" if close else f"remove {key!r}",
-                )
-            found[key] = _read(key, value)
-        return cls(**found)
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            raise ConfigError(
+                f"there is no setting {key!r} of parallelism",
+                expected=f"one of {', '.join(known)}",
+                found=repr(key),
+                remedy=f"did you mean {close[0]!r}?" if close else f"remove {key!r}",
+            )
 
     @property
     def devices(self) -> int:
@@ -195,6 +198,10 @@ class Scheme:
         micro = self.micro_batches * times
         return bubble_formula(name, self.pipeline, micro, chunks=self.chunks or 1)
 
+    def settled(self) -> Scheme:
+        """The same with the number of micro-batches written out."""
+        return replace(self, micro=self.micro_batches) if self.pipeline > 1 else self
+
     def over(self, devices: int) -> Scheme:
         """The same for another number of devices, if it consists of replicas alone."""
         if self.pipeline == self.model == 1:
@@ -202,7 +209,8 @@ class Scheme:
         return self
 
     def __str__(self) -> str:
-        return ",".join(f"{key}={_text(value)}" for key, value in self.settings.items())
+        given = self.settings or {"data": self.data}
+        return ",".join(f"{key}={_text(value)}" for key, value in given.items())
 
 
 def _text(value: Setting) -> str:
