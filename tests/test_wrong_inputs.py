@@ -379,8 +379,8 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         ["device cpu:7 cannot be used", "expected: cpu:0", "found: cpu:7"],
     ),
     "one of several devices that is not there": (
-        "--devices cpu:0,cpu:4099 --threads 1",
-        ["device cpu:4099 is not there", "expected: cpu:0 to cpu:", "--share-cores"],
+        "--devices cpu:0,cpu:999 --threads 1",
+        ["device cpu:999 is not there", "expected: cpu:0 to cpu:", "--share-cores"],
     ),
     "more cores than there are": (
         "--devices cpu:0-1 --threads 4096",

@@ -221,7 +221,7 @@ def _unknown_key(key: str, where: str) -> ConfigError:
     )
 
 
-_DEVICES = re.compile(r"(cpu|cuda):([0-9]{1,4})(?:-([0-9]{1,4}))?")
+_DEVICES = re.compile(r"(cpu|cuda):([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 def _check_devices(text: str) -> None:

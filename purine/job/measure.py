@@ -10,7 +10,7 @@ from purine.data import open_data
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.folder import RunFolder
-from purine.job.placing import test_threads
+from purine.job.placing import measuring_threads
 from purine.job.plan import measuring
 from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
@@ -56,7 +56,7 @@ def measure(
         graph,
         data=found,
         seed=job.seed or 0,
-        threads=test_threads(job),
+        threads=measuring_threads(job),
         channels_last=job.channels_last,
     ) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})

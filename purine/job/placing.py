@@ -17,7 +17,7 @@ from purine.parallel import Scheme, bytes_moved, compose, parse_devices, peak_me
 from purine.runtime import capacity
 from purine.runtime.devices import cores_of, threads_of
 
-__all__ = ["Placement", "placed", "placement", "scheme_of", "test_threads", "threads_for"]
+__all__ = ["Placement", "measuring_threads", "placed", "placement", "scheme_of", "threads_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def threads_for(job: Job) -> int:
     return torch.get_num_threads() if len(devices) == 1 else threads_of(devices)
 
 
-def test_threads(job: Job) -> int | None:
+def measuring_threads(job: Job) -> int | None:
     """The threads that measure a trained net: those of all its devices together."""
     if job.threads is None:
         return None
@@ -104,8 +104,8 @@ def _too_large(found: Placement, memory: str) -> ConfigError:
             if len(places) > 1
             else ""
         ),
-        remedy="lower --batch, cut it into micro-batches (--parallel micro=4), or keep less for the "
-        "backward (--parallel recompute=8)",
+        remedy="lower --batch, cut it into micro-batches (--parallel micro=4), or keep less for "
+        "the backward (--parallel recompute=8)",
     )
 
 

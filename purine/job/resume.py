@@ -2,8 +2,8 @@
 
 Options that leave the numbers alone may change: where to stop (later only), what to save, test,
 log and trace, and how many batches ahead to use. So may the devices and the scheme of parallelism:
-checkpoints have the states of the net whole, and the numbers stay the same but for rounding. Weights
-to start from do not count any more.
+checkpoints have the states of the net whole, and the numbers stay the same but for rounding.
+Weights to start from do not count any more.
 """
 
 from __future__ import annotations

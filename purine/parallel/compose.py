@@ -103,7 +103,7 @@ def _refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
             f"the scheme is for {scheme.devices} devices, and {len(places)} are named",
             expected=f"{product} = {scheme.devices} devices",
             found=", ".join(place.device for place in places[:16]) or "none",
-            remedy="change --devices, or data, pipeline and model of --parallel, so that they match",
+            remedy="name as many devices, or change data, pipeline and model",
         )
 
 

@@ -63,9 +63,13 @@ class Scheme:
                 raise _wrong(name, value, f"a whole number, {least} or more")
         if type(self.hybrid) is not bool:
             raise _wrong("hybrid", self.hybrid, "true or false")
-        if self.recompute is not None and not (type(self.recompute) is tuple and self.recompute):
-            if type(self.recompute) is not int or self.recompute < 2:
-                raise _wrong("recompute", self.recompute, "2 or more blocks, or names of blocks")
+        blocks = self.recompute
+        if type(blocks) is int:
+            good = blocks >= 2
+        else:
+            good = blocks is None or (isinstance(blocks, tuple) and len(blocks) > 0)
+        if not good:
+            raise _wrong("recompute", blocks, "2 or more blocks, or names of blocks")
         _choose("topology", self.topology, TOPOLOGIES)
         _choose("batch_norm", self.batch_norm, get_args(BatchNorms))
         if self.schedule is not None and not _is_grid(self.schedule):
@@ -252,6 +256,9 @@ def _grid_of(path: Path) -> str:
             found=(error.strerror if isinstance(error, OSError) else None) or str(error),
             remedy="check the path",
         ) from error
+    except ConfigError as error:
+        error.where = str(path)
+        raise
 
 
 def _wrong(name: str, value: object, expected: str) -> ConfigError:
