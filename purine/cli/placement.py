@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purine.job import Plan
-from purine.job.placing import scheme_of
+from purine.job.placing import placement, scheme_of
 from purine.parallel import Scheme, parse_devices
 
 __all__ = ["placement_text", "where_text"]
@@ -19,7 +19,7 @@ def where_text(plan: Plan) -> str:
 
 def placement_text(plan: Plan) -> str:
     """Memory of each device, bytes moved, and the schedule of a pipeline."""
-    job, found = plan.job, plan.placement
+    job, found = plan.job, placement(plan.step)
     lines = [
         f"{job.net} on {job.data}: {plan.iterations} iterations of {plan.images} samples "
         f"with {job.solver}{where_text(plan)}",

@@ -13,11 +13,20 @@ import torch
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
+from purine.ops.infer import size_in_bytes
 from purine.parallel import Scheme, bytes_moved, compose, parse_devices, peak_memory
 from purine.runtime import capacity
 from purine.runtime.devices import cores_of, threads_of
 
-__all__ = ["Placement", "measuring_threads", "placed", "placement", "scheme_of", "threads_for"]
+__all__ = [
+    "Placement",
+    "measuring_threads",
+    "placed",
+    "placement",
+    "refuse_unfit",
+    "scheme_of",
+    "threads_for",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +85,19 @@ def placed(
     )
 
 
-def placement(step: Graph, job: Job) -> Placement:
-    """What a step needs of its devices; refuses devices that are not there or have no memory."""
+def refuse_unfit(step: Graph, job: Job) -> None:
+    """Raise `ConfigError` where a device is not there or has not the memory for a step."""
     cores_of(step, threads=job.threads, share=job.share_cores)
+    everything = sum(map(size_in_bytes, step.blobs.values()))
+    if everything > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
+        placement(step)
+
+
+def placement(step: Graph) -> Placement:
+    """What a step needs of its devices; refuses what they have not the memory for."""
     peaks = peak_memory(step)
     available = {
-        memory: capacity.available_memory("cpu:0" if memory == "cpu" else memory)
-        for memory in sorted({_memory(place) for place in peaks})
+        memory: _available(memory) for memory in sorted({_memory(place) for place in peaks})
     }
     found = Placement(peaks, available, bytes_moved(step))
     for memory, size in available.items():
@@ -107,6 +122,10 @@ def _too_large(found: Placement, memory: str) -> ConfigError:
         remedy="lower --batch, cut it into micro-batches (--parallel micro=4), or keep less for "
         "the backward (--parallel recompute=8)",
     )
+
+
+def _available(memory: str) -> int:
+    return capacity.available_memory("cpu:0" if memory == "cpu" else memory)
 
 
 def _megabytes(size: int) -> str:

@@ -39,7 +39,7 @@ from purine.job.caffe import (
     with_transform,
 )
 from purine.job.config import Job
-from purine.job.placing import Placement, placed, placement, scheme_of, threads_for
+from purine.job.placing import placed, refuse_unfit, scheme_of, threads_for
 from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
@@ -95,7 +95,6 @@ class Plan:
     test: Graph | None
     test_net: Graph | None
     iterations: int
-    placement: Placement = field(compare=False)
     notes: tuple[str, ...] = ()
     values: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
@@ -145,7 +144,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     if test_net is not None:
         _check_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, image)
-    needed = placement(step, job)
+    refuse_unfit(step, job)
     return Plan(
         job=job,
         data=data,
@@ -154,7 +153,6 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
         test=test,
         test_net=test_net,
         iterations=iterations,
-        placement=needed,
         notes=notes,
         values=values,
     )
