@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import purine as pu
 from purine.graph import save_yaml
 from tests.cli.runs import metrics, same_bits, states
 from tests.command import call, tree
+from tests.importers.mutations import SAMPLES
 
 LENET = ("train", "--net", "lenet", "--data", "fashion-mini", "--batch", "32", "--threads", "1")
 SHORT = (*LENET, "--iters", "8", "--save-every", "4", "--test-every", "8", "--log-every", "1")
@@ -137,6 +139,19 @@ def test_accumulated_batches_are_more_micro_batches(tmp_path: Path) -> None:
     assert called.code == 0, called.err
     found = summary(tmp_path / "out")["test_loss"]
     assert found == pytest.approx(summary(tmp_path / "serial")["test_loss"], abs=1e-4)
+
+
+def test_a_solver_of_caffe_clips_and_accumulates_alike(tmp_path: Path) -> None:
+    solver = SAMPLES / "lenet_solver.prototxt"
+    options = ("train", solver, "--data", "fashion-mini", "--batch", "16", "--threads", "1")
+    options = (*options, "--accumulate", "2", "--clip", "1", "--iters", "4")
+    assert call(*options, "--out", tmp_path / "serial").code == 0
+    called = call(*options, *on("pipeline"), "--out", tmp_path / "out")
+    assert called.code == 0, called.err
+    one, other = states(tmp_path / "serial"), states(tmp_path / "out")
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_job_file_with_a_grid(tmp_path: Path) -> None:
