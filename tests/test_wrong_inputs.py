@@ -378,15 +378,86 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         "--devices cpu:7",
         ["device cpu:7 cannot be used", "expected: cpu:0", "found: cpu:7"],
     ),
-    "a GPU": ("--devices cuda:0", ["device cuda:0", "GPUs are not in this version"]),
-    "no device at all": ("--devices tpu", ["'tpu' is no device", "expected: cpu:K"]),
-    "two devices as a range": (
-        "--devices cpu:0-1",
-        ["'cpu:0-1' is more than one device", "not in this version", "found: cpu:0, cpu:1"],
+    "one of several devices that is not there": (
+        "--devices cpu:0,cpu:999 --threads 1",
+        ["device cpu:999 is not there", "expected: cpu:0 to cpu:", "--share-cores"],
     ),
-    "two devices as a list": (
-        "--devices cpu:0,cpu:3",
-        ["more than one device", "not in this version", "found: cpu:0, cpu:3"],
+    "more cores than there are": (
+        "--devices cpu:0-1 --threads 4096",
+        ["device cpu:1 is not there", "a device has 4096", "found: cpu:0, cpu:1"],
+    ),
+    "a GPU": ("--devices cuda:7", ["device cuda:7", "GPUs are not in this version"]),
+    "no device at all": ("--devices tpu", ["'tpu' is no device", "expected: cpu:K"]),
+    "a range backwards": ("--devices cpu:3-1", ["'cpu:3-1' is no device", "cpu:K-L"]),
+    "more devices than a machine has": ("--devices cpu:0-99999", ["is no device", "99999"]),
+    "a device twice": ("--devices cpu:0-1,cpu:1", ["device cpu:1 is named twice", "once"]),
+    "a scheme for more devices": (
+        "--devices cpu:0-3 --parallel data=2,pipeline=4",
+        ["for 8 devices, and 4 are", "data 2 * pipeline 4 * model 1 = 8", "found: cpu:0, cpu:1"],
+    ),
+    "a scheme for one device": (
+        "--parallel data=2",
+        ["the scheme is for 2 devices, and 1 are named", "found: cpu:0"],
+    ),
+    "a batch that replicas do not divide": (
+        "--devices cpu:0-2 --batch 64",
+        ["a batch of 64", "data 3 does not divide 64", "a multiple of 3", "a batch of 66"],
+    ),
+    "a batch that micro-batches do not divide": (
+        "--devices cpu:0-3 --parallel data=2,pipeline=2,micro=3 --batch 64",
+        ["by data 2 * micro 3: micro 3 does not divide 32", "a multiple of 6", "or another micro"],
+    ),
+    "more stages than ops": (
+        "--net mlp --devices cpu:0-31 --parallel pipeline=32,micro=2",
+        ["cannot be cut into 32 stages", "ops that compute", "found: 32", "fewer stages"],
+    ),
+    "no setting": ("--parallel data:2", ["'data:2' is no setting", "such as data=2"]),
+    "unknown setting": (
+        "--parallel pipelin=2",
+        ["no setting 'pipelin'", "one of data, pipeline", "did you mean 'pipeline'?"],
+    ),
+    "a setting twice": ("--parallel data=2,data=3", ["data is given twice", "every setting once"]),
+    "a setting of letters": (
+        "--parallel data=two",
+        ["data is 'two'", "expected: a whole number, 1 or more", "found: 'two'"],
+    ),
+    "no replicas": ("--parallel data=0", ["data is 0", "1 or more"]),
+    "unknown schedule": (
+        "--parallel pipeline=2,schedule=1f2b",
+        ["there is no schedule '1f2b'", "gpipe, 1f1b", "did you mean '1f1b'?"],
+    ),
+    "unknown topology": (
+        "--parallel topology=rings",
+        ["there is no topology 'rings'", "did you mean 'ring'?"],
+    ),
+    "unknown batch norm": (
+        "--parallel batch_norm=synchronized",
+        ["there is no batch_norm", "did you mean 'synchronised'?"],
+    ),
+    "a schedule without a pipeline": (
+        "--parallel data=2,schedule=1f1b",
+        ["schedule is given, and there is no pipeline", "pipeline=2 or more"],
+    ),
+    "chunks of a schedule without them": (
+        "--parallel pipeline=2,chunks=2",
+        ["one stage on each device", "interleaved"],
+    ),
+    "hybrid over one device": ("--parallel hybrid=true", ["model=2 or more", "found: model=1"]),
+    "a hybrid pipeline": (
+        "--parallel model=2,hybrid=true,pipeline=2",
+        ["a hybrid net cannot be a pipeline", "found: pipeline=2"],
+    ),
+    "a cut for other stages": (
+        "--parallel pipeline=2,cut=conv2|fc1",
+        ["cut does not fit", "expected: 1 names", "found: 2 names"],
+    ),
+    "a cut at no op": (
+        "--devices cpu:0-1 --share-cores --parallel pipeline=2,cut=conv7",
+        ["there is no op or block 'conv7'", "did you mean 'conv"],
+    ),
+    "a schedule that is no file": (
+        "--parallel pipeline=2,schedule=grid.txt",
+        ["grid.txt: cannot read the schedule", "No such file"],
     ),
     "threads 0": ("--threads 0", ["threads is 0", "expected: 1 or more"]),
     "seed negative": ("--seed -1", ["seed is -1", "expected: 0 or more"]),
@@ -433,7 +504,20 @@ JOBS: dict[str, tuple[str, list[str]]] = {
     "key twice": ("lr: 1.0\nlr: 2.0\n", ["job.yaml:2", "lr is given twice", "every key once"]),
     "a list": ("- net: mlp\n", ["job.yaml:1", "a job file is a mapping", "found: a list"]),
     "syntax error": ("net: [mlp\n", ["job.yaml:2", "the job file is not YAML", "found: "]),
-    "two devices": ("devices: cpu:0-3\n", ["job.yaml:1", "found: cpu:0, cpu:1, cpu:2, cpu:3"]),
+    "a device twice": ("devices: cpu:0,cpu:0\n", ["job.yaml:1", "named twice"]),
+    "unknown setting of parallelism": (
+        "parallel:\n  data: 2\n  pipelines: 2\n",
+        ["job.yaml:3", "no setting 'pipelines'", "did you mean 'pipeline'?"],
+    ),
+    "wrong setting of parallelism": (
+        "parallel: {data: true}\n",
+        ["job.yaml:1", "data is True", "expected: a whole number"],
+    ),
+    "parallelism as a list": ("parallel: [2, 2]\n", ["job.yaml:1", "parallel is list"]),
+    "a schedule whose units wait for each other": (
+        "parallel:\n  pipeline: 2\n  schedule: |\n    0: F0 B0 F1 B1\n    1: F0 F1 B0 B1\n",
+        ["job.yaml:3", "its units wait for each other", "waits for"],
+    ),
 }
 
 
@@ -443,6 +527,24 @@ def test_wrong_job_files(tmp_path: Path, name: str) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(text)
     refused(tmp_path, ["train", str(job), "--out", str(tmp_path / "out")], texts)
+
+
+@pytest.mark.parametrize("options", ["", "--devices cpu:0-1 --threads 1 --share-cores"])
+def test_a_net_that_does_not_fit(
+    tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purine.runtime.capacity.available_memory", lambda device: 5_000_000)
+    texts = ["does not fit into the memory of cpu", "at most 5.0 MB", "found: ", "recompute="]
+    arguments = ["train", *options.split(), "--out", str(tmp_path / "out")]
+    refused(tmp_path, arguments, texts)
+    refused(tmp_path, [*arguments, "--dry-run"], texts)
+
+
+def test_a_schedule_file_with_a_cycle(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.txt"
+    grid.write_text("0: F0 B0 F1 B1\n1: F0 F1 B0 B1\n")
+    arguments = ["train", "--parallel", f"pipeline=2,schedule={grid}", "--out", str(tmp_path / "o")]
+    refused(tmp_path, arguments, ["grid.txt", "units wait for each other", "1F1 waits for 0F1"])
 
 
 def test_missing_job_file(tmp_path: Path) -> None:

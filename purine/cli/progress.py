@@ -13,6 +13,7 @@ from typing import Protocol
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from purine.cli.placement import placement_text, where_text
 from purine.errors import ConfigError
 from purine.job import Plan, RunFolder, Tested, Trained, Training, make_plan, merge, resume
 from purine.job.config import Options
@@ -23,9 +24,15 @@ _LINE_SECONDS = 5.0
 _SMOOTHING = 0.95
 
 
-def run_job(layers: Sequence[Options], *, resumed: bool) -> int:
-    """Start or resume the job that layers of options describe; returns the exit code."""
+def run_job(layers: Sequence[Options], *, resumed: bool, dry: bool = False) -> int:
+    """Start or resume the job that layers of options describe; returns the exit code.
+
+    With `dry`, nothing runs and nothing is written: only what it would take is told.
+    """
     with _signals() as signals:
+        if dry:
+            print(placement_text(_resumed_plan(layers)[0] if resumed else _new_plan(layers)))
+            return 0
         plan, folder = _resumed(layers) if resumed else _started(layers)
         with folder.only_writer(), Training(plan, folder) as training:
             print(_headline(training), flush=True)
@@ -41,16 +48,28 @@ def run_job(layers: Sequence[Options], *, resumed: bool) -> int:
 
 
 def _started(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
+    plan = _new_plan(layers)
+    return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net, values=plan.values)
+
+
+def _new_plan(layers: Sequence[Options]) -> Plan:
     job = merge(*layers)
     if job.out is not None:  # before the graphs are built, which may take long
         RunFolder.at(job.out).refuse_run()
     plan = make_plan(job)
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net, values=plan.values)
+    return plan
 
 
 def _resumed(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
+    plan, folder = _resumed_plan(layers)
+    if plan.job != folder.read_config():
+        folder.write_config(plan.job)
+    return plan, folder
+
+
+def _resumed_plan(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
     given = {key: value for layer in layers for key, value in layer.items()}
     if "out" not in given:
         raise ConfigError(
@@ -60,10 +79,7 @@ def _resumed(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
             remedy="write purine train --resume --out DIR",
         )
     folder = RunFolder.existing(given["out"])
-    plan = resume(folder, given)
-    if plan.job != folder.read_config():
-        folder.write_config(plan.job)
-    return plan, folder
+    return resume(folder, given), folder
 
 
 def _follow(training: Training, view: _View, signals: _Signals) -> None:
@@ -81,7 +97,7 @@ def _headline(training: Training) -> str:
     start = f"from iteration {training.iteration} " if training.iteration else ""
     return (
         f"{plan.job.net} on {plan.job.data}: {plan.iterations} iterations of {plan.images} samples "
-        f"with {plan.job.solver}, {start}into {training.folder.path}"
+        f"with {plan.job.solver}{where_text(plan)}, {start}into {training.folder.path}"
     )
 
 
@@ -90,7 +106,7 @@ def _result(training: Training) -> str:
     speed, accuracy = found["images_per_second"], found["test_accuracy"]
     parts = [f"{found['iterations']} iterations in {found['seconds']:.1f} s"]
     if speed is not None:
-        parts.append(f"{speed:,.0f} images/s")
+        parts.append(f"{speed:,.0f} {training.plan.samples}/s")
     if accuracy is not None:
         parts.append(f"test accuracy {accuracy:.4f}")
     return f"done: {', '.join(parts)}; see {training.folder.path}"
@@ -137,7 +153,7 @@ class _Meter:
         return perf_counter() - self._since
 
     def speed(self) -> float:
-        """Images a second since this was last asked."""
+        """Samples a second since this was last asked."""
         found = self._images / max(self.seconds, 1e-9)
         self._images, self._since = 0, perf_counter()
         return found
@@ -163,14 +179,14 @@ class _Lines:
                 f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}/{plan.iterations}"
             )
             facts = f"loss {self.meter.loss:.4f}, lr {event.lr:.3g}"
-            print(f"{place}: {facts}, {self.meter.speed():,.0f} images/s", flush=True)
+            print(f"{place}: {facts}, {self.meter.speed():,.0f} {plan.samples}/s", flush=True)
 
     def note(self, text: str) -> None:
         print(text, flush=True)
 
 
 class _Bar:
-    """A progress bar with loss, learning rate, images a second and the time left."""
+    """A progress bar with loss, learning rate, samples a second and the time left."""
 
     def __init__(self, plan: Plan) -> None:
         self.meter = _Meter(plan)
@@ -181,7 +197,7 @@ class _Bar:
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("loss {task.fields[loss]}"),
             TextColumn("lr {task.fields[lr]}"),
-            TextColumn("{task.fields[speed]} images/s"),
+            TextColumn(f"{{task.fields[speed]}} {plan.samples}/s"),
             TimeRemainingColumn(),
             transient=True,
         )

@@ -64,7 +64,8 @@ def train(
         ),
     ] = None,
     batch: Annotated[
-        int | None, _option("Samples in a batch.", "64, or what the net's file says")
+        int | None,
+        _option("Samples in a batch, of all devices.", "64, or what the net's file says"),
     ] = None,
     epochs: Annotated[int | None, _option("Epochs to train.", "1")] = None,
     iters: Annotated[int | None, _option("Iterations to train, instead of epochs.")] = None,
@@ -100,9 +101,34 @@ def train(
         int | None, _option("Decides first weights, order of samples and dropout.", "0")
     ] = None,
     devices: Annotated[
-        str | None, _option("Where to train; one device in this version.", "cpu:0")
+        str | None,
+        _option(
+            "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with a "
+            "quarter of them each.",
+            "cpu:0",
+        ),
     ] = None,
-    threads: Annotated[int | None, _option("Threads that one kernel may use.", "all cores")] = None,
+    parallel: Annotated[
+        str | None,
+        _option(
+            "How several devices train: data=N replicas, each a pipeline of pipeline=N devices, "
+            "each of which is cut over model=N (hybrid=true: convolutions share out the batch). "
+            "Also micro=N micro-batches of a replica's batch (twice the pipeline's devices), "
+            "schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N stages on "
+            "each device (interleaved), cut=NAME|NAME where stages begin, recompute=N blocks or "
+            "NAME|NAME, topology=sharded|server|tree|ring, batch_norm=replica|synchronised, "
+            "bucket=BYTES.",
+            "a replica on each device",
+            metavar="KEY=VALUE,...",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        _option("Threads that one kernel may use: the cores of a device.", "all, shared out"),
+    ] = None,
+    share_cores: Annotated[
+        bool | None, _option("Let more devices than there are cores for share them.")
+    ] = None,
     prefetch: Annotated[int | None, _option("Iterations that data is read ahead.", "2")] = None,
     out: Annotated[
         str | None, _option("Folder of the run.", "runs/NET-DATA-NUMBER", metavar="DIR")
@@ -123,6 +149,13 @@ def train(
             "--resume",
             help="Go on with the run in --out from its newest checkpoint; "
             "--epochs or --iters may be raised to train longer.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only tell what the job needs: memory of each device, bytes moved, the schedule.",
         ),
     ] = False,
     trace: Annotated[
@@ -163,6 +196,7 @@ def train(
     purine train --net lenet --epochs 5 --out runs/a
     purine train --net nin --data cifar.npz --crop 28 --mirror --solver adam --lr 0.001
     purine train --resume --out runs/a --epochs 10
+    purine train --devices cpu:0-7 --parallel data=2,pipeline=4 --batch 256 --dry-run
     purine train runs/a/config.yaml --seed 1 --out runs/b
     purine train lenet_solver.prototxt --data fashion-mini --iters 1500
     purine train solver.prototxt --weights trained.caffemodel --lr 0.001
@@ -170,7 +204,7 @@ def train(
     given = {
         key: value
         for key, value in context.params.items()
-        if value is not None and key not in ("job", "resume", "weights")
+        if value is not None and key not in ("job", "resume", "dry_run", "weights")
     }
     if weights:
         given["weights"] = ",".join(weights)
@@ -186,7 +220,7 @@ def train(
         layers = [caffe_options(job, net="net" not in given)]
     elif job is not None:
         layers = [read_options(job)]
-    code = run_job([*layers, given], resumed=resume)
+    code = run_job([*layers, given], resumed=resume, dry=dry_run)
     if code:
         raise typer.Exit(code)
 

@@ -20,6 +20,7 @@ import yaml
 
 from purine.errors import ConfigError
 from purine.ops.registry import conforms, describe
+from purine.parallel import Scheme, parse_devices
 
 __all__ = ["Job", "Options", "job_text", "merge", "read_options"]
 
@@ -51,7 +52,9 @@ class Job:
     accumulate: int | None = None
     seed: int | None = None
     devices: str = "cpu:0"
+    parallel: str | None = None
     threads: int | None = None
+    share_cores: bool = False
     prefetch: int = 2
     out: str | None = None
     save_every: int | None = None
@@ -142,7 +145,10 @@ def read_options(path: Path) -> dict[str, Any]:
                 found=f"a second {key}",
                 remedy="remove one",
             )
-        value = _value(value_node, _HINTS[key])
+        if key == "parallel" and isinstance(value_node, yaml.MappingNode):
+            value: object = _scheme_text(value_node, where)
+        else:
+            value = _value(value_node, _HINTS[key])
         _check(key, value, where)
         options[key] = value
     return options
@@ -160,6 +166,12 @@ def job_text(job: Job) -> str:
         for key, value in values.items()
         if value is not None
     }
+    if job.parallel is not None:
+        settings = Scheme.parse(job.parallel).settings or {"data": 1}
+        plain["parallel"] = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in settings.items()
+        }
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
@@ -178,8 +190,14 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, "a number above 0", str(value))
     if key == "seed" and typing.cast(int, value) >= _SEEDS:
         raise _wrong(key, where, "a number below 2^63", str(value))
-    if key == "devices":
-        _check_devices(str(value), where)
+    try:
+        if key == "devices":
+            _check_devices(str(value))
+        elif key == "parallel":
+            Scheme.parse(str(value))
+    except ConfigError as error:
+        error.where = error.where or where
+        raise
 
 
 def _wrong(key: str, where: str | None, expected: str, found: str) -> ConfigError:
@@ -203,43 +221,53 @@ def _unknown_key(key: str, where: str) -> ConfigError:
     )
 
 
-_DEVICES = re.compile(r"(cpu|cuda):([0-9]+)(?:-([0-9]+))?")
+_DEVICES = re.compile(r"(cpu|cuda):([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
-def _check_devices(text: str, where: str | None) -> None:
-    found: list[str] = []
+def _check_devices(text: str) -> None:
+    """Refuse what names no devices; whether there are so many is seen when the job is planned."""
     for item in text.split(","):
         match = _DEVICES.fullmatch(item.strip())
         if match is None or int(match[3] or match[2]) < int(match[2]):
             raise ConfigError(
                 f"{item!r} is no device",
-                where=where,
                 expected="cpu:K, a range cpu:K-L, or several with commas",
                 found=repr(text),
-                remedy="write --devices cpu:0",
+                remedy="write --devices cpu:0, or --devices cpu:0-3 for four",
             )
-        first, last = int(match[2]), int(match[3] or match[2])
-        shown = range(first, min(last, first + 15) + 1)
-        found += [f"{match[1]}:{number}" for number in shown]
-    given = ", ".join(found)
-    if len(found) > 1:
+    found = parse_devices(text)
+    gpu = next((device for device in found if device.startswith("cuda")), None)
+    if gpu is not None:
         raise ConfigError(
-            f"{text!r} is more than one device",
-            where=where,
-            expected="one device: parallel schemes are not in this version",
-            found=given,
-            remedy="write --devices cpu:0; one device uses all cores (see --threads)",
-        )
-    if found != ["cpu:0"]:
-        raise ConfigError(
-            f"device {given} cannot be used",
-            where=where,
-            expected="cpu:0: GPUs are not in this version"
-            if given.startswith("cuda")
-            else "cpu:0, which stands for all cores of this machine",
-            found=given,
+            f"device {gpu} cannot be used",
+            expected="cpu:K: GPUs are not in this version",
+            found=gpu,
             remedy="write --devices cpu:0",
         )
+    if len(found) == 1 and found != ("cpu:0",):
+        raise ConfigError(
+            f"device {found[0]} cannot be used",
+            expected="cpu:0, which stands for all cores of this machine where it is alone",
+            found=found[0],
+            remedy="write --devices cpu:0",
+        )
+
+
+def _scheme_text(node: yaml.MappingNode, where: str) -> str:
+    """The scheme of a mapping, as text."""
+    settings: dict[str, object] = {}
+    try:
+        for key_node, value_node in node.value:
+            key = str(key_node.value).replace("-", "_")
+            if key in settings:
+                raise ConfigError(f"{key} is given twice", expected="every setting once")
+            where = f"{where.rpartition(':')[0]}:{key_node.start_mark.line + 1}"
+            settings[key] = _plain(value_node)
+            Scheme.refuse_unknown(key)
+        return str(Scheme.of(settings))
+    except ConfigError as error:
+        error.where = error.where or where
+        raise
 
 
 def _pairs(path: Path) -> list[tuple[yaml.ScalarNode, yaml.Node]]:

@@ -10,6 +10,7 @@ from purine.data import open_data
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.folder import RunFolder
+from purine.job.placing import measuring_threads
 from purine.job.plan import measuring
 from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
@@ -52,7 +53,11 @@ def measure(
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
     with Run(
-        graph, data=found, seed=job.seed or 0, threads=job.threads, channels_last=job.channels_last
+        graph,
+        data=found,
+        seed=job.seed or 0,
+        threads=measuring_threads(job),
+        channels_last=job.channels_last,
     ) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         means = run.evaluate(graph)

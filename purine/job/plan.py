@@ -9,6 +9,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from purine.job.caffe import (
     with_transform,
 )
 from purine.job.config import Job
+from purine.job.placing import placed, refuse_unfit, scheme_of, threads_for
 from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
@@ -97,6 +99,12 @@ class Plan:
     values: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
+    def samples(self) -> str:
+        """What a sample of the data is called, in the plural."""
+        shapes = [item.shape for item in self.data.train.fields[:1]]
+        return "images" if shapes and len(shapes[0]) == 3 else "samples"
+
+    @property
     def images(self) -> int:
         return _images(self.job)
 
@@ -131,11 +139,12 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     job = _settled(job, net, data, caffe, image)
     iterations = iterations_of(job, data)
     ready = prepared(job, net, data.train, image)
-    step = check(_updated(job, backward(ready), caffe, iterations))
+    step = check(_updated(job, ready, caffe, iterations))
     read_stream(step, data, layout=torch.contiguous_format)  # refuses data that does not fit
     if test_net is not None:
         _check_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, image)
+    refuse_unfit(step, job)
     return Plan(
         job=job,
         data=data,
@@ -301,12 +310,14 @@ def _settled(
 ) -> Job:
     """The job with its open options decided."""
     job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
+    scheme = scheme_of(job)
     if job.mean is None and mean_image is None:
         job = replace(job, mean=0.0)
     job = replace(
         job,
         batch=batch_of(net, data_ops(net)[0]),
-        threads=job.threads or torch.get_num_threads(),
+        threads=job.threads or threads_for(job),
+        parallel=None if scheme is None else str(scheme),
         weights=absolute_weights(job.weights) if job.weights else None,
         mean_file=str(Path(job.mean_file).expanduser().resolve()) if job.mean_file else None,
         **{key: value for key, value in _OPEN.items() if getattr(job, key) is None},
@@ -351,29 +362,40 @@ def _with_own_solver(job: Job) -> Job:
     )
 
 
-def _updated(job: Job, step: Graph, caffe: CaffeSolver | None, iterations: int) -> Graph:
-    """The step with the updates that the job's solver makes."""
+def _updated(job: Job, net: Graph, caffe: CaffeSolver | None, iterations: int) -> Graph:
+    """The step of a net with the updates that the job's solver makes, on the job's devices."""
     rate = rate_of(job, iterations)
     assert job.accumulate is not None
     if caffe is not None:
-        assert job.momentum is not None
-        assert job.weight_decay is not None
-        solver = replace(
-            caffe,
-            rate=rate,
-            momentum=job.momentum,
-            weight_decay=job.weight_decay,
-            clip_gradients=job.clip,
-            iter_size=job.accumulate,
-        )
-        return apply_solver(step, solver)
-    step = accumulate(step, job.accumulate)
-    if job.clip is not None:
-        step = clip_by_norm(step, job.clip)
+        return _updated_as_caffe(job, net, caffe, rate)
     options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
     if job.momentum is not None:
         options["momentum"] = job.momentum
-    return SOLVERS[job.solver](step, **options)
+    solver = partial(SOLVERS[job.solver], **options)
+    if job.parallel is not None:
+        return placed(net, job, solver=solver, clip=job.clip)
+    step = accumulate(backward(net), job.accumulate)
+    return solver(step if job.clip is None else clip_by_norm(step, job.clip))
+
+
+def _updated_as_caffe(job: Job, net: Graph, caffe: CaffeSolver, rate: Rate) -> Graph:
+    """The same with a solver of Caffe's, which clips the sum of accumulated gradients."""
+    assert job.accumulate is not None
+    assert job.momentum is not None
+    assert job.weight_decay is not None
+    solver = replace(
+        caffe,
+        rate=rate,
+        momentum=job.momentum,
+        weight_decay=job.weight_decay,
+        clip_gradients=job.clip,
+        iter_size=job.accumulate,
+    )
+    if job.parallel is None:
+        return apply_solver(backward(net), solver)
+    clip = None if job.clip is None else job.clip / job.accumulate
+    alone = replace(solver, clip_gradients=clip, iter_size=1)
+    return placed(net, job, solver=lambda graph: apply_solver(graph, alone))
 
 
 def _images(job: Job) -> int:

@@ -1,8 +1,9 @@
 """Going on with a run: its own job counts, and what is asked now may not contradict it.
 
 Options that leave the numbers alone may change: where to stop (later only), what to save, test,
-log and trace, and how many threads and batches ahead to use. Weights to start from do not count any
-more.
+log and trace, and how many batches ahead to use. So may the devices and the scheme of parallelism:
+checkpoints have the states of the net whole, and the numbers stay the same but for rounding.
+Weights to start from do not count any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from purine.errors import ConfigError
 from purine.job.caffe import is_prototxt, same_solver
 from purine.job.config import Job, Options, merge
 from purine.job.folder import RunFolder
+from purine.job.placing import scheme_of
 from purine.job.plan import (
     Plan,
     find_net,
@@ -27,6 +29,7 @@ from purine.job.plan import (
     reported,
 )
 from purine.job.start import read_mean_file
+from purine.parallel import Scheme, parse_devices
 
 __all__ = ["resume"]
 
@@ -36,17 +39,19 @@ _FREE = frozenset(
         *("test_every", "trace", "trace_iters"),
     )
 )
+_PLACE = frozenset(("devices", "parallel", "share_cores"))
 _LENGTH = frozenset(("epochs", "iters"))
 
 
 def resume(folder: RunFolder, given: Options) -> Plan:
     """The plan of the run in `folder`, with the options given now where they may differ."""
-    plan = make_plan(folder.read_config(), net=folder.read_net(), test_net=folder.read_test_net())
+    job = _moved(folder.read_config(), given)
+    plan = make_plan(job, net=folder.read_net(), test_net=folder.read_test_net())
     changes: dict[str, Any] = {}
     for key, value in given.items():
         if key in _FREE or key in _LENGTH or key == "lr_policy":
             changes[key] = value
-        elif key != "weights" and not _same(plan, key, value):
+        elif key not in _PLACE and key != "weights" and not _same(plan, key, value):
             raise _contradiction(key, getattr(plan.job, key), value)
     if not changes:
         return plan
@@ -75,6 +80,24 @@ def resume(folder: RunFolder, given: Options) -> Plan:
             else "leave --lr-policy out, or start another run",
         )
     return replace(plan, job=job, iterations=iterations)
+
+
+def _moved(job: Job, given: Options) -> Job:
+    """The job on the devices and by the scheme given now.
+
+    Replicas alone spread over other devices by themselves, and other devices may have another
+    number of threads.
+    """
+    job = replace(job, share_cores=given.get("share_cores", job.share_cores))
+    devices = given.get("devices", job.devices)
+    before = scheme_of(job)
+    now = replace(job, devices=devices, parallel=given.get("parallel", job.parallel))
+    if "parallel" not in given and before is not None:
+        scheme = before.over(len(parse_devices(devices)))
+        now = replace(now, parallel=None if scheme == Scheme() else str(scheme))
+    if (parse_devices(devices), scheme_of(now)) == (parse_devices(job.devices), before):
+        return job
+    return replace(now, threads=given.get("threads"))
 
 
 def _same(plan: Plan, key: str, value: Any) -> bool:

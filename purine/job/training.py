@@ -23,6 +23,7 @@ from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
 from purine.job.plan import Plan
+from purine.parallel import gather_values, parse_devices, shard_values
 from purine.runtime import checkpoint
 from purine.runtime.run import Result, Run
 
@@ -82,8 +83,11 @@ class Training:
             seed=job.seed or 0,
             prefetch=job.prefetch,
             threads=job.threads,
+            share_cores=job.share_cores,
             channels_last=job.channels_last,
             record=job.trace,
+            gather=gather_values,
+            cut=shard_values,
         )
         self._weights = losses_of(plan.net)
         self._seconds = 0.0  # in all, with those before this process
@@ -152,6 +156,8 @@ class Training:
             "iterations": self.iteration,
             "epochs": images / len(plan.data.train),
             "seed": plan.job.seed,
+            "devices": list(parse_devices(plan.job.devices)),
+            "parallel": plan.job.parallel,
             "seconds": self._seconds,
             "parameters": sum(torch.Size(size or ()).numel() for size in sizes),
             "purine": _version(),

@@ -1,5 +1,6 @@
 """Schemes of parallelism: functions from graph to graph."""
 
+from purine.parallel.compose import compose
 from purine.parallel.copies import bytes_moved, insert_copies
 from purine.parallel.cut import balanced_cut, cut_at
 from purine.parallel.devices import devices_of, parse_devices
@@ -18,16 +19,19 @@ from purine.parallel.schedule import (
     one_f_one_b,
     zero_bubble,
 )
+from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
 from purine.parallel.values import gather_values, shard_values
 
 __all__ = [
     "SCHEDULES",
     "Schedule",
+    "Scheme",
     "balanced_cut",
     "bubble",
     "bubble_formula",
     "bytes_moved",
+    "compose",
     "cut_at",
     "devices_of",
     "gather_values",

@@ -139,7 +139,8 @@ class _Chains:
     def _when(self) -> Mapping[str, tuple[int, int]]:
         """For each op of the batch half its unit's time, and its place among the unit's ops.
 
-        Sums over micro-batches come right behind the last part of them.
+        Sums over micro-batches come right behind the last part of them. What waits for something
+        that is done once, such as the norm of norms, is done once as well.
         """
         when = self._units()
         once = {op.name for op in halve(self.graph).once}
@@ -151,6 +152,9 @@ class _Chains:
                 for blob, maker in ((b, self.graph.producers.get(b)) for b in op.inputs)
                 if maker is not None and maker.name in when
             ]
+            makers = {self.graph.producers[b].name for b in op.inputs if b in self.graph.producers}
+            if name not in when and not makers.isdisjoint(once):
+                once.add(name)
             latest, blob = max(before, default=((0, 0), NOTHING))
             if name in when and before and latest >= when[name]:
                 raise GraphError(

@@ -7,14 +7,14 @@ of one size; its lanes, and the helpers of their kernels, stay on these cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from purine.errors import ConfigError
 from purine.graph import Graph
 
-__all__ = ["cores_of", "pin"]
+__all__ = ["cores_of", "pin", "threads_of"]
 
 
 def cores_of(
@@ -40,7 +40,7 @@ def cores_of(
         return dict.fromkeys(own, ())
     available = _available()
     most = _number(own[-1]) + 1
-    size = threads or max(1, len(available) // most)
+    size = threads or threads_of(own)
     if most * size > len(available) and not share:
         raise ConfigError(
             f"device {own[-1]} is not there",
@@ -58,6 +58,11 @@ def cores_of(
         )
         for device in own
     }
+
+
+def threads_of(devices: Sequence[str]) -> int:
+    """The cores of each of several CPU devices where nobody says: an equal share of all."""
+    return max(1, len(_available()) // (max(map(_number, devices)) + 1))
 
 
 def pin(cores: tuple[int, ...]) -> None:

@@ -6,11 +6,12 @@ checkpoint goes on with the bits of one that was never interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,7 +34,10 @@ from purine.runtime.segments import pays
 from purine.runtime.threads import release_host_pool
 from purine.runtime.trace import Event, Trace, edges_of
 
-__all__ = ["Result", "Run", "compute"]
+__all__ = ["Convert", "Result", "Run", "compute"]
+
+Convert: TypeAlias = Callable[[Graph, Mapping[str, Tensor]], dict[str, Tensor]]
+"""From the values of states in one form to those in another, for a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class Run:
     may `share_cores` where there are too few. `channels_last` says how images and filters lie in
     memory; `record` keeps a trace.
 
+    What is loaded, saved and measured has the states of the graph, unless `gather` makes those of
+    another form of it (the net before it was sharded) and `cut` the graph's own of these.
+
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
     >>> data = pu.data.fashion_mini()
@@ -81,6 +88,8 @@ class Run:
         share_cores: bool = False,
         channels_last: bool = False,
         record: bool = False,
+        gather: Convert | None = None,
+        cut: Convert | None = None,
     ) -> None:
         for name, value, least in (("prefetch", prefetch, 0), ("threads", threads or 1, 1)):
             if value < least:
@@ -97,6 +106,8 @@ class Run:
         self._cores = cores_of(self.graph, threads=threads, share=share_cores)
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.record = record
+        self._gather = gather
+        self._cut = cut
         self.iteration = 0
         """The next iteration whose result `steps` gives."""
         self._sources = read_stream(self.graph, data, layout=self.layout)
@@ -140,6 +151,7 @@ class Run:
     def set_states(self, values: Mapping[str, Tensor]) -> None:
         """Put values in place of the states named, for example parameters from elsewhere."""
         iteration, states = self._settled()
+        values = self._own(values)
         for name, value in values.items():
             if name not in states:
                 raise RunError(
@@ -169,7 +181,7 @@ class Run:
                 remedy="pass data= with a test part",
             )
         batch, count = batch_of(graph, sources[0]), len(data.test)
-        values = self._settled()[1]
+        values = self._whole(self._settled()[1])
         totals = dict.fromkeys(graph.outputs, 0.0)
         for size, start, times in (
             (batch, 0, count // batch),
@@ -192,7 +204,7 @@ class Run:
         return checkpoint.save(
             Path(folder),
             iteration=iteration,
-            values=values,
+            values=self._whole(values),
             seed=self.seed,
             digest=self.graph.digest,
             extra=extra,
@@ -202,6 +214,7 @@ class Run:
     def load(self, folder: Path | str) -> int:
         """Go on from a checkpoint, or from the newest of a run folder; returns its iteration."""
         saved = checkpoint.load(Path(folder))
+        saved = replace(saved, values=self._own(saved.values))
         checkpoint.match(saved, self.graph)
         self.seed = saved.seed
         self._failure = None
@@ -228,6 +241,12 @@ class Run:
             except RunError as error:
                 self._failure = error
             self._end_lanes()
+
+    def _whole(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return values if self._gather is None else self._gather(self.graph, values)
+
+    def _own(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return values if self._cut is None else self._cut(self.graph, values)
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """The number of complete iterations and the states behind them, with nothing in flight."""
@@ -291,7 +310,7 @@ class Run:
             states=states,
             sources=read_rows(graph, data, start, layout=self.layout),
             credit=self.credit,
-            threads=self.threads,
+            threads=len({core for own in self._cores.values() for core in own}) or self.threads,
         )
         totals = dict.fromkeys(graph.outputs, 0.0)
         try:

@@ -1,0 +1,136 @@
+"""Where a job is trained: its devices, its scheme of parallelism, and whether they have the memory.
+
+All of this is known before anything starts, and told by `placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from purine.errors import ConfigError
+from purine.graph import Graph, Location
+from purine.job.config import Job
+from purine.ops.infer import size_in_bytes
+from purine.parallel import Scheme, bytes_moved, compose, parse_devices, peak_memory
+from purine.runtime import capacity
+from purine.runtime.devices import cores_of, threads_of
+
+__all__ = [
+    "Placement",
+    "measuring_threads",
+    "placed",
+    "placement",
+    "refuse_unfit",
+    "scheme_of",
+    "threads_for",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a step needs: bytes held on each device at the worst moment, and bytes moved.
+
+    `available` is what each kind of memory can still give: CPU devices share theirs.
+    """
+
+    peaks: Mapping[Location, int]
+    available: Mapping[str, int]
+    moved: int
+
+    def needed(self, memory: str) -> int:
+        """The bytes needed of a kind of memory."""
+        return sum(size for place, size in self.peaks.items() if _memory(place) == memory)
+
+
+def scheme_of(job: Job) -> Scheme | None:
+    """The scheme of a job, with nothing left open; None for a job on one device without one."""
+    count = len(parse_devices(job.devices))
+    if job.parallel is not None:
+        return Scheme.parse(job.parallel).settled()
+    return Scheme(data=count) if count > 1 else None
+
+
+def threads_for(job: Job) -> int:
+    """The threads of each device where the job does not say."""
+    devices = parse_devices(job.devices)
+    return torch.get_num_threads() if len(devices) == 1 else threads_of(devices)
+
+
+def measuring_threads(job: Job) -> int | None:
+    """The threads that measure a trained net: those of all its devices together."""
+    if job.threads is None:
+        return None
+    devices = parse_devices(job.devices)
+    most = threads_of(("cpu:0",))
+    return job.threads if len(devices) == 1 else min(most, job.threads * len(devices))
+
+
+def placed(
+    net: Graph, job: Job, *, solver: Callable[[Graph], Graph], clip: float | None = None
+) -> Graph:
+    """The step of a net on the devices of a settled job that has a scheme."""
+    scheme = scheme_of(job)
+    assert scheme is not None
+    assert job.accumulate is not None
+    return compose(
+        net,
+        solver=solver,
+        clip=clip,
+        devices=job.devices,
+        accumulate=job.accumulate,
+        scheme=scheme,
+    )
+
+
+def refuse_unfit(step: Graph, job: Job) -> None:
+    """Raise `ConfigError` where a device is not there or has not the memory for a step."""
+    cores_of(step, threads=job.threads, share=job.share_cores)
+    everything = sum(map(size_in_bytes, step.blobs.values()))
+    if everything > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
+        placement(step)
+
+
+def placement(step: Graph) -> Placement:
+    """What a step needs of its devices; refuses what they have not the memory for."""
+    peaks = peak_memory(step)
+    available = {
+        memory: _available(memory) for memory in sorted({_memory(place) for place in peaks})
+    }
+    found = Placement(peaks, available, bytes_moved(step))
+    for memory, size in available.items():
+        if found.needed(memory) > size:
+            raise _too_large(found, memory)
+    return found
+
+
+def _too_large(found: Placement, memory: str) -> ConfigError:
+    places = [place for place in found.peaks if _memory(place) == memory]
+    worst = max(places, key=found.peaks.__getitem__)
+    return ConfigError(
+        f"the net does not fit into the memory of {memory}",
+        location=str(worst),
+        expected=f"at most {_megabytes(found.available[memory])}, which is available",
+        found=f"{_megabytes(found.needed(memory))} for an iteration"
+        + (
+            f" on {len(places)} devices, {_megabytes(found.peaks[worst])} of it on {worst.device}"
+            if len(places) > 1
+            else ""
+        ),
+        remedy="lower --batch, cut it into micro-batches (--parallel micro=4), or keep less for "
+        "the backward (--parallel recompute=8)",
+    )
+
+
+def _available(memory: str) -> int:
+    return capacity.available_memory("cpu:0" if memory == "cpu" else memory)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _memory(place: Location) -> str:
+    return "cpu" if place.device.startswith("cpu:") else place.device

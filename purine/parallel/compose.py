@@ -1,0 +1,131 @@
+"""All schemes of parallelism in one call, in the order in which they go together.
+
+    net -> its part of the batch -> shard or hybrid -> backward -> clip -> solver
+        -> pipeline (or accumulate) -> recompute -> replicate
+
+The net that is given is that of the whole batch, and the step trains as that net does on one
+device. Accumulated batches are more micro-batches of the same schedule: a pipeline is filled and
+emptied once for an update, however many batches it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from purine.errors import ConfigError
+from purine.graph import Graph, Location
+from purine.ops.infer import with_batch
+from purine.parallel._halves import batch_of
+from purine.parallel._reduce import Topology
+from purine.parallel.devices import as_locations
+from purine.parallel.hybrid import hybrid
+from purine.parallel.pipeline import pipeline
+from purine.parallel.replicate import BatchNorms, replicate
+from purine.parallel.scheme import Scheme
+from purine.parallel.shard import shard
+
+__all__ = ["compose"]
+
+
+def compose(
+    net: Graph,
+    *,
+    solver: Callable[[Graph], Graph],
+    devices: str | Iterable[str | Location],
+    clip: float | None = None,
+    accumulate: int = 1,
+    scheme: Scheme | None = None,
+    **settings: Any,
+) -> Graph:
+    """The training step of a net on several devices, by a scheme or by the settings of one.
+
+    `solver` makes a step of a net with gradients, which are clipped to the norm `clip` before it.
+    An update is made of `accumulate` batches of the net. Without settings every device has a
+    replica; the settings are those of `Scheme`.
+
+    >>> import purine as pu
+    >>> step = compose(
+    ...     pu.zoo.lenet(batch=32),
+    ...     solver=lambda graph: pu.solvers.sgd(graph, lr=0.1),
+    ...     devices="cpu:0-3",
+    ...     data=2,
+    ...     pipeline=2,
+    ... )
+    >>> len(pu.parallel.devices_of(step)), step.blobs["replica1/micro3/data"].shape
+    (4, (4, 1, 28, 28))
+    """
+    # These import from this package.
+    from purine.autodiff import backward
+    from purine.optimize.recompute import recompute
+    from purine.solvers.accumulate import accumulate as accumulated
+    from purine.solvers.clip import clip_by_norm
+
+    places = as_locations(devices)
+    if scheme is None:
+        scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(places)))
+    _refuse_devices(scheme, places)
+    part = _part(net, scheme.shares)
+    if scheme.model > 1:
+        group = f"cpu:0-{scheme.model - 1}"
+        part = hybrid(part, group) if scheme.hybrid else shard(part, group)
+    step = backward(part)
+    if clip is not None:
+        step = clip_by_norm(step, clip)
+    step = solver(step)
+    if scheme.pipeline > 1:
+        grid = scheme.grid(accumulate)
+        step = pipeline(
+            step,
+            devices=f"cpu:0-{scheme.model * scheme.pipeline - 1}",
+            micro=scheme.micro_batches * accumulate,
+            schedule=grid,
+            cut=scheme.cut or None,
+        )
+    else:
+        step = accumulated(step, scheme.micro_batches * accumulate)
+    if scheme.recompute is not None:
+        step = recompute(step, scheme.recompute)
+    return replicate(
+        step,
+        places,
+        topology=cast(Topology, scheme.topology),
+        bucket=scheme.bucket,
+        batch_norm=cast(BatchNorms, scheme.batch_norm),
+    )
+
+
+def _refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
+    if scheme.devices != len(places):
+        factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
+        product = " * ".join(f"{name} {count}" for name, count in factors.items())
+        raise ConfigError(
+            f"the scheme is for {scheme.devices} devices, and {len(places)} are named",
+            expected=f"{product} = {scheme.devices} devices",
+            found=", ".join(place.device for place in places[:16]) or "none",
+            remedy="name as many devices, or change data, pipeline and model",
+        )
+
+
+def _part(net: Graph, shares: Mapping[str, int]) -> Graph:
+    """The net for one of the parts that the batch is cut into."""
+    whole = rest = batch_of(net)
+    for name, count in shares.items():
+        if rest % count:
+            cut = " * ".join(f"{key} {value}" for key, value in shares.items() if value > 1)
+            raise ConfigError(
+                f"a batch of {whole} cannot be cut by {cut}: {name} {count} does not divide {rest}",
+                expected=f"a multiple of {_product(shares)} samples",
+                found=f"a batch of {whole}",
+                remedy=f"use a batch of {-(-whole // _product(shares)) * _product(shares)}, "
+                f"or another {name}",
+            )
+        rest //= count
+    return net if rest == whole else with_batch(net, rest)
+
+
+def _product(shares: Mapping[str, int]) -> int:
+    total = 1
+    for count in shares.values():
+        total *= count
+    return total

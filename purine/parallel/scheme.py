@@ -1,0 +1,278 @@
+"""What is asked of parallelism, as a value: how many of what, and in which manner.
+
+People write it as text (`data=2,pipeline=4,schedule=1f1b`) or as a mapping; both are checked alike,
+and a scheme that exists has settings of the right type that go together. Whether a net can follow
+it is found out by `compose`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+from purine.errors import ConfigError
+from purine.parallel._reduce import TOPOLOGIES
+from purine.parallel.replicate import BatchNorms
+from purine.parallel.schedule import SCHEDULES, Schedule, bubble, bubble_formula, named_schedule
+
+__all__ = ["Scheme", "Setting"]
+
+Setting: TypeAlias = int | bool | str | tuple[str, ...]
+"""A value of a scheme's setting, as people write it."""
+
+_NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0}
+_NAMES = ("cut", "recompute")
+_OF_PIPELINES = ("schedule", "chunks", "cut")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How a net is trained on `data * pipeline * model` devices; None is a setting left open.
+
+    There are `data` replicas; each is a pipeline of `pipeline` devices, and what is on one of these
+    is cut over `model` devices (with `hybrid`, convolutions share out the batch instead).
+    `schedule` is a name or the text of a grid. `micro` is the number of micro-batches that a
+    replica's batch is cut into, by default twice the pipeline's devices. `recompute` is a number
+    of blocks or their names, `cut` the names with which the stages behind the first begin.
+
+    >>> scheme = Scheme.parse("data=2,pipeline=4")
+    >>> scheme.devices, scheme.micro_batches, str(scheme)
+    (8, 8, 'data=2,pipeline=4')
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    model: int = 1
+    hybrid: bool = False
+    schedule: str | None = None
+    micro: int | None = None
+    chunks: int | None = None
+    topology: str = "sharded"
+    batch_norm: str = "replica"
+    bucket: int = 1 << 16
+    recompute: int | tuple[str, ...] | None = None
+    cut: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise _wrong(name, value, f"a whole number, {least} or more")
+        if type(self.hybrid) is not bool:
+            raise _wrong("hybrid", self.hybrid, "true or false")
+        blocks = self.recompute
+        if type(blocks) is int:
+            good = blocks >= 2
+        else:
+            good = blocks is None or (isinstance(blocks, tuple) and len(blocks) > 0)
+        if not good:
+            raise _wrong("recompute", blocks, "2 or more blocks, or names of blocks")
+        _choose("topology", self.topology, TOPOLOGIES)
+        _choose("batch_norm", self.batch_norm, get_args(BatchNorms))
+        if self.schedule is not None and not _is_grid(self.schedule):
+            _choose("schedule", self.schedule, tuple(SCHEDULES))
+        self._refuse_what_does_not_go_together()
+
+    def _refuse_what_does_not_go_together(self) -> None:
+        if self.hybrid and self.model < 2:
+            raise ConfigError(
+                f"a hybrid net over {self.model} device",
+                expected="model=2 or more with hybrid=true",
+                found=f"model={self.model}",
+                remedy="give model, the number of devices, or leave hybrid out",
+            )
+        if self.hybrid and self.pipeline > 1:
+            raise ConfigError(
+                "a hybrid net cannot be a pipeline",
+                expected="hybrid=true with data and model alone",
+                found=f"pipeline={self.pipeline}",
+                remedy="leave hybrid out (layers are then cut over the model devices), or pipeline",
+            )
+        for name in _OF_PIPELINES:
+            if self.pipeline == 1 and getattr(self, name):
+                raise ConfigError(
+                    f"{name} is given, and there is no pipeline",
+                    expected=f"pipeline=2 or more with {name}",
+                    found="pipeline=1",
+                    remedy=f"give pipeline, the number of its devices, or leave {name} out",
+                )
+        if self.pipeline > 1:
+            plan = self.grid(1)
+            for name, wanted, found in (
+                ("pipeline", plan.devices, self.pipeline),
+                ("micro", plan.micro, self.micro_batches),
+                ("cut", plan.stages - 1, len(self.cut) or plan.stages - 1),
+            ):
+                if wanted != found:
+                    raise ConfigError(
+                        f"{name} does not fit the schedule",
+                        expected=f"{wanted} names, one for each stage but the first"
+                        if name == "cut"
+                        else f"{name}={wanted}",
+                        found=f"{found} names" if name == "cut" else f"{name}={found}",
+                        remedy=f"change {name}, or the schedule",
+                    )
+
+    @classmethod
+    def parse(cls, text: str) -> Scheme:
+        """A scheme from text; several names are parted by `|`, a schedule may be a grid's file."""
+        given: dict[str, Setting] = {}
+        for item in text.split(","):
+            key, equals, value = item.partition("=")
+            key = key.strip().replace("-", "_")
+            if not equals:
+                raise ConfigError(
+                    f"{item.strip()!r} is no setting of a scheme",
+                    expected="settings such as data=2, with commas between them",
+                    found=repr(text),
+                    remedy="write for example --parallel data=2,pipeline=4",
+                )
+            if key in given:
+                raise ConfigError(
+                    f"{key} is given twice", expected="every setting once", found=repr(text)
+                )
+            given[key] = value.strip()
+        return cls.of(given)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Scheme:
+        """A scheme from settings by name, whose values may be texts."""
+        for key in settings:
+            cls.refuse_unknown(key)
+        return cls(**{key: _read(key, value) for key, value in settings.items()})
+
+    @classmethod
+    def refuse_unknown(cls, key: str) -> None:
+        """Raise `ConfigError` unless this is the name of a setting."""
+        known = [item.name for item in fields(cls)]
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            raise ConfigError(
+                f"there is no setting {key!r} of parallelism",
+                expected=f"one of {', '.join(known)}",
+                found=repr(key),
+                remedy=f"did you mean {close[0]!r}?" if close else f"remove {key!r}",
+            )
+
+    @property
+    def devices(self) -> int:
+        """How many devices it takes."""
+        return self.data * self.pipeline * self.model
+
+    @property
+    def micro_batches(self) -> int:
+        """Into how many micro-batches a replica's batch is cut."""
+        if self.micro is not None:
+            return self.micro
+        if self.schedule is not None and _is_grid(self.schedule):
+            return Schedule.parse(self.schedule).micro
+        return 2 * self.pipeline if self.pipeline > 1 else 1
+
+    @property
+    def shares(self) -> Mapping[str, int]:
+        """By setting, into how many parts it cuts the batch."""
+        own = {"data": self.data, "micro": self.micro_batches}
+        return {**own, "model": self.model} if self.hybrid else own
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """What differs from the defaults."""
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if getattr(self, item.name) != item.default
+        }
+
+    def grid(self, times: int) -> Schedule:
+        """The schedule of the pipeline for `times` as many micro-batches."""
+        name = self.schedule or "1f1b"
+        if _is_grid(name):
+            return Schedule.parse(name)
+        micro = self.micro_batches * times
+        return named_schedule(name, self.pipeline, micro, chunks=self.chunks or 1)
+
+    def idle(self, times: int) -> float:
+        """The part of all devices' time that the pipeline leaves idle, by its formula or grid."""
+        name = self.schedule or "1f1b"
+        if _is_grid(name):
+            return bubble(self.grid(times))
+        micro = self.micro_batches * times
+        return bubble_formula(name, self.pipeline, micro, chunks=self.chunks or 1)
+
+    def settled(self) -> Scheme:
+        """The same with the number of micro-batches written out."""
+        return replace(self, micro=self.micro_batches) if self.pipeline > 1 else self
+
+    def over(self, devices: int) -> Scheme:
+        """The same for another number of devices, if it consists of replicas alone."""
+        if self.pipeline == self.model == 1:
+            return replace(self, data=devices)
+        return self
+
+    def __str__(self) -> str:
+        given = self.settings or {"data": self.data}
+        return ",".join(f"{key}={_text(value)}" for key, value in given.items())
+
+
+def _text(value: Setting) -> str:
+    if isinstance(value, tuple):
+        return "|".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_grid(text: str) -> bool:
+    return "\n" in text.strip() or ":" in text
+
+
+def _read(key: str, value: Any) -> Any:
+    """A setting's value from what people write."""
+    if key in _NAMES and isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    if not isinstance(value, str):
+        return str(value) if key == "schedule" else value
+    if key in _NUMBERS or (key == "recompute" and value.isdigit()):
+        return int(value) if value.isdigit() else value
+    if key == "hybrid":
+        return {"true": True, "false": False}.get(value.lower(), value)
+    if key in _NAMES:
+        return tuple(value.split("|"))
+    if key == "schedule" and not _is_grid(value) and Path(value).suffix:
+        return _grid_of(Path(value))
+    return value
+
+
+def _grid_of(path: Path) -> str:
+    """The grid in a file, as it prints."""
+    try:
+        return str(Schedule.parse(path.expanduser().read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "cannot read the schedule",
+            where=str(path),
+            expected=f"the path of a grid, or one of {', '.join(SCHEDULES)}",
+            found=(error.strerror if isinstance(error, OSError) else None) or str(error),
+            remedy="check the path",
+        ) from error
+    except ConfigError as error:
+        error.where = str(path)
+        raise
+
+
+def _wrong(name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is {value!r}", expected=expected, found=repr(value), remedy=f"change {name}"
+    )
+
+
+def _choose(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
+        raise ConfigError(
+            f"there is no {name} {value!r}",
+            expected=f"one of {', '.join(known)}",
+            found=repr(value),
+            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+        )
