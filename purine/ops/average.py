@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -17,6 +18,9 @@ __all__ = ["Average"]
 _PIECE = 1 << 15
 """Long sums are made in pieces of this many elements, so that each stays in the cache."""
 
+_COMPILING = threading.Lock()
+"""Lanes would compile at the same time, and undo each other's filters of warnings."""
+
 
 def _averages(
     *columns: Sequence[Tensor], weights: tuple[float, ...] | None = None, groups: int = 1
@@ -28,7 +32,9 @@ def _averages(
     count = len(parts[0])
     shares = [1.0 / count] if weights is None else list(weights)
     flat = [all(_is_flat(part, group[0]) for part in group) for group in parts]
-    made = _compiled()(parts, shares, flat, _PIECE)
+    with _COMPILING:
+        add_all = _compiled()
+    made = add_all(parts, shares, flat, _PIECE)
     return [made[group::groups] for group in range(groups)]
 
 

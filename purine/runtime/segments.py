@@ -6,6 +6,9 @@ each of which is one op to the dispatcher and one call without the lock. A segme
 another device waits for its result, and when it is long enough: gradients leave at its end, and
 the parameters that it reads must all be there at its start.
 
+Ops of one kind that takes many (updates, means) become one call that reads all it needs at its
+start, so none of them reads from another.
+
 The graph of segments has no cycle: a segment is complete before anything that reads from it is
 placed, so segments are complete in an order in which each reads from earlier ones only.
 """
@@ -258,7 +261,10 @@ def segment_kernel(
     outputs: Sequence[str],
     over: Callable[[Op], int | None],
 ) -> Kernel:
-    """One kernel for the ops of a segment; op by op where torch cannot compile them as one."""
+    """One kernel for the ops of a segment; op by op where torch cannot compile them as one.
+
+    Its failures are those of single ops: a SegmentError says of which.
+    """
     if lookup(ops[0]).many is not None:
         return _many_kernel(ops)
 

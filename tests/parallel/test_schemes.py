@@ -5,8 +5,9 @@ What "one device" is depends on the net and the scheme, always for the same samp
 - replicas and shards: the plain step for the whole batch. Batch norm of replicas is synchronised.
 - micro-batches of a pipeline: without batch norm the plain step for the whole batch as well; with
   it `accumulate`, whose micro-batches are normalised one by one, as those of the pipeline are.
-- replicas of pipelines with batch norm: `accumulate` again. Micro-batch k is that of all replicas,
-  whose samples lie apart in the batch, so the one device reads its samples in that order.
+- replicas of pipelines: `accumulate` for a batch of twice the size. With batch norm micro-batch k
+  is that of all replicas, whose samples lie apart in the batch, so the one device reads its samples
+  in that order.
 - hybrids: the plain step; with batch norm, which sees the samples of one device, plain replicas.
 """
 
@@ -37,7 +38,7 @@ from tests.importers.models import CASES as MODULES
 from tests.importers.test_torch import imported_from
 from tests.parallel.nets import Trained, agree, float64
 
-STEPS, BATCH, MICRO, COUNT = 10, 8, 2, 40
+STEPS, BATCH, MICRO, COUNT = 10, 8, 2, 48
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def net_of(name: str, batch: int) -> Graph:
     return with_batch(made(name)[0], batch)
 
 
+@cache
 def plain(name: str, batch: int) -> Graph:
     return CASES[name].step(net_of(name, batch))
 
@@ -150,7 +152,7 @@ def data_of(name: str, *, turned: bool = False) -> pu.data.DataSet:
     """The samples; where they are turned, micro-batches of replicas lie side by side."""
     order = torch.arange(COUNT)
     if turned:
-        order = order.view(-1, 2, MICRO, BATCH // 2 // MICRO).transpose(1, 2).flatten()
+        order = order.view(-1, 2, MICRO, BATCH // 2).transpose(1, 2).flatten()
     samples = CASES[name].samples()
     arrays = [value[order].numpy() for value in samples.values()]
     return pu.data.DataSet(name, pu.data.ArraySource(*arrays, names=tuple(samples)))
@@ -172,12 +174,14 @@ def train(name: str, step: Graph, *, turned: bool = False, steps: int = STEPS) -
 @cache
 def serial(name: str, kind: str) -> Trained:
     """What one device gives; see the top of this file."""
-    if not CASES[name].norm or kind == "whole":
-        return train(name, plain(name, BATCH))
-    if kind == "apart":
+    norm = CASES[name].norm
+    if kind == "twice":
+        return train(name, accumulate(plain(name, BATCH), MICRO), turned=norm)
+    if norm and kind == "micro":
+        return train(name, accumulate(plain(name, BATCH // MICRO), MICRO))
+    if norm and kind == "apart":
         return train(name, replicate(plain(name, BATCH // 2), "cpu:0-1"))
-    step = accumulate(plain(name, BATCH // MICRO), MICRO)
-    return train(name, step, turned=kind == "turned")
+    return serial(name, "whole") if kind != "whole" else train(name, plain(name, BATCH))
 
 
 def over(step: Graph, count: int) -> Graph:
@@ -188,6 +192,7 @@ def staged(step: Graph, count: int) -> Graph:
     return pipeline(step, devices=f"cpu:0-{count - 1}", micro=MICRO)
 
 
+@cache
 def cut(name: str, batch: int) -> Graph:
     return CASES[name].step(shard(net_of(name, batch), "cpu:0-1"))
 
@@ -196,10 +201,10 @@ SCHEMES: dict[str, tuple[int, str, Callable[[str], Graph]]] = {
     "data": (2, "whole", lambda name: over(plain(name, 4), 2)),
     "model": (2, "whole", lambda name: cut(name, 8)),
     "pipeline": (2, "micro", lambda name: staged(plain(name, 4), 2)),
-    "data x pipeline": (4, "turned", lambda name: over(staged(plain(name, 2), 2), 4)),
+    "data x pipeline": (4, "twice", lambda name: over(staged(plain(name, 4), 2), 4)),
     "data x model": (4, "whole", lambda name: over(cut(name, 4), 4)),
     "pipeline x model": (4, "micro", lambda name: staged(cut(name, 4), 4)),
-    "data x pipeline x model": (8, "turned", lambda name: over(staged(cut(name, 2), 4), 8)),
+    "data x pipeline x model": (8, "twice", lambda name: over(staged(cut(name, 4), 4), 8)),
 }
 """Schemes with their number of devices, what they are compared with, and how they are made."""
 
@@ -212,7 +217,12 @@ def found(name: str, scheme: str) -> tuple[Graph, Trained]:
 
 
 PAIRS = [(name, scheme) for name in CASES for scheme in SCHEMES]
-SMALL = [(name, scheme) for name, scheme in PAIRS if name != "googlenet" or scheme == "data"]
+TWICE = [
+    (name, scheme)
+    for name, scheme in PAIRS
+    if name in ("lenet", "gpt2", "torch-resnet")
+    or (name != "googlenet" and scheme == "data x pipeline x model")
+]
 
 
 @pytest.mark.parametrize(("name", "scheme"), PAIRS)
@@ -223,11 +233,11 @@ def test_a_scheme_trains_as_one_device(name: str, scheme: str) -> None:
     agree(trained, serial(name, kind))
 
 
-@pytest.mark.parametrize(("name", "scheme"), SMALL)
+@pytest.mark.parametrize(("name", "scheme"), TWICE)
 def test_the_same_bits_from_run_to_run(name: str, scheme: str) -> None:
     """A later loss has the bits of all parameters before it."""
     step, trained = found(name, scheme)
-    assert train(name, step, steps=4).losses == trained.losses[:4]
+    assert train(name, step, steps=3).losses == trained.losses[:3]
 
 
 @pytest.mark.parametrize("name", ["lenet", "googlenet", "resnet50", "torch-resnet"])
