@@ -4,7 +4,8 @@ A training step allocates and frees hundreds of megabytes in large buffers of ma
 the C library's heap they cost no page faults, but the heap breaks up and peaks at a quarter to a
 half more than is ever in use. Taken from the system one by one nothing is wasted, but the system
 clears every page, each time; huge pages make that bearable, for steps that compute much with each
-byte. So that is the way where the system has huge pages and the step does; else the heap is kept.
+byte. So that is the way where the system has huge pages and the step does; else the heap is kept,
+but for the largest buffers.
 
 Lanes that compute side by side have heaps of their own, made of pieces of 64 MB. These are kept
 too: giving pieces back and getting them again makes all lanes of the process wait for each other.
@@ -26,7 +27,7 @@ from purine.ops.registry import lookup
 __all__ = ["tune_heap"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-_LARGE, _HALF, _PIECE, _ALL = 3 << 20, 32 << 20, 64 << 20, 1 << 30
+_LARGE, _LARGEST, _HALF, _PIECE, _ALL = 3 << 20, 24 << 20, 32 << 20, 64 << 20, 1 << 30
 _DENSE = 10e-3
 """Bytes of results for each flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
@@ -53,7 +54,7 @@ def tune_heap(graph: Graph) -> bool:
         return False
     made, flops = _volume(graph)
     single = made <= _DENSE * flops
-    limit = _LARGE if single else _ALL
+    limit = _LARGE if single else _LARGEST
     mallopt(_ARENA_MAX, 1)
     mallopt(_TRIM_THRESHOLD, limit)
     return bool(mallopt(_MMAP_THRESHOLD, limit)) and single
