@@ -56,7 +56,7 @@ def tune_heap(graph: Graph) -> bool:
     single = made <= _DENSE * flops
     limit = _LARGE if single else _LARGEST
     mallopt(_ARENA_MAX, 1)
-    mallopt(_TRIM_THRESHOLD, limit)
+    mallopt(_TRIM_THRESHOLD, _HALF)
     return bool(mallopt(_MMAP_THRESHOLD, limit)) and single
 
 
