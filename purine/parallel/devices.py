@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 
-__all__ = ["as_location", "as_locations", "devices_of", "parse_devices", "shares_memory"]
+__all__ = [
+    "as_location",
+    "as_locations",
+    "devices_of",
+    "parse_devices",
+    "refuse_repeated",
+    "shares_memory",
+]
 
 _SPAN = re.compile(r"(cpu|cuda):(\d+)(?:-(\d+))?")
 
@@ -51,6 +58,17 @@ def as_locations(devices: str | Iterable[str | Location]) -> tuple[Location, ...
     if isinstance(devices, str):
         devices = parse_devices(devices)
     return tuple(as_location(device) for device in devices)
+
+
+def refuse_repeated(places: Sequence[Location], remedy: str = "name every device once") -> None:
+    """An error where a device is among the places twice."""
+    if len(set(places)) != len(places):
+        raise ConfigError(
+            "a device is named twice",
+            expected="each device once",
+            found=", ".join(place.device for place in places),
+            remedy=remedy,
+        )
 
 
 def devices_of(graph: Graph) -> tuple[Location, ...]:

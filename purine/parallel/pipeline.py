@@ -20,7 +20,7 @@ from purine.parallel._halves import Halves, halve
 from purine.parallel._once import follow, partial_norms
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.cut import balanced_cut, cut_at
-from purine.parallel.devices import as_locations, devices_of
+from purine.parallel.devices import as_locations, devices_of, refuse_repeated
 from purine.parallel.schedule import Schedule, Unit, named_schedule
 
 __all__ = ["pipeline"]
@@ -197,13 +197,9 @@ def _count(places: Sequence[Location], own: Sequence[Location]) -> int:
             found=", ".join(place.device for place in places) or "none",
             remedy=f"name {len(own)} devices for each stage",
         )
-    if len(set(places)) != len(places):
-        raise ConfigError(
-            "a device is named twice",
-            expected="each device once",
-            found=", ".join(place.device for place in places),
-            remedy="name every device once; schedule='interleaved' puts several stages on each",
-        )
+    refuse_repeated(
+        places, "name every device once; schedule='interleaved' puts several stages on each"
+    )
     return len(places) // len(own)
 
 

@@ -23,7 +23,7 @@ from purine.parallel._parts import BESIDE, Part, add_part, average, is_scalar
 from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
 from purine.parallel.batch_norm import synchronise
 from purine.parallel.copies import insert_copies, without_copies
-from purine.parallel.devices import as_locations, devices_of
+from purine.parallel.devices import as_locations, devices_of, refuse_repeated
 
 __all__ = ["BatchNorms", "replicate"]
 
@@ -226,7 +226,11 @@ def _refuse_other(what: str, found: str, known: Sequence[str]) -> None:
 def _refuse(
     base: Graph, steps: Sequence[Graph], places: Sequence[Location], own: Sequence[Location]
 ) -> None:
-    if not places or len(places) % len(own) or (len(steps) > 1 and len(places) != len(steps)):
+    if (
+        not places
+        or len(places) % len(own)
+        or (len(steps) > 1 and len(places) != len(steps) * len(own))
+    ):
         wanted = f"a multiple of {len(own)}" if len(steps) == 1 else str(len(steps) * len(own))
         raise ConfigError(
             f"replicas of a step on {len(own)} devices cannot be laid over {len(places)}",
@@ -234,13 +238,7 @@ def _refuse(
             found=", ".join(place.device for place in places) or "none",
             remedy=f"name {wanted} devices",
         )
-    if len(set(places)) != len(places):
-        raise ConfigError(
-            "a device is named twice",
-            expected="each device once",
-            found=", ".join(place.device for place in places),
-            remedy="name every device once",
-        )
+    refuse_repeated(places)
     for other in steps[1:]:
         if other.states.keys() != base.states.keys():
             differing = sorted(other.states.keys() ^ base.states.keys())[0]

@@ -8,7 +8,7 @@ import torch
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph
-from purine.parallel import replicate
+from purine.parallel import place, replicate
 from tests.parallel.nets import agree, lenet, trained
 
 
@@ -22,6 +22,11 @@ def test_replicas_train_as_one_large_batch(topology: str, count: int) -> None:
 
 def test_uneven_shares_count_by_their_samples() -> None:
     agree(trained(replicate([lenet(6), lenet(18)], "cpu:0-1")), trained(lenet(24)))
+
+
+def test_uneven_shares_of_steps_on_several_devices() -> None:
+    steps = [place(lenet(batch), {"fc*": "cpu:1"}) for batch in (6, 18)]
+    agree(trained(replicate(steps, "cpu:0-3")), trained(lenet(24)))
 
 
 @pytest.mark.parametrize("bucket", [0, 1 << 12, 1 << 30])

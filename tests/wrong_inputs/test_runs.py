@@ -1,0 +1,90 @@
+"""What users get wrong in run folders and checkpoints, through the real entry point."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import purine as pu
+from purine.graph import save_yaml
+from tests.command import call
+from tests.wrong_inputs.refused import refused
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    arguments = ("--net", "mlp", "--batch", "8", "--iters", "2", "--test-every", "9")
+    assert call("train", *arguments, "--out", out).code == 0
+    return out
+
+
+def truncate(run: Path) -> None:
+    file = run / "checkpoints" / "000000002" / "states.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip_bytes(run: Path) -> None:
+    file = run / "checkpoints" / "000000002" / "states.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 0xFF
+    file.write_bytes(data)
+
+
+def break_manifest(run: Path) -> None:
+    (run / "checkpoints" / "000000002" / "manifest.json").write_text("{no json")
+
+
+def other_net(run: Path) -> None:
+    save_yaml(pu.zoo.mlp(8, hidden=(7,)), run / "net.yaml")
+
+
+def no_manifest(run: Path) -> None:
+    (run / "checkpoints" / "000000002" / "manifest.json").unlink()
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "truncated": (truncate, ["000000002", "another size", "expected: ", "found: ", "bytes"]),
+    "bytes flipped": (flip_bytes, ["000000002", "is damaged", "expected: sha256", "found: sha256"]),
+    "manifest not JSON": (break_manifest, ["000000002", "manifest", "expected: ", "JSON"]),
+    "manifest missing": (no_manifest, ["000000002", "the manifest is missing", "no such file"]),
+    "of another net": (other_net, ["000000002", "the checkpoint", "fc", "expected: ", "found: "]),
+}
+
+
+@pytest.mark.parametrize("command", ["test", "train --resume --out"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_wrong_checkpoints(tmp_path: Path, trained: Path, name: str, command: str) -> None:
+    damage, texts = CHECKPOINTS[name]
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    damage(run)
+    refused(tmp_path, [*command.split(), str(run)], texts)
+
+
+def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shutil.rmtree(run / "checkpoints")
+    refused(tmp_path, ["test", str(run)], [str(run), "no checkpoint in this folder", "expected: "])
+    none = str(tmp_path / "none")
+    refused(tmp_path, ["test", none], [none, "there is no run in this folder", "found: nothing"])
+    refused(tmp_path, ["trace", str(run)], ["trace.json", "cannot read the trace", "No such file"])
+
+
+def test_out_that_exists(tmp_path: Path, trained: Path) -> None:
+    options = ["train", "--net", "mlp", "--iters", "1", "--out"]
+    refused(trained, [*options, str(trained)], ["already", "a new or an empty folder", "--resume"])
+    file = tmp_path / "file"
+    file.write_text("mine")
+    refused(tmp_path, [*options, str(file)], ["this is not a folder", "found: a file"])
+    inside = str(file / "out")
+    refused(tmp_path, [*options, inside], ["cannot write", "Not a directory", "--out"])
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    refused(tmp_path, ["show"], ["there is nothing to show", "alexnet, "])
+    refused(tmp_path, ["show", "--net", "resnet"], ["there is no net 'resnet'", "expected: one of"])
