@@ -18,13 +18,16 @@ from torch import Tensor
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op
 from purine.importers._torch_batch import Batch
-from purine.ops.infer import with_batch
+from purine.ops.infer import complete, with_batch
 from purine.ops.sized import sized
 
 __all__ = ["Unfit", "check_constants", "counterpart", "enlarged", "fix_batch", "follow_batch"]
 
 # An odd number, so that halves and pairs of samples are not taken for what they are not.
 _MORE = 3
+
+# Kinds of test graphs that have attributes, none of which depends on the batch size.
+_SIZELESS = frozenset({"BatchNormTest"})
 
 
 class Unfit(Exception):
@@ -42,35 +45,50 @@ def enlarged(batch: Batch) -> Batch:
     if size == 0:
         raise Unfit("its example has no samples")
     rows = [place % size for place in range(size + _MORE)]
-    return replace(batch, values=tuple(value[rows] for value in batch.values))
+    once = {id(value): value[rows] for value in batch.values}  # one tensor may be two fields
+    return replace(batch, values=tuple(once[id(value)] for value in batch.values))
 
 
 def counterpart(test: Graph, net: Graph, other: Graph) -> Graph | None:
-    """What `test` is with the samples of `other`, where it consists of the net's own ops.
+    """What `test` is with the samples of `other`, as far as the net tells.
 
     `other` is the net with more samples. Saves tracing; None where that has to be done.
     """
     builder = Builder(test)
     for name, op in test.ops.items():
-        if op.kind != "Data":
-            if net.ops.get(name) != op or name not in other.ops:
-                return None
-            builder.ops[name] = other.ops[name]
-    if not test.blobs.keys() <= other.blobs.keys():
+        mine, there = net.ops.get(name), other.ops.get(name)
+        if op.kind == "Data" or op.kind in _SIZELESS or not op.attributes:
+            continue
+        if mine is None or there is None or _form(mine) != _form(op):
+            return None
+        builder.ops[name] = replace(op, attributes=there.attributes)
+    for name, blob in test.blobs.items():
+        if name in test.producers:
+            known = test.producers[name].kind == "Data"
+            shape = other.blobs[name].shape if known else None
+            builder.blobs[name] = replace(blob, shape=shape)
+    try:
+        return complete(builder.graph())
+    except GraphError:
         return None
-    for name in test.blobs:
-        builder.blobs[name] = other.blobs[name]
-    return builder.graph()
+
+
+def _form(op: Op) -> tuple[str, str, str | None]:
+    """What an op of one trace has in common with the same op of another."""
+    return op.kind, repr(op.attributes), op.where
 
 
 def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
     """The net with all that differs in `other`, a trace with more samples, following the batch.
 
-    `fields` are the blobs that are read from data; the first tells the batch size to ops that have
-    no other way to know it.
+    `fields` are the blobs that are read from data; the first that the net has tells the batch size
+    to ops that have no other way to know it.
     """
+    field = next((name for name in fields if name in net.blobs), None)
+    if field is None:
+        return net
     try:
-        return _followed(net, other, fields[0])
+        return _followed(net, other, field)
     except Unfit as unfit:
         return fix_batch(net, fields, unfit)
 

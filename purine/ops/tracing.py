@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
@@ -29,6 +30,8 @@ __all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "infer", "trace_j
 
 # What torch thinks of an op's inputs becomes an error of ours; a logged traceback would be noise.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+
+_META = "meta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,25 @@ class Inferred:
 
 
 def infer(function: Kernel, inputs: Sequence[Spec]) -> Inferred:
-    """Call a function on fake tensors and look at what it returns."""
-    with FakeTensorMode(), torch.no_grad():
+    """Call a function on tensors without values and look at what it returns.
+
+    Meta tensors come first, being several times quicker. Where they do not do (no inputs, several
+    devices, anything that goes wrong) fake ones are asked, which know devices.
+    """
+    devices = {spec.device for spec in inputs}
+    if len(devices) == 1:
+        with suppress(Exception):
+            found = _inferred(function, [replace(spec, device=_META) for spec in inputs])
+            if all(spec is None or spec.device == _META for spec in found.specs):
+                (device,) = devices
+                specs = (spec and replace(spec, device=device) for spec in found.specs)
+                return replace(found, specs=tuple(specs))
+    with FakeTensorMode():
+        return _inferred(function, inputs)
+
+
+def _inferred(function: Kernel, inputs: Sequence[Spec]) -> Inferred:
+    with torch.no_grad():
         values = [_empty(spec) for spec in inputs]
         returned = function(*values)
         results = _as_tuple(returned)

@@ -18,6 +18,7 @@ import purine as pu
 from purine.data import ArraySource, DataSet, Reader
 from purine.errors import ConfigError, GraphError
 from purine.importers.torch import Imported, from_torch
+from purine.ops.infer import with_batch
 from tests.importers.models import BATCH, CASES, Case, Gpt, Mlp, ResNet
 
 STEPS = 5
@@ -259,6 +260,7 @@ def test_tied_weights_are_one_blob() -> None:
     assert imported.names["head.weight"] == "tokens.weight"
     assert "head.weight" not in imported.net.blobs
     assert len([op for op in imported.net.ops.values() if "tokens.weight" in op.inputs]) == 2
+    assert with_batch(imported.net, 5).blobs["label"].shape == (5, 6)
 
 
 def test_frozen_parameters_do_not_train_and_frozen_batch_norm_stays_frozen() -> None:
