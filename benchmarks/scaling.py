@@ -142,7 +142,7 @@ def free_port() -> int:
 
 def work(options: argparse.Namespace) -> None:
     makers = {"purine": purine_steps, "limit": purine_steps, "ddp": ddp_steps}
-    if options.worker != "purine":
+    if options.worker != "purine" or options.count == 1:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
     run = makers[options.worker](options)
     for line in sys.stdin:

@@ -8,7 +8,8 @@ from purine.graph import Blob, Builder, Graph, Location, Op, State
 from purine.importers.caffe import from_caffe
 from purine.importers.torch import from_torch
 from purine.ops import Net, check
-from purine.optimize import evaluation, inference, prune, recompute
+from purine.optimize import evaluation, fuse, inference, prune, recompute
+from purine.parallel import to_device
 from purine.runtime.run import Result, Run, compute
 from purine.runtime.trace import Trace
 
@@ -31,6 +32,7 @@ __all__ = [
     "evaluation",
     "from_caffe",
     "from_torch",
+    "fuse",
     "graph",
     "inference",
     "ops",
@@ -39,6 +41,7 @@ __all__ = [
     "prune",
     "recompute",
     "solvers",
+    "to_device",
     "zoo",
 ]
 

@@ -2,6 +2,7 @@
 
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
+import purine.ops.fused
 import purine.ops.loss_more
 import purine.ops.pointwise
 import purine.ops.reduce

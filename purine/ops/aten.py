@@ -65,10 +65,17 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
 """Kinds that can write their result over an input, and which inputs these are."""
 
 
+@cache
 def device_of(location: Location) -> torch.device:
-    """torch's device for a location: a `cpu:k` is a set of cores to us, and plain cpu to torch."""
-    name = location.device
-    return torch.device("cpu") if name.startswith("cpu") else torch.device(name)
+    """torch's device for a location: a `cpu:k` is a set of cores to us, and plain cpu to torch.
+
+    GPUs that are more than there are share those that there are; a run refuses that unless it was
+    asked for.
+    """
+    kind, _, number = location.device.partition(":")
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, int(number) % max(1, torch.cuda.device_count()))
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from purine.graph import Op
+from purine.ops.aten import device_of
 from purine.ops.gradient import RULES, Emit, Rule
-from purine.ops.registry import Attr, Kind, kind, register
+from purine.ops.registry import Attr, Kernel, Kind, kind, register
 
 __all__ = ["Copy", "Data", "StopGradient"]
 
@@ -28,13 +29,24 @@ Data = register(
 """The next batch of a source, or a part of it: the samples from `offset` on of a `whole` batch."""
 
 
-@kind
-def Copy(x: Tensor, *, alias: bool = False) -> Tensor:
-    """The same value at another location: the only kind whose two ends differ in location.
+def _copy(op: Op) -> Kernel:
+    """A copy on the device of the op, which a GPU makes while its host goes on."""
+    device = device_of(op.location)
 
-    With `alias` both ends are one piece of memory, and the run does nothing.
-    """
-    return x.clone()
+    def copy(x: Tensor) -> Tensor:
+        same = x.device == device or x.is_meta
+        return x.clone() if same else x.to(device, non_blocking=device.type != "cpu")
+
+    return copy
+
+
+Copy = register(
+    Kind("Copy", Tensor.clone, ("x",), attributes={"alias": Attr(bool, False)}, binder=_copy)
+)
+"""The same value at another location: the only kind whose two ends differ in location.
+
+With `alias` both ends are one piece of memory, and the run does nothing.
+"""
 
 
 @kind(view=True)

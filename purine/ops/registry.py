@@ -63,7 +63,8 @@ class Kind:
     `many` is a variant for several ops that differ in their tensors alone: it takes for each input
     the list of what the ops have there, and gives for each result a list. It overwrites too.
     `function` is None for sources, whose kernel is made for the run (`Data`).
-    `binder` makes the kernel of an op where attributes are not simply keyword arguments.
+    `binder` makes the kernel of an op where attributes are not simply keyword arguments;
+    `overwriter` and `overwritten` stand for `overwrite` and `over` of such an op.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Kind:
     over: tuple[int, ...] = ()
     many: Callable[..., Sequence[Sequence[Tensor]]] | None = None
     binder: Callable[[Op], Kernel] | None = None
+    overwriter: Callable[[Op], Kernel] | None = None
+    overwritten: Callable[[Op], tuple[int, ...]] | None = None
 
     def bind(self, op: Op) -> Kernel:
         """The function of tensors alone that `op` stands for."""
@@ -89,8 +92,14 @@ class Kind:
 
     def bind_overwrite(self, op: Op) -> Kernel:
         """As `bind`, for the variant that writes over its inputs."""
+        if self.overwriter is not None:
+            return self.overwriter(op)
         assert self.overwrite is not None
         return partial(self.overwrite, **self._settings(op))
+
+    def overwrites(self, op: Op) -> tuple[int, ...]:
+        """The inputs that the variant of `bind_overwrite` writes over."""
+        return self.over if self.overwritten is None else self.overwritten(op)
 
     def bind_many(self, op: Op) -> Callable[..., Sequence[Sequence[Tensor]]]:
         """As `bind_overwrite`, for several ops with the attributes of this one."""

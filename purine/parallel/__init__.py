@@ -7,7 +7,7 @@ from purine.parallel.devices import devices_of, parse_devices
 from purine.parallel.hybrid import hybrid
 from purine.parallel.memory import peak_memory
 from purine.parallel.pipeline import pipeline
-from purine.parallel.place import place, place_at_cut
+from purine.parallel.place import place, place_at_cut, to_device
 from purine.parallel.replicate import replicate
 from purine.parallel.schedule import (
     SCHEDULES,
@@ -48,5 +48,6 @@ __all__ = [
     "replicate",
     "shard",
     "shard_values",
+    "to_device",
     "zero_bubble",
 ]

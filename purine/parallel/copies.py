@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from purine.graph import Attribute, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
 from purine.ops.infer import size_in_bytes
-from purine.parallel.devices import shares_memory
+from purine.parallel.devices import is_cpu, shares_memory
 
 __all__ = ["add_copy", "bytes_moved", "copy_name", "insert_copies", "without_copies"]
 
@@ -29,6 +29,7 @@ def insert_copies(graph: Graph) -> Graph:
     >>> print(*insert_copies(b.graph()).ops)
     relu x@cpu:1
     """
+    graph = _read_on_host(graph)
     copies = _Copies(graph)
     builder = copies.builder
     for op in graph.ops.values():
@@ -44,6 +45,30 @@ def insert_copies(graph: Graph) -> Graph:
         following = copies.at(state.next, graph.blobs[name].location)
         if following != state.next:
             builder.states[name] = replace(state, next=following)
+    return builder.graph()
+
+
+def _read_on_host(graph: Graph) -> Graph:
+    """What reads data for a GPU put on the first CPU device, with the clock it reads by.
+
+    Samples go to the GPU as they are stored, and what prepares them runs there.
+    """
+    builder = Builder(graph)
+    read: set[str] = set()
+    for name in graph.order:
+        op = graph.ops[name]
+        if op.lane != "io" or is_cpu(op.location):
+            continue
+        if read.isdisjoint(op.inputs):
+            host = replace(op.location, device="cpu:0")
+            builder.ops[name] = replace(op, location=host)
+            for blob in (*op.outputs, *(item for item in op.inputs if item in graph.states)):
+                if blob != NOTHING:
+                    builder.blobs[blob] = replace(builder.blobs[blob], location=host)
+        else:
+            builder.ops[name] = replace(op, lane="compute")
+        if op.kind == "Data" or not read.isdisjoint(op.inputs):
+            read.update(op.outputs)
     return builder.graph()
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "as_location",
     "as_locations",
     "devices_of",
+    "is_cpu",
     "parse_devices",
     "refuse_repeated",
     "shares_memory",
@@ -83,11 +84,12 @@ def shares_memory(one: Location, other: Location) -> bool:
     True
     """
     return one.host == other.host and (
-        one.device == other.device or (_is_cpu(one) and _is_cpu(other))
+        one.device == other.device or (is_cpu(one) and is_cpu(other))
     )
 
 
-def _is_cpu(location: Location) -> bool:
+def is_cpu(location: Location) -> bool:
+    """Whether a location is a set of cores."""
     return location.device.startswith("cpu:")
 
 

@@ -108,13 +108,13 @@ def _carried_over(graph: Graph) -> Iterator[str]:
     """What is written over the state that it carries on."""
     for state in graph.states.values():
         maker = graph.producers.get(state.next)
-        if maker is not None and lookup(maker).overwrite is not None and state.read in maker.inputs:
+        if maker is not None and lookup(maker).overwrites(maker) and state.read in maker.inputs:
             yield state.next
 
 
 def _overwritten(op: Op) -> tuple[int, ...]:
     """The inputs over which an op may write its results."""
-    places = lookup(op).over or OVERWRITES.get(op.kind, ())
+    places = lookup(op).overwrites(op) or OVERWRITES.get(op.kind, ())
     return tuple(place for place in places if place < len(op.inputs))
 
 

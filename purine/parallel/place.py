@@ -18,9 +18,17 @@ from purine.graph import NOTHING, Builder, Graph, Location
 from purine.ops.clock import ITERATION, SEED
 from purine.ops.infer import check
 from purine.parallel.copies import insert_copies, without_copies
-from purine.parallel.devices import as_location, as_locations
+from purine.parallel.devices import as_location, as_locations, devices_of
 
-__all__ = ["matching", "moved", "no_match", "place", "place_at_cut", "refuse_gradients"]
+__all__ = [
+    "matching",
+    "moved",
+    "no_match",
+    "place",
+    "place_at_cut",
+    "refuse_gradients",
+    "to_device",
+]
 
 _UPDATE = "update"
 
@@ -44,6 +52,32 @@ def place(graph: Graph, places: Mapping[str, str | Location]) -> Graph:
         for name in matching(bare, [pattern]):
             named[name] = location
     return moved(bare, _with_helpers(bare, named))
+
+
+def to_device(graph: Graph, device: str | Location) -> Graph:
+    """The graph with all of its first device on another: for a GPU, where data is read on the host.
+
+    >>> import purine as pu
+    >>> step = to_device(pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=4)), lr=0.1), "cuda:0")
+    >>> step.ops["fc1"].location.device, step.ops["data"].location.device
+    ('cuda:0', 'cpu:0')
+    """
+    target = as_location(device)
+    bare = without_copies(graph)
+    found = devices_of(bare)
+    if len(found) > 1:
+        raise ConfigError(
+            "the graph is on several devices",
+            expected="a graph on one device",
+            found=", ".join(place.device for place in found),
+            remedy="use place, or name the devices in the scheme of parallelism",
+        )
+    builder = Builder(bare)
+    for name, op in bare.ops.items():
+        builder.ops[name] = replace(op, location=target)
+    for name, blob in bare.blobs.items():
+        builder.blobs[name] = replace(blob, location=target)
+    return check(insert_copies(builder.graph()))
 
 
 def place_at_cut(

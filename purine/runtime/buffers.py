@@ -81,6 +81,11 @@ class Buffers:
         for number in step.drops:
             values[number] = None
 
+    def value(self, iteration: int, blob: str) -> Tensor:
+        """The value that a blob has in an iteration in flight."""
+        found: Tensor = self._values[iteration % self.slots][self.program.blobs[blob]]
+        return found
+
     def release(self, token: int) -> None:
         """Let go of what the op was the last to read. One caller at a time."""
         step = self.program.steps[token % self.size]

@@ -27,11 +27,12 @@ def cores_of(
     """
     devices = sorted({op.location.device for op in graph.ops.values()}, key=_number)
     for device in devices:
-        if device.startswith("cuda") and _number(device) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        if device.startswith("cuda") and _number(device) >= there and not (share and there):
             raise ConfigError(
                 f"device {device} is not there",
                 location=device,
-                expected=f"one of the {torch.cuda.device_count()} GPUs that torch sees",
+                expected=f"one of the {there} GPUs that torch sees",
                 found=device,
                 remedy="use --devices with what the machine has, for example cpu:0",
             )

@@ -1,4 +1,4 @@
-"""Running a program on CPU lanes: a thread per lane around one core.
+"""Running a program: a thread per CPU lane, and one for all GPUs, around one core.
 
 A lane runs the next ready op itself, in line; only an op of another lane costs a hop between
 threads. One lock guards the core and the queues and is held for microseconds; kernels run outside
@@ -8,15 +8,16 @@ of it, and torch's kernels release the interpreter's lock as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from purine.errors import RunError, StallError
-from purine.graph import Graph
+from purine.graph import Graph, Location, Op
 from purine.ops.registry import Kernel
 from purine.ops.script import keep_order
 from purine.runtime.aliases import without_aliases
@@ -25,6 +26,7 @@ from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
+from purine.runtime.streams import Streams, is_gpu
 from purine.runtime.threads import set_kernel_threads
 from purine.runtime.trace import Event, Trace, edges_of
 
@@ -37,13 +39,14 @@ _TOKEN = _COMPUTE - 1
 
 
 class Executor:
-    """One execution of a graph on the CPU of this machine.
+    """One execution of a graph on this machine.
 
     `states` gives the value of every state at iteration `start`, `feeds` that of every input, the
     same in all iterations. The executor owns the states' tensors: it writes over them. `credit`
     bounds the iterations in flight. `cores` are those of each device; a compute lane uses as many
     threads as its device has cores, or `threads` where the device has no cores of its own. With
-    `segments` ops of a lane are dispatched together where they can be.
+    `segments` ops of a lane are dispatched together where they can be. `fused` makes the kernels of
+    fused ops.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Executor:
         threads: int | None = None,
         cores: Mapping[str, tuple[int, ...]] | None = None,
         segments: bool = False,
+        fused: Callable[[Op, bool], Kernel] | None = None,
         record: bool = False,
     ) -> None:
         whole = without_aliases(graph)
@@ -68,15 +72,27 @@ class Executor:
         self.buffers = Buffers(
             graph,
             self.plan,
-            compile_program(graph, self.plan, sources or {}, whole=whole, members=found.members),
+            compile_program(
+                graph,
+                self.plan,
+                sources or {},
+                whole=whole,
+                members=found.members,
+                fused=fused,
+            ),
             states=states,
             feeds=feeds or {},
             start=start,
             credit=credit,
         )
+        gpus = any(is_gpu(location) for location, _ in self.plan.stations)
+        self._streams = (
+            Streams(graph, self.plan, self.buffers, start=start, record=record) if gpus else None
+        )
+        self._run = self.buffers.run if self._streams is None else self._streams.run
         self.threads = threads or torch.get_num_threads()
         self.cores = cores or {}
-        self._results: dict[int, dict[str, Tensor]] = {}
+        self._results: dict[int, dict[str, Any]] = {}
         self._collected = start
         self._lock = threading.Lock()
         self._host = threading.Condition(self._lock)
@@ -122,7 +138,8 @@ class Executor:
                 self._raise_if_stopped()
                 self._host.wait()
             self._results.pop(iteration - 1, None)
-            return self._results[iteration]
+            found = self._results[iteration]
+        return found if self._streams is None else self._streams.settle(found)
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
@@ -130,7 +147,10 @@ class Executor:
             while not self.core.idle:
                 self._raise_if_stopped()
                 self._host.wait()
-            return self.core.completed
+            completed = self.core.completed
+        if self._streams is not None:
+            self._streams.synchronize()
+        return completed
 
     def states(self) -> dict[str, Tensor]:
         """The values of all states after `drain`: not copies, they change when the run goes on."""
@@ -139,11 +159,11 @@ class Executor:
 
     def trace(self) -> Trace:
         """What was recorded so far."""
-        events = [
-            self._event(token, begin, end)
-            for records in self._records
-            for token, begin, end in list(records)
-        ]
+        recorded = [item for records in self._records for item in list(records)]
+        if self._streams is not None:
+            recorded = [item for item in recorded if not self._on_gpu(item[0])]
+            recorded += self._streams.times()
+        events = [self._event(token, begin, end) for token, begin, end in recorded]
         return Trace(tuple(events), edges_of(self.graph))
 
     def close(self) -> None:
@@ -155,6 +175,11 @@ class Executor:
             self._host.notify_all()
         for thread in self._threads:
             thread.join()
+        if self._streams is not None:
+            self._streams.synchronize()
+
+    def _on_gpu(self, token: int) -> bool:
+        return is_gpu(self.graph.ops[self.plan.ops[token % self.core.size]].location)
 
     def _event(self, token: int, begin: int, end: int) -> Event:
         iteration, index = divmod(token, self.core.size)
@@ -205,7 +230,7 @@ class Executor:
     def _run_from(self, worker: int, token: int | None) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
         lock, place, size, queues = self._lock, self._place, self.core.size, self._queues
-        run, release, complete = self.buffers.run, self.buffers.release, self.core.complete
+        run, release, complete = self._run, self.buffers.release, self.core.complete
         queue, asleep, later = queues[worker], self._asleep, self._later
         record = self._records[worker] if self._record else None
         while token is not None:
@@ -232,7 +257,10 @@ class Executor:
     def _collect(self) -> None:
         """Take the outputs of the iterations that became complete. Holds the lock."""
         while self._collected < self.core.completed:
-            self._results[self._collected] = self.buffers.collect(self._collected)
+            outputs = self.buffers.collect(self._collected)
+            if self._streams is not None:
+                outputs = self._streams.collect(self._collected, outputs)
+            self._results[self._collected] = outputs
             self._collected += 1
         self._host.notify_all()
 
@@ -263,13 +291,16 @@ def _workers(
     """The lanes that get a thread, and which of these threads serves each lane.
 
     A device with a single core has a single thread for all its lanes. With more, one that holds
-    the interpreter's lock would often wait for the core, and everybody else for the lock.
+    the interpreter's lock would often wait for the core, and everybody else for the lock. All GPUs
+    have one thread, which only enqueues.
     """
     workers: list[Station] = []
     serving: dict[Station, int] = {}
     for location, lane in stations:
         single = len(cores.get(location.device, ())) == 1
         key = (location, "compute" if single else lane)
+        if is_gpu(location):
+            key = (Location(location.host, "cuda:0"), "compute")
         if key not in serving:
             serving[key] = len(workers)
             workers.append(key)

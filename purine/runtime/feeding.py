@@ -14,7 +14,7 @@ from purine.graph import Graph, Op
 from purine.ops.registry import Kernel
 from purine.runtime.layout import laid_out
 
-__all__ = ["batch_of", "data_ops", "read_rows", "read_stream"]
+__all__ = ["batch_of", "data_ops", "pinned", "read_rows", "read_stream"]
 
 
 def data_ops(graph: Graph) -> list[Op]:
@@ -44,6 +44,18 @@ def read_rows(
         _check_fields(graph, op, source)
         kernels[op.name] = _rows_kernel(source, start, batch_of(graph, op), layout)
     return kernels
+
+
+def pinned(kernel: Kernel) -> Kernel:
+    """A kernel whose batches are in memory that GPUs can fetch them from by themselves."""
+
+    def fetched(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
+        found = kernel(*tensors)
+        if isinstance(found, Tensor):
+            return found.pin_memory()
+        return tuple(value.pin_memory() for value in found)
+
+    return fetched
 
 
 def _stream_kernel(graph: Graph, op: Op, source: Source, layout: torch.memory_format) -> Kernel:

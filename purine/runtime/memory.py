@@ -70,7 +70,7 @@ def _volume(graph: Graph) -> tuple[int, int]:
     made = flops = 0
     for op in graph.ops.values():
         sizes = (size_in_bytes(graph.blobs[name]) for name in op.outputs if name)
-        if not lookup(op).over:
+        if not lookup(op).overwrites(op):
             made += sum(size for size in sizes if size >= _LARGE)
         flops += cost(op, graph.blobs).flops
     return made, flops

@@ -10,7 +10,7 @@ value only when nothing else of its family is read afterwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from purine.graph import NOTHING, Graph, Op
 from purine.ops import aten
+from purine.ops.fused import FUSED
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Kernel, lookup
 from purine.ops.tracing import Inferred
@@ -66,15 +67,17 @@ def compile_program(
     *,
     whole: Graph | None = None,
     members: Mapping[str, Sequence[Op]] | None = None,
+    fused: Callable[[Op, bool], Kernel] | None = None,
 ) -> Program:
     """Decide for every op of a plan what its execution does.
 
     `sources` are the kernels of ops whose kind has none of its own, by op name. Where `graph` has
-    segments, `whole` is the graph without, and `members` has the ops of each.
+    segments, `whole` is the graph without, and `members` has the ops of each. `fused` makes the
+    kernel of a fused op, that writes states over or not; without it their ops run one by one.
     """
     members = members or {}
-    layout = _Layout(graph, _families(whole or graph), members)
-    fine = layout if whole is None else _Layout(whole, layout.family, {})
+    layout = _Layout(graph, _families(whole or graph), members, fused)
+    fine = layout if whole is None else _Layout(whole, layout.family, {}, fused)
     kernels = dict(sources)
     for name, ops in members.items():
         segment = graph.ops[name]
@@ -93,10 +96,15 @@ class _Layout:
     """What is known of the blobs of a graph while its program is compiled."""
 
     def __init__(
-        self, graph: Graph, family: Mapping[str, str], members: Mapping[str, Sequence[Op]]
+        self,
+        graph: Graph,
+        family: Mapping[str, str],
+        members: Mapping[str, Sequence[Op]],
+        fused: Callable[[Op, bool], Kernel] | None,
     ) -> None:
         self.graph = graph
         self.members = members
+        self.fused = fused
         self.numbers = {name: index for index, name in enumerate(graph.blobs)}
         self.constants = [
             name for name, state in graph.states.items() if state.next == name
@@ -139,6 +147,8 @@ class _Layout:
         )
         if kind.function is None:
             kernel = sources[op.name]
+        elif op.kind == FUSED and self.fused is not None:
+            kernel = self.fused(op, bool(over))
         elif over:
             kernel = kind.bind_overwrite(op)
         else:
@@ -168,7 +178,7 @@ class _Layout:
         width = 0
         places: tuple[int, ...] = ()
         for member in self.members.get(op.name, (op,)):
-            places += tuple(width + place for place in lookup(member).over)
+            places += tuple(width + place for place in lookup(member).overwrites(member))
             width += len(member.inputs)
         return places
 

@@ -18,19 +18,22 @@ from torch import Tensor
 
 from purine.data import DataSet
 from purine.errors import ConfigError, RunError
-from purine.graph import Graph
-from purine.ops.aten import dtype_name, dtype_of
+from purine.graph import Graph, Op
+from purine.ops.aten import device_of, dtype_name, dtype_of
 from purine.ops.clock import ITERATION, SEED
 from purine.ops.fillers import fill
 from purine.ops.infer import check, with_batch
+from purine.ops.registry import Kernel, lookup
 from purine.runtime import checkpoint
 from purine.runtime.aliases import without_aliases
+from purine.runtime.compiled import as_kernel, captured, compiled
 from purine.runtime.devices import cores_of
 from purine.runtime.executor import Executor
-from purine.runtime.feeding import batch_of, data_ops, read_rows, read_stream
+from purine.runtime.feeding import batch_of, data_ops, pinned, read_rows, read_stream
 from purine.runtime.layout import laid_out
 from purine.runtime.memory import tune_heap
 from purine.runtime.segments import pays
+from purine.runtime.streams import is_gpu
 from purine.runtime.threads import release_host_pool
 from purine.runtime.trace import Event, Trace, edges_of
 
@@ -61,8 +64,9 @@ class Run:
 
     `prefetch` is how many iterations `Data` ops may be ahead. `threads` is the number of threads
     that one kernel may use: the number of cores of a device, where the graph is on several, which
-    may `share_cores` where there are too few. `channels_last` says how images and filters lie in
-    memory; `record` keeps a trace.
+    may `share_cores` where there are too few, and so may GPUs. `channels_last` says how images and
+    filters lie in memory; `record` keeps a trace. Fused ops are `compiled` where they are on a GPU,
+    unless this says always or never.
 
     What is loaded, saved and measured has the states of the graph, unless `gather` makes those of
     another form of it (the net before it was sharded) and `cut` the graph's own of these.
@@ -87,6 +91,7 @@ class Run:
         threads: int | None = None,
         share_cores: bool = False,
         channels_last: bool = False,
+        compiled: bool | None = None,
         record: bool = False,
         gather: Convert | None = None,
         cut: Convert | None = None,
@@ -106,16 +111,19 @@ class Run:
         self._cores = cores_of(self.graph, threads=threads, share=share_cores)
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.record = record
+        self.compiled = compiled
+        self._gpus = any(is_gpu(op.location) for op in self.graph.ops.values())
         self._gather = gather
         self._cut = cut
         self.iteration = 0
         """The next iteration whose result `steps` gives."""
-        self._sources = read_stream(self.graph, data, layout=self.layout)
+        self._sources = self._reading(read_stream(self.graph, data, layout=self._host_layout))
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
         self._events: tuple[Event, ...] = ()
         self._failure: RunError | None = None
-        tune_heap(self.graph)
+        if not self._gpus:
+            tune_heap(self.graph)
 
     def __enter__(self) -> Run:
         return self
@@ -204,7 +212,7 @@ class Run:
         return checkpoint.save(
             Path(folder),
             iteration=iteration,
-            values=self._whole(values),
+            values={name: value.cpu() for name, value in self._whole(values).items()},
             seed=self.seed,
             digest=self.graph.digest,
             extra=extra,
@@ -282,7 +290,8 @@ class Run:
             raise self._failure
         if self._executor is None:
             self._states = {
-                name: laid_out(value, self.layout) for name, value in self._states.items()
+                name: laid_out(_at_home(self.graph, name, value), self.layout)
+                for name, value in self._states.items()
             }
             self._executor = Executor(
                 self.graph,
@@ -292,10 +301,31 @@ class Run:
                 credit=self.credit,
                 threads=self.threads,
                 cores=self._cores,
-                segments=not self.record and pays(self.graph),
+                segments=not (self.record or self._gpus) and pays(self.graph),
+                fused=self._fused,
                 record=self.record,
             )
         return self._executor
+
+    @property
+    def _host_layout(self) -> torch.memory_format:
+        """How samples lie in memory: as they are stored, where a GPU can turn them."""
+        return torch.contiguous_format if self._gpus else self.layout
+
+    def _reading(self, sources: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
+        """Kernels that read batches, into memory that GPUs can fetch them from."""
+        if not self._gpus:
+            return sources
+        return {name: pinned(kernel) for name, kernel in sources.items()}
+
+    def _fused(self, op: Op, overwrite: bool) -> Kernel:
+        """The kernel of a fused op."""
+        gpu = is_gpu(op.location)
+        if not (gpu if self.compiled is None else self.compiled):
+            kind = lookup(op)
+            return kind.bind_overwrite(op) if overwrite else kind.bind(op)
+        kernel = compiled(op, overwrite=overwrite)
+        return captured(op, kernel, overwrite=overwrite) if gpu else as_kernel(kernel)
 
     def _sum(
         self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
@@ -305,10 +335,12 @@ class Run:
             if name in values and name != ITERATION:
                 keeps = state.next == name
                 states[name] = values[name] if keeps else values[name].clone()
+        states = {name: _at_home(graph, name, value) for name, value in states.items()}
+        rows = read_rows(graph, data, start, layout=self._host_layout)
         executor = Executor(
             graph,
             states=states,
-            sources=read_rows(graph, data, start, layout=self.layout),
+            sources=self._reading(rows),
             credit=self.credit,
             threads=len({core for own in self._cores.values() for core in own}) or self.threads,
         )
@@ -321,6 +353,11 @@ class Run:
         finally:
             executor.close()
         return totals
+
+
+def _at_home(graph: Graph, name: str, value: Tensor) -> Tensor:
+    """The value of a state on the device of its blob."""
+    return value.to(device_of(graph.blobs[name].location))
 
 
 def initial_states(graph: Graph, seed: int) -> dict[str, Tensor]:

@@ -1,0 +1,156 @@
+"""Several ops as one: the kind of an op that has a graph of its own for a body.
+
+The body is text, the YAML of a graph without locations, so a fused op is plain data like any other
+op: it can be printed, compared, moved to another device and read back. Its blobs without a producer
+are the op's inputs, in order, and its outputs the op's outputs. Ops of the body run in the order in
+which they are written. How the body becomes a kernel is the run's choice: one op after the other,
+or compiled as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from torch import Tensor
+
+from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
+from purine.ops.infer import results_of, spec_of
+from purine.ops.registry import Attr, Kernel, Kind, Results, lookup, register
+
+__all__ = ["FUSED", "body_of", "fused_op", "over_of"]
+
+FUSED = "Fused"
+
+
+def fused_op(
+    name: str, graph: Graph, members: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str]
+) -> Op:
+    """The op that does what some ops of a graph do one after the other.
+
+    A result that carries on a state which only this op could still read is written over it.
+    """
+    builder = Builder()
+    places = dict.fromkeys((*inputs, *(b for op in members for b in op.outputs if b != NOTHING)))
+    for blob in places:
+        builder.add(replace(graph.blobs[blob], location=Location(), where=None))
+    for op in members:
+        builder.add(replace(op, location=Location(), lane="compute", where=None))
+    builder.outputs = list(outputs)
+    first = members[0]
+    settings: dict[str, Attribute] = {"body": to_yaml(builder.graph())}
+    op = Op(name, FUSED, tuple(inputs), tuple(outputs), settings, first.location, first.lane)
+    over = tuple(_carried(op, graph))
+    return replace(op, attributes={**settings, "over": over}) if over else op
+
+
+def _carried(op: Op, graph: Graph) -> Iterator[tuple[int, int]]:
+    """Results that carry on a state that the op reads: they can be written over its old value.
+
+    Unless they share memory with an input, or carry on other states too.
+    """
+    carrying: dict[str, list[str]] = {}
+    for state in graph.states.values():
+        carrying.setdefault(state.next, []).append(state.read)
+    aliases = results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs]).aliases
+    for place, name in enumerate(op.outputs):
+        reads = carrying.get(name, [])
+        if len(reads) == 1 and reads[0] in op.inputs and aliases[place] is None:
+            yield place, op.inputs.index(reads[0])
+
+
+def body_of(op: Op) -> Graph:
+    """The graph of a fused op, at the op's own location."""
+    body = _body(str(op.attributes["body"]))
+    builder = Builder(body)
+    for name, blob in body.blobs.items():
+        builder.blobs[name] = replace(blob, location=op.location)
+    for name, member in body.ops.items():
+        builder.ops[name] = replace(member, location=op.location)
+    return builder.graph()
+
+
+@lru_cache(maxsize=64)
+def _body(text: str) -> Graph:
+    return from_yaml(text, file="body")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    kernel: Kernel
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    last: tuple[str, ...]
+    """The values that nobody reads after this call."""
+
+
+def _bind(op: Op, writable: frozenset[str] = frozenset()) -> Kernel:
+    """One op after the other, each value held until its last reader.
+
+    The inputs named by `writable` may be written over by those that read them last.
+    """
+    body = body_of(op)
+    kept = set(body.outputs)
+    calls: list[_Call] = []
+    for member in reversed(list(body.ops.values())):
+        last = tuple(name for name in dict.fromkeys(member.inputs) if name not in kept)
+        kept.update(last)
+        unread = tuple(name for name in member.outputs if name != NOTHING and name not in kept)
+        kind = lookup(member)
+        over = {member.inputs[place] for place in kind.overwrites(member)}
+        fits = over and over <= writable.intersection(last)
+        kernel = kind.bind_overwrite(member) if fits else kind.bind(member)
+        calls.append(_Call(kernel, member.inputs, member.outputs, last + unread))
+    calls.reverse()
+    inputs, outputs = body.inputs, body.outputs
+
+    def run(*tensors: Tensor) -> Results:
+        values = dict(zip(inputs, tensors, strict=True))
+        for call in calls:
+            found = call.kernel(*(values[name] for name in call.inputs))
+            results = (found,) if isinstance(found, Tensor) else found
+            values.update(zip(call.outputs, results, strict=False))
+            for name in call.last:
+                values.pop(name, None)
+        results = tuple(values[name] for name in outputs)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def _bind_overwrite(op: Op) -> Kernel:
+    """As `_bind`, with the new values of states written over the old ones."""
+    over, inputs = over_of(op), body_of(op).inputs
+    run = _bind(op, frozenset(inputs[place] for _, place in over))
+
+    def overwriting(*tensors: Tensor) -> Results:
+        found = run(*tensors)
+        results = [found] if isinstance(found, Tensor) else list(found)
+        for result, place in over:
+            if results[result] is not tensors[place]:
+                results[result] = tensors[place].copy_(results[result])
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return overwriting
+
+
+def over_of(op: Op) -> tuple[tuple[int, int], ...]:
+    """The pairs (result, input) of a fused op where the result may be written over the input."""
+    pairs = op.attributes.get("over", ())
+    assert isinstance(pairs, tuple)
+    return pairs  # type: ignore[return-value]
+
+
+register(
+    Kind(
+        FUSED,
+        _bind,
+        (),
+        variadic=True,
+        attributes={"body": Attr(str), "over": Attr(tuple[tuple[int, int], ...], ())},
+        binder=_bind,
+        overwriter=_bind_overwrite,
+        overwritten=lambda op: tuple(place for _, place in over_of(op)),
+    )
+)

@@ -1,0 +1,123 @@
+"""Ops of one device put together into fused ops, to be compiled as a whole.
+
+A piece is all that a lane does between two points of communication: what another lane or device
+gives it must be there when it starts, and what it gives others leaves when it ends. Pieces can be
+made smaller, so that gradients leave before the backward is over.
+
+The graph of pieces has no cycle. Each op has a rank: the number of crossings between lanes that lie
+behind it, counted from the end. A piece holds ops of one lane and one rank, in an order in which
+they could run; along every edge ranks do not rise towards the end, and they are equal only within a
+lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purine.errors import ConfigError
+from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.ops.fused import FUSED, fused_op
+from purine.ops.infer import cost
+from purine.ops.registry import lookup
+
+__all__ = ["fuse"]
+
+_APART = ("Copy", FUSED)
+
+
+def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None) -> Graph:
+    """The graph with the ops of each compute lane in fused ops.
+
+    Between two points of communication a lane has up to `pieces` fused ops, of about equal cost.
+    `devices` are those to fuse on, by default all. Apply it last: what is fused cannot be
+    differentiated, split or placed apart any more.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=4)), lr=0.1)
+    >>> [op.kind for op in fuse(step).ops.values()]
+    ['aten.add.Scalar', 'Data', 'Fused']
+    """
+    if pieces < 1:
+        raise ConfigError(
+            f"{pieces} pieces asked for",
+            expected="1 or more",
+            found=str(pieces),
+            remedy="leave pieces out for as few as can be",
+        )
+    builder = Builder(graph)
+    owner: dict[str, str] = {}
+    for count, members in enumerate(_pieces(graph, pieces, devices)):
+        if len(members) < 2:
+            continue
+        names = {op.name for op in members}
+        made = [blob for op in members for blob in op.outputs if blob != NOTHING]
+        inside = set(made)
+        inputs = dict.fromkeys(blob for op in members for blob in op.inputs if blob not in inside)
+        asked = {*graph.outputs, *(state.next for state in graph.states.values())}
+        outputs = [
+            blob
+            for blob in made
+            if blob in asked or any(user.name not in names for user in graph.consumers[blob])
+        ]
+        name = builder.fresh(f"fused/{count}")
+        op = fused_op(name, graph, members, tuple(inputs), outputs)
+        for member in members:
+            del builder.ops[member.name]
+            owner[member.name] = name
+        for blob in inside.difference(outputs):
+            del builder.blobs[blob]
+        builder.add(op)
+    edges = ((owner.get(a, a), owner.get(b, b)) for a, b in graph.control)
+    builder.control = {(before, after) for before, after in edges if before != after}
+    return builder.graph()
+
+
+def _pieces(graph: Graph, pieces: int, devices: Sequence[str] | None) -> list[list[Op]]:
+    """The ops of each lane by rank, those with the most crossings behind them first."""
+    found: dict[tuple[int, Location, str], list[Op]] = {}
+    ranks = _ranks(graph, devices)
+    for name in graph.order:
+        op = graph.ops[name]
+        if _fits(op, devices):
+            found.setdefault((-ranks[name], op.location, op.lane), []).append(op)
+    return [part for key in sorted(found) for part in _split(graph, found[key], pieces)]
+
+
+def _ranks(graph: Graph, devices: Sequence[str] | None) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+    for name in reversed(graph.order):
+        op = graph.ops[name]
+        behind = [0]
+        for following in graph.successors[name]:
+            other = graph.ops[following]
+            together = (
+                _fits(op, devices)
+                and _fits(other, devices)
+                and (op.location, op.lane) == (other.location, other.lane)
+            )
+            behind.append(ranks[following] + (not together))
+        ranks[name] = max(behind)
+    return ranks
+
+
+def _fits(op: Op, devices: Sequence[str] | None) -> bool:
+    return (
+        op.lane.startswith("compute")
+        and op.kind not in _APART
+        and lookup(op).function is not None
+        and (devices is None or op.location.device in devices)
+    )
+
+
+def _split(graph: Graph, ops: Sequence[Op], pieces: int) -> list[list[Op]]:
+    """Ops in order, cut into parts of about equal cost."""
+    if pieces == 1:
+        return [list(ops)]
+    costs = [cost(op, graph.blobs) for op in ops]
+    weights = [found.flops / 50 + found.bytes + 1 for found in costs]
+    total, before = sum(weights), 0.0
+    parts: list[list[Op]] = [[] for _ in range(pieces)]
+    for op, weight in zip(ops, weights, strict=True):
+        parts[min(pieces - 1, int(before / total * pieces))].append(op)
+        before += weight
+    return [part for part in parts if part]

@@ -1,0 +1,105 @@
+"""Fused ops as kernels: compiled at their first call, and on a GPU captured as CUDA graphs.
+
+A captured kernel is replayed at fixed addresses. States stay where they are, since it writes them
+over; whatever else it reads is copied to its place first, and its other results are copied out, so
+that others may read them while it is replayed again. Learning rate, iteration and seed are blobs,
+so nothing has to be captured again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purine.graph import Op
+from purine.ops.fused import body_of, over_of
+from purine.ops.inductor import compile_function
+from purine.ops.registry import Kernel, Results, lookup
+
+__all__ = ["as_kernel", "captured", "compiled"]
+
+_log = logging.getLogger("purine")
+
+_WARM_UP = 2
+"""Calls before a kernel is captured: libraries choose their algorithms in these."""
+
+
+def compiled(
+    op: Op, *, overwrite: bool, options: Mapping[str, object] | None = None
+) -> Callable[..., list[Tensor]]:
+    """The kernel of a fused op, compiled for the arguments of its first call.
+
+    With `overwrite` it writes new values of states over the old ones, and returns these.
+    """
+    run, over = lookup(op).bind(op), dict(over_of(op)) if overwrite else {}
+    made: Callable[..., Sequence[Tensor]] | None = None
+
+    def written(*tensors: Tensor) -> tuple[Tensor, ...]:
+        found = run(*tensors)
+        results = (found,) if isinstance(found, Tensor) else found
+        for place, result in enumerate(results):
+            if place in over:
+                tensors[over[place]].copy_(result)
+        return tuple(result for place, result in enumerate(results) if place not in over)
+
+    def kernel(*tensors: Tensor) -> list[Tensor]:
+        nonlocal made
+        if made is None:
+            begin, count = time.perf_counter(), len(body_of(op).ops)
+            _log.info("compiling %s: %d ops at %s", op.name, count, op.location)
+            made = compile_function(written, tensors, options)
+            _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
+        found = iter(made(*tensors))
+        count = len(op.outputs)
+        return [tensors[over[k]] if k in over else next(found) for k in range(count)]
+
+    return kernel
+
+
+def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) -> Kernel:
+    """A kernel for a GPU that is called a few times, then captured, then replayed."""
+    over = dict(over_of(op)) if overwrite else {}
+    states = set(over.values())
+    calls = 0
+    graph: Any = None
+    fixed: list[Tensor] = []
+    results: list[Tensor] = []
+
+    def capture(tensors: Sequence[Tensor]) -> None:
+        nonlocal graph, fixed, results
+        fixed = [value if k in states else value.clone() for k, value in enumerate(tensors)]
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            results = kernel(*fixed)
+
+    def replay(*tensors: Tensor) -> Results:
+        nonlocal calls
+        calls += 1
+        if calls <= _WARM_UP:
+            return _as_results(kernel(*tensors))
+        if graph is None:
+            capture(tensors)
+        for mine, given in zip(fixed, tensors, strict=True):
+            if mine.data_ptr() != given.data_ptr():
+                mine.copy_(given)
+        graph.replay()
+        return _as_results(
+            [value if place in over else value.clone() for place, value in enumerate(results)]
+        )
+
+    return replay
+
+
+def as_kernel(kernel: Callable[..., list[Tensor]]) -> Kernel:
+    """A compiled kernel as others are: one result is not in a list."""
+    return lambda *tensors: _as_results(kernel(*tensors))
+
+
+def _as_results(values: list[Tensor]) -> Results:
+    return tuple(values) if len(values) > 1 else values[0]

@@ -1,0 +1,239 @@
+"""The ops of GPUs: lanes are streams, and to be complete means to be enqueued.
+
+One thread enqueues all ops of all GPUs. An event is recorded behind an op that another stream or
+the host waits for, and waited for where lanes differ: by a stream where the next op is on a GPU, by
+a CPU lane where it is not. What the host asked for is copied to it on the `outbound` stream.
+
+Memory belongs to the stream that it was made on. An op of another stream that reads it says so to
+torch's allocator, which does not give it away before that stream has passed. An op that writes over
+a value waits for the other streams that read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purine.graph import NOTHING, Graph, Location
+from purine.ops.aten import device_of
+from purine.runtime.buffers import Buffers
+from purine.runtime.core import Plan
+
+__all__ = ["OUTBOUND", "StreamPlan", "Streams", "is_gpu", "stream_plan"]
+
+OUTBOUND = "outbound"
+
+
+def is_gpu(location: Location) -> bool:
+    """Whether a location is a GPU."""
+    return location.device.startswith("cuda")
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Who waits for whom, by op number.
+
+    `waits[k]` are the ops of other streams that op k, on a GPU, waits for: pairs of an op and how
+    many iterations ago it ran. `host_waits[k]` are the same for op k on a CPU. `signals` are the
+    ops that record an event. `foreign[k]` are the blobs that op k reads from other streams.
+    `fetched[k]` are the outputs of the graph that op k makes on a GPU.
+    """
+
+    waits: tuple[tuple[tuple[int, int], ...], ...]
+    host_waits: tuple[tuple[tuple[int, int], ...], ...]
+    signals: frozenset[int]
+    foreign: tuple[tuple[str, ...], ...]
+    fetched: tuple[tuple[str, ...], ...]
+
+
+def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> StreamPlan:
+    """Where events stand between the streams of a graph.
+
+    `buffers` tell which ops write over what others read.
+    """
+    count = len(plan.ops)
+    gpu = [is_gpu(graph.ops[name].location) for name in plan.ops]
+    waits: list[set[tuple[int, int]]] = [set() for _ in range(count)]
+    host_waits: list[set[tuple[int, int]]] = [set() for _ in range(count)]
+    signals: set[int] = set()
+
+    def edge(before: int, after: int, ago: int) -> None:
+        if not gpu[before] or (gpu[after] and plan.station[before] == plan.station[after]):
+            return
+        (waits if gpu[after] else host_waits)[after].add((before, ago))
+        signals.add(before)
+
+    for before in range(count):
+        for after in plan.same[before]:
+            edge(before, after, 0)
+        for after in plan.later[before]:
+            edge(before, after, 1)
+    if buffers is not None:
+        steps = buffers.program.steps
+        readers: dict[int, list[int]] = {}
+        for index, step in enumerate(steps):
+            for family in step.families:
+                readers.setdefault(family, []).append(index)
+        for index, step in enumerate(steps):
+            for _, family in step.over:
+                for reader in readers.get(family, ()):
+                    if reader != index and gpu[index] and gpu[reader]:
+                        edge(reader, index, 0)
+    carried = {state.read: state.next for state in graph.states.values()}
+    number = {name: index for index, name in enumerate(plan.ops)}
+    foreign, fetched = [], []
+    for index, name in enumerate(plan.ops):
+        op = graph.ops[name]
+        found = []
+        for blob in dict.fromkeys(op.inputs):
+            maker = graph.producers.get(carried.get(blob, blob))
+            if maker is None or not gpu[index] or not gpu[number[maker.name]]:
+                continue
+            if plan.station[number[maker.name]] != plan.station[index]:
+                found.append(blob)
+        foreign.append(tuple(found))
+        asked = [blob for blob in op.outputs if blob != NOTHING and blob in graph.outputs]
+        fetched.append(tuple(asked) if gpu[index] else ())
+        if gpu[index] and asked:
+            signals.add(index)
+    return StreamPlan(
+        tuple(tuple(sorted(found)) for found in waits),
+        tuple(tuple(sorted(found)) for found in host_waits),
+        frozenset(signals),
+        tuple(foreign),
+        tuple(fetched),
+    )
+
+
+class Streams:
+    """The streams of one execution, and the events between them."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, buffers: Buffers, *, start: int, record: bool
+    ) -> None:
+        self.plan = stream_plan(graph, plan, buffers)
+        self.buffers = buffers
+        self.size = len(plan.ops)
+        self.slots = buffers.slots
+        self.start = start
+        self._streams: list[Any] = [
+            torch.cuda.Stream(device_of(location)) if is_gpu(location) else None
+            for location, _ in plan.stations
+        ]
+        self._stream = [self._streams[station] for station in plan.station]
+        self._gpu = [stream is not None for stream in self._stream]
+        gpus = {location for location, _ in plan.stations if is_gpu(location)}
+        self._outbound = {
+            location: next(
+                (
+                    stream
+                    for stream, station in zip(self._streams, plan.stations, strict=True)
+                    if station == (location, OUTBOUND)
+                ),
+                torch.cuda.Stream(device_of(location)),
+            )
+            for location in gpus
+        }
+        self._location = [graph.ops[name].location for name in plan.ops]
+        self._events: list[list[Any]] = [[None] * self.size for _ in range(self.slots)]
+        self._fetched: list[dict[str, tuple[Tensor, Any]]] = [{} for _ in range(self.slots)]
+        self._record = record
+        self._timed: list[tuple[int, Any, Any]] = []
+        self._devices = sorted({device_of(location).index for location in gpus})
+        self._base: dict[int, tuple[int, Any]] = {}
+        self.synchronize()
+        for device in self._devices:
+            with torch.cuda.device(device):
+                event = torch.cuda.Event(enable_timing=True)
+                event.record()
+                event.synchronize()
+                self._base[device] = (perf_counter_ns(), event)
+
+    def run(self, token: int) -> None:
+        """Enqueue an op of a GPU, or run one of a CPU once what it reads is there."""
+        op = token % self.size
+        iteration = token // self.size
+        if not self._gpu[op]:
+            for before, ago in self.plan.host_waits[op]:
+                if iteration - ago >= self.start:
+                    self._events[(iteration - ago) % self.slots][before].synchronize()
+            self.buffers.run(token)
+            return
+        slot = iteration % self.slots
+        stream = self._stream[op]
+        with torch.cuda.stream(stream):
+            for before, ago in self.plan.waits[op]:
+                event = self._events[(iteration - ago) % self.slots][before]
+                if iteration - ago >= self.start and event is not None:
+                    stream.wait_event(event)
+            for blob in self.plan.foreign[op]:
+                self.buffers.value(iteration, blob).record_stream(stream)
+            begin = self._mark(stream)
+            self.buffers.run(token)
+            if begin is not None:
+                self._timed.append((token, begin, self._mark(stream)))
+            if op in self.plan.signals:
+                event = self._events[slot][op]
+                if event is None:
+                    event = self._events[slot][op] = torch.cuda.Event()
+                event.record(stream)
+        for blob in self.plan.fetched[op]:
+            self._fetch(iteration, op, blob)
+
+    def _mark(self, stream: Any) -> Any:
+        if not self._record:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def _fetch(self, iteration: int, op: int, blob: str) -> None:
+        """Begin to copy an output to the host."""
+        slot = iteration % self.slots
+        value = self.buffers.value(iteration, blob)
+        stream = self._outbound[self._location[op]]
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._events[slot][op])
+            host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            host.copy_(value, non_blocking=True)
+            value.record_stream(stream)
+            done = torch.cuda.Event()
+            done.record(stream)
+        self._fetched[slot][blob] = (host, done)
+
+    def collect(self, iteration: int, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The outputs of an iteration, as what `settle` waits for."""
+        slot = iteration % self.slots
+        fetched, self._fetched[slot] = self._fetched[slot], {}
+        return {name: fetched.get(name, value) for name, value in outputs.items()}
+
+    def settle(self, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Outputs that are on the host."""
+        found = {}
+        for name, value in outputs.items():
+            if isinstance(value, tuple):
+                value[1].synchronize()
+                value = value[0]
+            found[name] = value
+        return found
+
+    def synchronize(self) -> None:
+        """Wait until the GPUs have done all that was enqueued."""
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+
+    def times(self) -> list[tuple[int, int, int]]:
+        """What was recorded: tokens, and when they began and ended, by the host's clock."""
+        self.synchronize()
+        found = []
+        for token, begin, end in self._timed:
+            device = device_of(self._location[token % self.size]).index
+            zero, base = self._base[device]
+            first, last = (zero + int(1e6 * base.elapsed_time(mark)) for mark in (begin, end))
+            found.append((token, first, last))
+        return found

@@ -1,0 +1,110 @@
+"""Fused ops give the numbers of the ops they stand for, wherever the pieces end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import purine as pu
+from purine.errors import ConfigError
+from purine.graph import Graph, from_yaml, to_yaml, verify
+from purine.ops.fused import FUSED, body_of
+from purine.parallel import pipeline, replicate
+
+
+def made(net: str = "lenet", batch: int = 8) -> Graph:
+    data = pu.data.fashion_mini()
+    prepared = pu.data.prepare(pu.zoo.NETS[net](batch=batch), data.train)
+    return pu.solvers.sgd(pu.backward(prepared), lr=0.05, momentum=0.9)
+
+
+def trained(graph: Graph, *, compiled: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
+    data = pu.data.fashion_mini()
+    with pu.Run(graph, data=data, seed=3, share_cores=True, compiled=compiled) as run:
+        return [result.loss for result in run.steps(4)], run.states()
+
+
+def assert_same(one: Graph, other: Graph) -> None:
+    losses, states = trained(one)
+    found, values = trained(other)
+    assert found == losses
+    assert states.keys() == values.keys()
+    for name, value in states.items():
+        assert torch.equal(values[name], value), name
+
+
+def fused_ops(graph: Graph) -> list[str]:
+    return [op.name for op in graph.ops.values() if op.kind == FUSED]
+
+
+def test_a_whole_step_is_one_op_with_the_same_bits() -> None:
+    step = made()
+    fused = pu.fuse(step)
+    assert len(fused_ops(fused)) == 1
+    assert set(fused.states) == set(step.states)
+    assert_same(step, fused)
+
+
+@pytest.mark.parametrize("pieces", [2, 5])
+def test_smaller_pieces_have_the_same_bits(pieces: int) -> None:
+    step = made("mlp")
+    fused = pu.fuse(step, pieces=pieces)
+    assert 2 <= len(fused_ops(fused)) <= pieces
+    assert_same(step, fused)
+
+
+def test_pieces_end_where_replicas_and_stages_talk() -> None:
+    step = made()
+    for graph in (
+        replicate(step, "cpu:0-1"),
+        pipeline(step, 2, devices="cpu:0-1", micro=2),
+    ):
+        fused = pu.check(pu.fuse(graph))
+        verify(fused)
+        assert 2 <= len(fused_ops(fused)) < len(fused.ops)
+        assert_same(graph, fused)
+
+
+def test_only_the_devices_named_are_fused() -> None:
+    fused = pu.fuse(replicate(made("mlp"), "cpu:0-1"), devices=["cpu:1"])
+    places = {fused.ops[name].location.device for name in fused_ops(fused)}
+    assert places == {"cpu:1"}
+
+
+def test_a_fused_op_reads_back_and_writes_states_over() -> None:
+    step = made("mlp")
+    fused = pu.fuse(step)
+    assert from_yaml(to_yaml(fused)) == fused
+    (op,) = (fused.ops[name] for name in fused_ops(fused))
+    carried = {
+        (op.outputs[result], op.inputs[place])
+        for result, place in op.attributes["over"]  # type: ignore[union-attr,misc]
+    }
+    wanted = {
+        (state.next, state.read)
+        for state in step.states.values()
+        if state.next != state.read and state.read != "iteration"
+    }
+    assert carried == wanted
+    assert set(body_of(op).inputs) == set(op.inputs)
+
+
+def test_the_body_of_an_op_that_was_moved_is_where_the_op_is() -> None:
+    fused = pu.fuse(pu.to_device(made("mlp"), "cuda:0"))
+    (op,) = (fused.ops[name] for name in fused_ops(fused))
+    assert {member.location for member in body_of(op).ops.values()} == {op.location}
+    assert op.location.device == "cuda:0"
+
+
+def test_compiled_steps_agree_with_those_op_by_op() -> None:
+    step = made("mlp")
+    losses, states = trained(step)
+    found, values = trained(pu.fuse(step), compiled=True)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for name, value in states.items():
+        torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_no_pieces_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="0 pieces"):
+        pu.fuse(made("mlp"), pieces=0)
