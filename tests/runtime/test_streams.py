@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import purine as pu
 from purine.graph import Builder, Graph, Location
 from purine.parallel import insert_copies, replicate, to_device
 from purine.runtime.buffers import Buffers
@@ -10,8 +11,6 @@ from purine.runtime.program import compile_program
 from purine.runtime.streams import StreamPlan, stream_plan
 from purine.solvers import sgd
 from purine.zoo import mlp
-
-import purine as pu
 
 GPU = Location(device="cuda:0")
 
