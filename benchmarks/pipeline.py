@@ -153,6 +153,7 @@ def compare(options: argparse.Namespace, count: int, schedule: str) -> dict[str,
     if all(row[f"{name}_ms"] for name in CONTENDERS):
         turns = zip(times["torch"], times["purine"], strict=True)
         row["torch_ratio"] = round(statistics.median(a / b for a, b in turns), 4)
+    print(json.dumps(row), flush=True)
     return row
 
 
