@@ -8,7 +8,7 @@ from purine.graph import Blob, Builder, Graph, Location, Op, State
 from purine.importers.caffe import from_caffe
 from purine.importers.torch import from_torch
 from purine.ops import Net, check
-from purine.optimize import evaluation, inference, prune, recompute
+from purine.optimize import evaluation, inference, mixed, prune, recompute
 from purine.runtime.run import Result, Run, compute
 from purine.runtime.trace import Trace
 
@@ -33,6 +33,7 @@ __all__ = [
     "from_torch",
     "graph",
     "inference",
+    "mixed",
     "ops",
     "optimize",
     "parallel",

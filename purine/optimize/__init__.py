@@ -1,6 +1,7 @@
-"""Transforms that keep a graph's results and change its cost."""
+"""Transforms that keep a graph's results, to rounding, and change its cost."""
 
+from purine.optimize.mixed import mixed
 from purine.optimize.prune import evaluation, inference, prune
 from purine.optimize.recompute import recompute
 
-__all__ = ["evaluation", "inference", "prune", "recompute"]
+__all__ = ["evaluation", "inference", "mixed", "prune", "recompute"]
