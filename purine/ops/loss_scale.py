@@ -22,6 +22,7 @@ __all__ = [
     "FINITE",
     "LOSS_SCALE",
     "AllTrue",
+    "CountGood",
     "LossScaleUpdate",
     "Unscale",
     "add_loss_scale",
@@ -55,25 +56,26 @@ def AllTrue(*flags: Tensor) -> Tensor:
 
 
 @kind
-def LossScaleUpdate(
-    scale: Tensor, good: Tensor, interval: Tensor, finite: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The next loss scale, and how many iterations in a row were good since it changed.
+def CountGood(good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
+    """How many iterations in a row were good since the loss scale last changed."""
+    return torch.where(finite, (good + 1) % interval, 0)
+
+
+@kind
+def LossScaleUpdate(scale: Tensor, good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
+    """The next loss scale, after `good` good iterations and this one.
 
     It is halved when a gradient is not finite, and doubled after `interval` good iterations; it
     stays between 1 and 2 ** 24.
 
-    >>> flags = torch.tensor(1999), torch.tensor(2000)
-    >>> LossScaleUpdate(torch.tensor(8.0), *flags, torch.tensor(True))
-    (tensor(16.), tensor(0))
-    >>> LossScaleUpdate(torch.tensor(8.0), *flags, torch.tensor(False))
-    (tensor(4.), tensor(0))
+    >>> good, interval = torch.tensor(1999), torch.tensor(2000)
+    >>> LossScaleUpdate(torch.tensor(8.0), good, interval, torch.tensor(True))
+    tensor(16.)
+    >>> LossScaleUpdate(torch.tensor(8.0), good, interval, torch.tensor(False))
+    tensor(4.)
     """
-    count = torch.where(finite, good + 1, 0)
-    grows = count >= interval
-    grown = torch.where(grows, scale * 2, scale)
-    following = torch.where(finite, grown, scale / 2).clamp(1.0, _LARGEST)
-    return following, torch.where(grows, 0, count)
+    grown = torch.where(good + 1 >= interval, scale * 2, scale)
+    return torch.where(finite, grown, scale / 2).clamp(1.0, _LARGEST)
 
 
 def add_loss_scale(builder: Builder, *, scale: float, interval: int, location: Location) -> None:
@@ -131,18 +133,13 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
     home = builder.blobs[LOSS_SCALE].location
     builder.blob(FINITE, (), "bool", home)
     builder.op(FINITE, "AllTrue", flags, [FINITE], location=home)
-    following = []
-    for name in (LOSS_SCALE, _GOOD):
-        blob = builder.blobs[name]
-        following.append(builder.blob(f"{name}/next", (), blob.dtype, blob.location))
-        builder.states[name] = replace(builder.states[name], next=following[-1])
-    builder.op(
-        f"update/{LOSS_SCALE}",
-        "LossScaleUpdate",
-        [LOSS_SCALE, _GOOD, _INTERVAL, FINITE],
-        following,
-        location=home,
-    )
+    for name, update, read in (
+        (LOSS_SCALE, "LossScaleUpdate", [LOSS_SCALE, _GOOD, _INTERVAL, FINITE]),
+        (_GOOD, "CountGood", [_GOOD, _INTERVAL, FINITE]),
+    ):
+        following = builder.blob(f"{name}/next", (), builder.blobs[name].dtype, home)
+        builder.states[name] = replace(builder.states[name], next=following)
+        builder.op(f"update/{name}", update, read, [following], location=home)
     if LOSS_SCALE not in builder.outputs:
         builder.outputs.append(LOSS_SCALE)
     return builder.graph()
