@@ -1,9 +1,9 @@
 """Mixed precision: which kinds of a net compute in a low precision, and the casts between them.
 
 `PRECISION` is the whole policy. States stay float32 (parameters, statistics, and what solvers add),
-and so do the blobs that a net reports or carries on: solvers, checkpoints and those who read results
-see no difference. A blob is cast at most once in each direction, whoever reads it, and what one op
-made in low precision is never cast for a neighbour that can take it.
+and so do the blobs that a net reports or carries on: solvers, checkpoints and those who read
+results see no difference. A blob is cast at most once in each direction, whoever reads it, and what
+one op made in low precision is never cast for a neighbour that can take it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Class: TypeAlias = Literal["low", "norm", "follow", "wide"]
 _KINDS: Mapping[Class, str] = {
     "low": """
         Attention Conv Deconv InnerProduct
-        aten._convolution aten.addbmm aten.addmm aten.addmv aten.baddbmm aten.bmm aten.conv1d
-        aten.conv2d aten.conv3d aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d
-        aten.convolution aten.einsum aten.linear aten.matmul aten.mm aten.mv
-        aten.scaled_dot_product_attention
+        aten._convolution aten.addbmm aten.addmm aten.addmv aten.baddbmm aten.bmm
+        aten.conv1d aten.conv2d aten.conv3d aten.conv_transpose1d aten.conv_transpose2d
+        aten.conv_transpose3d aten.convolution aten.einsum aten.linear aten.matmul aten.mm
+        aten.mv aten.scaled_dot_product_attention
     """,
     "norm": """
         BatchNorm BatchNormTest
@@ -49,32 +49,34 @@ _KINDS: Mapping[Class, str] = {
         aten.batch_norm
     """,
     "follow": """
-        Bias Concat Copy CropGradient Crop CenterCrop Mirror Dropout Eltwise Elu FixedBatch Flatten
-        Gelu GlobalPool LayerNorm LeakyRelu PRelu Pool Prepend Relu Relu6 Reshape Scale Sigmoid
-        Slice Split StopGradient Tanh Threshold Transpose
-        aten._adaptive_avg_pool2d aten._to_copy aten._unsafe_view aten.abs aten.adaptive_avg_pool1d
-        aten.adaptive_avg_pool2d aten.adaptive_max_pool2d aten.add aten.alias aten.avg_pool1d
-        aten.avg_pool2d aten.cat aten.chunk aten.clamp aten.clone aten.constant_pad_nd aten.contiguous
-        aten.detach aten.div aten.dropout aten.elu aten.expand aten.flatten aten.gelu
-        aten.hardsigmoid aten.hardswish aten.hardtanh aten.index aten.index_select aten.layer_norm
-        aten.leaky_relu aten.max_pool1d aten.max_pool2d aten.max_pool2d_with_indices aten.maximum
-        aten.mean aten.minimum aten.mul aten.narrow aten.native_layer_norm aten.neg aten.pad
-        aten.permute aten.pixel_shuffle aten.relu aten.relu6 aten.repeat aten.reshape aten.roll
+        Bias CenterCrop Concat Copy Crop CropGradient Dropout Eltwise Elu FixedBatch Flatten
+        Gelu GlobalPool LayerNorm LeakyRelu Mirror PRelu Pool Prepend Relu Relu6 Reshape
+        Scale Sigmoid Slice Split StopGradient Tanh Threshold Transpose
+        aten._adaptive_avg_pool2d aten._to_copy aten._unsafe_view aten.abs
+        aten.adaptive_avg_pool1d aten.adaptive_avg_pool2d aten.adaptive_max_pool2d aten.add
+        aten.alias aten.avg_pool1d aten.avg_pool2d aten.cat aten.chunk aten.clamp aten.clone
+        aten.constant_pad_nd aten.contiguous aten.detach aten.div aten.dropout aten.elu
+        aten.expand aten.flatten aten.gelu aten.hardsigmoid aten.hardswish aten.hardtanh
+        aten.index aten.index_select aten.layer_norm aten.leaky_relu aten.max_pool1d
+        aten.max_pool2d aten.max_pool2d_with_indices aten.maximum aten.mean aten.minimum
+        aten.mul aten.narrow aten.native_layer_norm aten.neg aten.pad aten.permute
+        aten.pixel_shuffle aten.relu aten.relu6 aten.repeat aten.reshape aten.roll
         aten.select aten.sigmoid aten.silu aten.slice aten.split aten.split_with_sizes
         aten.squeeze aten.stack aten.sub aten.t aten.tanh aten.transpose aten.unbind
-        aten.unflatten aten.unsqueeze aten.upsample_bilinear2d aten.upsample_nearest2d aten.view
-        aten.where
+        aten.unflatten aten.unsqueeze aten.upsample_bilinear2d aten.upsample_nearest2d
+        aten.view aten.where
     """,
     "wide": """
-        Accuracy ArgMax CaffeBatchNorm CaffeBatchNormAlways CaffeBatchNormTest CaffeLstm CaffeRnn
-        ContrastiveLoss Data Embedding EmbeddingPart EuclideanLoss Exp HingeLoss InfogainLoss LRN Log
-        MVN MultinomialLogisticLoss Normalize Power RandomMask Reduction ScalarLoss
-        SigmoidCrossEntropyLoss Softmax SoftmaxLoss SumLoss
-        aten._log_softmax aten._softmax aten.binary_cross_entropy_with_logits aten.cross_entropy_loss
-        aten.cumsum aten.embedding aten.exp aten.group_norm aten.log aten.log_softmax aten.logsumexp
-        aten.masked_fill aten.mse_loss aten.native_group_norm aten.nll_loss
-        aten.nll_loss_forward aten.nll_loss_nd aten.norm aten.pow aten.prod aten.reciprocal
-        aten.rsqrt aten.softmax aten.sqrt aten.sum aten.var aten.var_mean
+        Accuracy ArgMax CaffeBatchNorm CaffeBatchNormAlways CaffeBatchNormTest CaffeLstm
+        CaffeRnn ContrastiveLoss Data Embedding EmbeddingPart EuclideanLoss Exp HingeLoss
+        InfogainLoss LRN Log MVN MultinomialLogisticLoss Normalize Power RandomMask
+        Reduction ScalarLoss SigmoidCrossEntropyLoss Softmax SoftmaxLoss SumLoss
+        aten._log_softmax aten._softmax aten.binary_cross_entropy_with_logits
+        aten.cross_entropy_loss aten.cumsum aten.embedding aten.exp aten.group_norm aten.log
+        aten.log_softmax aten.logsumexp aten.masked_fill aten.mse_loss
+        aten.native_group_norm aten.nll_loss aten.nll_loss_forward aten.nll_loss_nd
+        aten.norm aten.pow aten.prod aten.reciprocal aten.rsqrt aten.softmax aten.sqrt
+        aten.sum aten.var aten.var_mean
     """,
 }
 
