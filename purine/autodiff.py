@@ -22,6 +22,7 @@ from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.ops.gradient import RULES, Rule
 from purine.ops.infer import complete, infer_op, op_key, spec_of
+from purine.ops.loss_scale import LOSS_SCALE, scaled_of, unscale
 from purine.ops.registry import lookup
 from purine.ops.tracing import Call, Joint, Spec, trace_joint
 
@@ -92,6 +93,8 @@ def backward(
             remedy="mark parameters as trainable: true",
         )
     graph = _Walk(net, weights, sources).graph()
+    if LOSS_SCALE in net.states:
+        graph = _unscaled(graph, sources)
     for name in wrt:
         if gradient_of(name) not in graph.blobs:
             raise GraphError(
@@ -277,6 +280,12 @@ class _Walk:
         self.builder.op(
             name, "aten.full", [], [name], {"size": blob.shape, **settings}, location=blob.location
         )
+        if LOSS_SCALE in self.net.states:
+            plain, name = name, self.builder.fresh(scaled_of(name))
+            self.builder.blob(name, blob.shape, blob.dtype, blob.location)
+            self.builder.op(
+                name, "aten.mul.Tensor", [plain, LOSS_SCALE], [name], location=blob.location
+            )
         self.contributions.setdefault(loss, []).append(name)
 
     def _total(self, name: str) -> str | None:
@@ -296,6 +305,8 @@ class _Walk:
                 self._rename(total, target)
                 return target
             return total
+        parts = sorted(parts, key=self._is_rows)
+        total = parts[0]
         blob = self.builder.blobs[name]
         if any(map(self._is_copied, parts)):
             result = self.builder.fresh(target)
@@ -320,6 +331,12 @@ class _Walk:
         """Whether a contribution comes from another location: then one op adds all of them."""
         made = map(self.builder.ops.get, self.emitted.get(part, []))
         return any(op is not None and op.kind == "Copy" and part in op.outputs for op in made)
+
+    def _is_rows(self, part: str) -> bool:
+        """Whether a contribution is that of an embedding: such are added row by row to others."""
+        made = map(self.builder.ops.get, self.emitted.get(part, []))
+        kind = "aten.embedding_dense_backward"
+        return any(op is not None and op.kind == kind and part in op.outputs for op in made)
 
     def _add_rows(self, total: str, part: str, result: str) -> bool:
         """Add the gradient of an embedding row by row, where it is a part of a sum.
@@ -369,6 +386,14 @@ class _Walk:
             blob = self.builder.blobs[source]
             self.builder.blob(target, blob.shape, blob.dtype, blob.location)
             self.builder.op(target, "aten.clone", [total], [target], location=blob.location)
+
+
+def _unscaled(graph: Graph, sources: set[str]) -> Graph:
+    """The graph with its gradients divided by the loss scale that they were made with."""
+    found = [name for name in sorted(sources) if gradient_of(name) in graph.producers]
+    states = [gradient_of(name) for name in found if name in graph.states]
+    others = [gradient_of(name) for name in found if name not in graph.states]
+    return unscale(graph, states, others)
 
 
 def _joint_of(op: Op, inputs: Sequence[Spec], wanted: tuple[bool, ...]) -> Joint:

@@ -10,11 +10,16 @@ __all__ = ["placement_text", "where_text"]
 
 
 def where_text(plan: Plan) -> str:
-    """On how many devices a job is trained and how, to stand behind its solver; else nothing."""
-    devices = parse_devices(plan.job.devices)
+    """The precision of a job and its devices where they are not the usual ones.
+
+    It stands behind the solver.
+    """
+    job = plan.job
+    devices = parse_devices(job.devices)
+    precision = "" if job.precision == "fp32" else f" in {job.precision}"
     if len(devices) == 1:
-        return ""
-    return f" on {len(devices)} devices ({_settings(plan)})"
+        return precision
+    return f"{precision} on {len(devices)} devices ({_settings(plan)})"
 
 
 def placement_text(plan: Plan) -> str:

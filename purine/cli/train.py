@@ -97,6 +97,14 @@ def train(
     accumulate: Annotated[
         int | None, _option("Batches whose gradients are averaged for one update.", "1")
     ] = None,
+    precision: Annotated[
+        str | None,
+        _option(
+            "fp32, or bf16 or fp16 for convolutions, products and what follows them; weights and "
+            "losses stay in fp32, and fp16 scales the loss.",
+            "fp32",
+        ),
+    ] = None,
     seed: Annotated[
         int | None, _option("Decides first weights, order of samples and dropout.", "0")
     ] = None,
@@ -197,6 +205,7 @@ def train(
     purine train --net nin --data cifar.npz --crop 28 --mirror --solver adam --lr 0.001
     purine train --resume --out runs/a --epochs 10
     purine train --devices cpu:0-7 --parallel data=2,pipeline=4 --batch 256 --dry-run
+    purine train --net resnet50 --precision bf16
     purine train runs/a/config.yaml --seed 1 --out runs/b
     purine train lenet_solver.prototxt --data fashion-mini --iters 1500
     purine train solver.prototxt --weights trained.caffemodel --lr 0.001

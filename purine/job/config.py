@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import yaml
 
@@ -22,8 +22,9 @@ from purine.errors import ConfigError
 from purine.ops.registry import conforms, describe
 from purine.parallel import Scheme, parse_devices
 
-__all__ = ["Job", "Options", "job_text", "merge", "read_options"]
+__all__ = ["Job", "Options", "Precision", "job_text", "merge", "read_options"]
 
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Options: TypeAlias = Mapping[str, Any]
 """Options of a job by the names of its fields: only those that were given."""
 
@@ -50,6 +51,7 @@ class Job:
     lr_policy: str | None = None
     clip: float | None = None
     accumulate: int | None = None
+    precision: Precision = "fp32"
     seed: int | None = None
     devices: str = "cpu:0"
     parallel: str | None = None

@@ -81,6 +81,7 @@ def placed(
         clip=clip,
         devices=job.devices,
         accumulate=job.accumulate,
+        precision=None if job.precision == "fp32" else job.precision,
         scheme=scheme,
     )
 

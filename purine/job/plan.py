@@ -43,7 +43,7 @@ from purine.job.placing import placed, refuse_unfit, scheme_of, threads_for
 from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
-from purine.optimize import evaluation
+from purine.optimize import evaluation, mixed
 from purine.runtime.feeding import batch_of, data_ops, read_stream
 from purine.solvers import SOLVERS, Rate, accumulate, clip_by_norm, parse_rate
 from purine.zoo import NETS
@@ -374,7 +374,7 @@ def _updated(job: Job, net: Graph, caffe: CaffeSolver | None, iterations: int) -
     solver = partial(SOLVERS[job.solver], **options)
     if job.parallel is not None:
         return placed(net, job, solver=solver, clip=job.clip)
-    step = accumulate(backward(net), job.accumulate)
+    step = accumulate(backward(_mixed(job, net)), job.accumulate)
     return solver(step if job.clip is None else clip_by_norm(step, job.clip))
 
 
@@ -392,10 +392,15 @@ def _updated_as_caffe(job: Job, net: Graph, caffe: CaffeSolver, rate: Rate) -> G
         iter_size=job.accumulate,
     )
     if job.parallel is None:
-        return apply_solver(backward(net), solver)
+        return apply_solver(backward(_mixed(job, net)), solver)
     clip = None if job.clip is None else job.clip / job.accumulate
     alone = replace(solver, clip_gradients=clip, iter_size=1)
     return placed(net, job, solver=lambda graph: apply_solver(graph, alone))
+
+
+def _mixed(job: Job, net: Graph) -> Graph:
+    """The net in the precision that the job asks for."""
+    return net if job.precision == "fp32" else mixed(net, job.precision)
 
 
 def _images(job: Job) -> int:

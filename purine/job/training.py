@@ -158,6 +158,7 @@ class Training:
             "seed": plan.job.seed,
             "devices": list(parse_devices(plan.job.devices)),
             "parallel": plan.job.parallel,
+            "precision": plan.job.precision,
             "seconds": self._seconds,
             "parameters": sum(torch.Size(size or ()).numel() for size in sizes),
             "purine": _version(),

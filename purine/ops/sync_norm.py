@@ -25,7 +25,7 @@ def BatchNormStatistics(x: Tensor) -> tuple[Tensor, Tensor]:
     >>> BatchNormStatistics(torch.tensor([[1.0], [3.0]]))
     (tensor([2.]), tensor([1.]))
     """
-    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    mean, variance = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
     return mean, variance
 
 
@@ -73,7 +73,16 @@ def BatchNormSums(
     They are the gradients of scale and shift.
     """
     _, weight, bias = torch.ops.aten.native_batch_norm_backward(
-        gradient, x, None, mean, variance, None, None, False, eps, [False, True, True]
+        gradient,
+        x,
+        None if x.dtype == mean.dtype else torch.ones_like(mean),  # gives the sums its dtype
+        mean,
+        variance,
+        None,
+        None,
+        False,
+        eps,
+        [False, True, True],
     )
     return weight, bias
 
@@ -96,3 +105,8 @@ def BatchNormGradient(
     per_value = slope / -count
     result = F.batch_norm(x, mean, variance, per_value * weight_sum, per_value * bias_sum, eps=eps)
     return result.addcmul_(gradient, slope.reshape(-1, *(1,) * (x.ndim - 2)))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x, in float32 where its own precision is too low for sums."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

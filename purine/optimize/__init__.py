@@ -1,7 +1,8 @@
-"""Transforms that keep a graph's results and change its cost."""
+"""Transforms that keep a graph's results, to rounding, and change its cost."""
 
 from purine.optimize.fuse import fuse
+from purine.optimize.mixed import mixed
 from purine.optimize.prune import evaluation, inference, prune
 from purine.optimize.recompute import recompute
 
-__all__ = ["evaluation", "fuse", "inference", "prune", "recompute"]
+__all__ = ["evaluation", "fuse", "inference", "mixed", "prune", "recompute"]

@@ -1,8 +1,9 @@
 """A training step in two halves: what is done for every part of a batch, and what is done once.
 
 Every scheme that cuts a batch (replicas, micro-batches) repeats the first half and keeps the
-second. The border is where gradients of parameters leave the backward: blob `grad/p/raw` where
-gradients are clipped, else `grad/p`. Behind it are clipping, updates and rates.
+second. The border is where gradients of parameters leave the backward: blob `grad/p/scaled`
+where the loss is scaled, `grad/p/raw` where gradients are clipped, else `grad/p`. Behind it are
+unscaling, clipping, updates and rates.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Graph, Op
 from purine.ops.clock import ITERATION
+from purine.ops.loss_scale import scaled_of
 
 __all__ = ["Halves", "batch_of", "halve"]
 
@@ -40,7 +42,8 @@ def halve(graph: Graph) -> Halves:
     gradients = {}
     for name, state in graph.states.items():
         if state.trainable:
-            for found in (f"{gradient_of(name)}/raw", gradient_of(name)):
+            own = gradient_of(name)
+            for found in (scaled_of(own), f"{own}/raw", own):
                 if found in graph.producers:
                     gradients[name] = found
                     break

@@ -1,6 +1,6 @@
 """All schemes of parallelism in one call, in the order in which they go together.
 
-    net -> its part of the batch -> shard or hybrid -> backward -> clip -> solver
+    net -> its part of the batch -> shard or hybrid -> mixed -> backward -> clip -> solver
         -> pipeline (or accumulate) -> recompute -> replicate
 
 The net that is given is that of the whole batch, and the step trains as that net does on one
@@ -35,14 +35,16 @@ def compose(
     devices: str | Iterable[str | Location],
     clip: float | None = None,
     accumulate: int = 1,
+    precision: str | None = None,
     scheme: Scheme | None = None,
     **settings: Any,
 ) -> Graph:
     """The training step of a net on several devices, by a scheme or by the settings of one.
 
     `solver` makes a step of a net with gradients, which are clipped to the norm `clip` before it.
-    An update is made of `accumulate` batches of the net. Without settings every device has a
-    replica; the settings are those of `Scheme`.
+    An update is made of `accumulate` batches of the net. `precision` is what `mixed` takes, or
+    None for the net as it is. Without settings every device has a replica; the settings are those
+    of `Scheme`.
 
     >>> import purine as pu
     >>> step = compose(
@@ -57,6 +59,7 @@ def compose(
     """
     # These import from this package.
     from purine.autodiff import backward
+    from purine.optimize.mixed import mixed
     from purine.optimize.recompute import recompute
     from purine.solvers.accumulate import accumulate as accumulated
     from purine.solvers.clip import clip_by_norm
@@ -69,7 +72,7 @@ def compose(
     if scheme.model > 1:
         group = f"cpu:0-{scheme.model - 1}"
         part = hybrid(part, group) if scheme.hybrid else shard(part, group)
-    step = backward(part)
+    step = backward(part if precision is None else mixed(part, precision))
     if clip is not None:
         step = clip_by_norm(step, clip)
     step = solver(step)

@@ -23,7 +23,7 @@ from purine.parallel._halves import Halves, batch_of
 from purine.parallel._parts import Part, add_part, average, is_scalar
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_locations, devices_of
-from purine.parallel.place import no_match, refuse_gradients
+from purine.parallel.place import no_match, refuse_casts, refuse_gradients
 from purine.parallel.shard import shard
 
 __all__ = ["hybrid"]
@@ -55,6 +55,7 @@ def hybrid(
             remedy="name two devices or more",
         )
     refuse_gradients(net, "hybrid")
+    refuse_casts(net, "hybrid")
     if len(devices_of(net)) > 1:
         raise GraphError(
             f"the net is on {len(devices_of(net))} devices already",

@@ -26,6 +26,7 @@ __all__ = [
     "no_match",
     "place",
     "place_at_cut",
+    "refuse_casts",
     "refuse_gradients",
     "to_device",
 ]
@@ -226,6 +227,22 @@ def refuse_gradients(net: Graph, transform: str) -> None:
             found=f"blobs under {GRADIENT}/",
             remedy=f"change the net first: sgd(backward({transform}(net, ...)))",
         )
+
+
+def refuse_casts(net: Graph, transform: str) -> None:
+    """An error for a net in mixed precision, whose layers do not read their parameters directly."""
+    for op in net.ops.values():
+        if op.kind != "aten._to_copy" or op.inputs[0] not in net.states:
+            continue
+        if net.states[op.inputs[0]].trainable and op.name.startswith(f"{op.inputs[0]}/"):
+            raise GraphError(
+                f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut",
+                op=op.name,
+                blob=op.inputs[0],
+                expected="a net in float32",
+                found=f"a cast to {op.attributes.get('dtype')}",
+                remedy=f"cut the net first: mixed({transform}(net, ...))",
+            )
 
 
 def no_match(graph: Graph, pattern: str) -> ConfigError:

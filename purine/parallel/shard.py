@@ -35,7 +35,7 @@ from purine.parallel._shard_rules import (
 )
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_locations, devices_of
-from purine.parallel.place import matching, refuse_gradients
+from purine.parallel.place import matching, refuse_casts, refuse_gradients
 
 __all__ = ["shard"]
 
@@ -85,6 +85,7 @@ def _refuse(net: Graph, places: Sequence[Location]) -> None:
             remedy="name every device once",
         )
     refuse_gradients(net, "shard")
+    refuse_casts(net, "shard")
     cut = next((name for name, state in net.states.items() if shard_of(state.filler)), None)
     if cut is not None:
         raise GraphError(

@@ -15,6 +15,7 @@ from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import Attribute, Blob, Builder, Filler, Graph
 from purine.ops.clock import ITERATION
+from purine.ops.loss_scale import FINITE
 from purine.ops.registry import kinds
 from purine.parallel.copies import insert_copies
 from purine.solvers._options import not_negative
@@ -89,11 +90,26 @@ def attach(
             f"update/{name}",
             kind,
             [name, gradient_of(name), *states, rate, *clock],
-            [builder.states[item].next for item in (name, *states)],
+            [_made(builder, item, weight) for item in (name, *states)],
             {k: v for k, v in settings.items() if v != known.attributes[k].default},
             location=weight.location,
         )
     return insert_copies(builder.graph())
+
+
+def _made(builder: Builder, name: str, like: Blob) -> str:
+    """The blob that an update writes: what carries a state on, unless a gradient is not finite.
+
+    Where the loss is scaled, a state then keeps its value.
+    """
+    following = builder.states[name].next
+    if FINITE not in builder.blobs:
+        return following
+    made = builder.blob(f"{name}/updated", like.shape, like.dtype, like.location)
+    builder.op(
+        following, "aten.where.self", [FINITE, made, name], [following], location=like.location
+    )
+    return made
 
 
 def _following(builder: Builder, name: str, like: Blob) -> str:

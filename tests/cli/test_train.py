@@ -218,3 +218,38 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     assert "the loss is nan in iteration" in called.err or "the loss is inf in" in called.err
     assert "smaller --lr" in called.err
     assert "Traceback" not in called.err
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_trains_near_float32_and_resumes(
+    run: Path, tmp_path: Path, precision: str
+) -> None:
+    out, parts = tmp_path / "out", tmp_path / "parts"
+    job = tmp_path / "job.yaml"
+    job.write_text(f"precision: {precision}\n")
+    called = call(*ITERS, "--precision", precision, "--out", out)
+    assert called.code == 0, called.err
+    assert f"with sgd in {precision}" in called.out
+    found, expected = (json.loads((folder / "summary.json").read_text()) for folder in (out, run))
+    assert (found["precision"], expected["precision"]) == (precision, "fp32")
+    assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=5e-3)
+    assert f"precision: {precision}" in (out / "config.yaml").read_text()
+    assert load_yaml(out / "net.yaml") == load_yaml(run / "net.yaml")
+    assert all(
+        str(value.dtype) in ("torch.float32", "torch.int64") for value in states(out).values()
+    )
+
+    assert call("train", job, *SMALL[1:], "--iters", "3", "--out", parts).code == 0
+    resumed = call("train", "--resume", "--out", parts, "--iters", "5")
+    assert resumed.code == 0, resumed.err
+    assert same_bits(out, parts)
+    other = call("train", "--resume", "--out", parts, "--precision", "fp32", "--iters", "6")
+    assert other.code == 2
+    assert "precision" in other.err
+
+
+def test_a_dry_run_tells_the_precision(tmp_path: Path) -> None:
+    options = ("--precision", "fp16", "--devices", "cpu:0-1", "--threads", "1", "--share-cores")
+    called = call(*ITERS, *options, "--dry-run", "--out", tmp_path / "out")
+    assert called.code == 0, called.err
+    assert "with sgd in fp16 on 2 devices (data=2)" in called.out

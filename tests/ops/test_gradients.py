@@ -89,7 +89,7 @@ def test_the_table_covers_all_kinds() -> None:
 def of_solvers(kind: Kind) -> bool:
     """Whether a kind is a solver's, which works on gradients and has none."""
     module = getattr(kind.function, "__module__", "")
-    return module in ("purine.ops.update", "purine.ops.rates")
+    return module in ("purine.ops.loss_scale", "purine.ops.rates", "purine.ops.update")
 
 
 @pytest.mark.parametrize("case", CASES + NOT_DIFFERENTIATED, ids=str)

@@ -23,6 +23,11 @@ JOBS: dict[str, tuple[str, list[str]]] = {
         "mean: [1, a]\n",
         ["job.yaml:1", "mean is list", "expected: a number"],
     ),
+    "unknown precision": (
+        "net: mlp\nprecision: half\n",
+        ["job.yaml:2", "precision is text 'half'", "expected: one of fp32, bf16, fp16"],
+    ),
+    "precision by a number": ("precision: 16\n", ["job.yaml:1", "precision is 16"]),
     "truth for a number": ("lr: true\n", ["job.yaml:1", "lr is bool True", "expected: a number"]),
     "number for a truth": (
         "mirror: 1\n",

@@ -27,6 +27,10 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         ["solver adam takes no momentum", "expected: options of adam: lr", "found: momentum 0.9"],
     ),
     "weight decay negative": ("--weight-decay -1", ["weight_decay is -1.0", "0 or more"]),
+    "unknown precision": (
+        "--precision fp8",
+        ["precision is text 'fp8'", "expected: one of fp32, bf16, fp16", "change --precision"],
+    ),
     "clip 0": ("--clip 0", ["clip is 0.0", "above 0"]),
     "unknown solver": (
         "--solver adamm",
