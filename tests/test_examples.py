@@ -73,7 +73,7 @@ def test_cifar10_refuses_what_is_not_all_of_it(tmp_path: Path) -> None:
     with pytest.raises(pu.PurineError, match="the classes are not even"):
         convert(tmp_path / "package", tmp_path / "made", counts={"train": 20, "test": 10})
     (tmp_path / "package" / "data_batch_3.png").unlink()
-    with pytest.raises(pu.PurineError, match="data_batch_3.png is missing"):
+    with pytest.raises(pu.PurineError, match=r"data_batch_3\.png is missing"):
         convert(tmp_path / "package", tmp_path / "made", counts={"train": 20, "test": 10})
     assert not (tmp_path / "made").exists()
 
