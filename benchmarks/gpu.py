@@ -1,10 +1,10 @@
 """How long does a training step take on one GPU, and how much memory: Purine against PyTorch?
 
 Contenders: Purine; PyTorch eager with a fused optimizer; `torch.compile` in its modes default,
-reduce-overhead and max-autotune, with the optimizer compiled too where that is quicker. All train in
-the same precision, layout and batch, without dropout. Each is a process of its own. For each row,
-a net with a batch, they are started one after the other, for compilation needs the CPU, and then
-take turns of about a second, so that whatever happens to the machine hits all of them alike.
+reduce-overhead and max-autotune, with the optimizer compiled too where that is quicker. All train
+in the same precision, layout and batch, without dropout. Each is a process of its own. For each
+row, a net with a batch, they are started one after the other, for compilation needs the CPU, and
+then take turns of about a second, so that whatever happens to the machine hits all of them alike.
 Reported are medians over turns.
 
 Memory is what the process reserved on the device at most during its turns, after warm-up and
@@ -18,6 +18,7 @@ net's construction to the end of three steps, with compilation, whose caches beg
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -173,7 +174,7 @@ class Worker:
             options.logs.mkdir(parents=True, exist_ok=True)
             self.log = (options.logs / f"{net}-{batch}-{name}.txt").open("w+")
         else:
-            self.log = tempfile.TemporaryFile("w+")
+            self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -219,10 +220,8 @@ class Worker:
         if self.process is None or self.measured.failed:
             return None
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # the answer will be missing, the reason in the log
             print(question, file=self.process.stdin, flush=True)
-        except OSError:
-            pass  # the answer will be missing, and the reason is in the log
         return self._answer(self.options.patience)
 
     def _answer(self, patience: float) -> dict[str, Any] | None:
@@ -253,7 +252,7 @@ def summary(
     net: str, batch: int, options: argparse.Namespace, measured: Mapping[str, Measured]
 ) -> dict[str, Any]:
     """The row's results, which are also printed."""
-    good = {name: one for name, one in measured.items() if not one.failed}
+    good = {name: one for name, one in measured.items() if one.times and not one.failed}
     ms = {name: statistics.median(one.times) * 1e3 for name, one in good.items()}
     setting = (TINY if options.tiny else CASES)[net].setting
     tokens = len(setting.sample) == 1
@@ -312,7 +311,8 @@ def _ratio(rival: list[float], ours: list[float]) -> float:
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """All rows in Markdown: milliseconds and megabytes of each contender."""
-    names = [name for name in CONTENDERS if any(name in row["ms"] for row in rows.values())]
+    shown = {name for row in rows.values() for name in (*row["ms"], *row["notes"])}
+    names = [name for name in CONTENDERS if name in shown]
     heads = ["row", *names, "eager_ratio", "compile_ratio", "memory_ratio"]
     lines = ["", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for title, row in rows.items():

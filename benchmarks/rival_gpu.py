@@ -113,6 +113,7 @@ def _steps(
 ) -> Steps:
     position = 0
     losses = Lagged(options.device)
+    parameters = list(model.parameters())
 
     def steps(count: int) -> None:
         nonlocal position
@@ -121,12 +122,13 @@ def _steps(
             position = (position + 1) % len(ring)
             if options.worker != "eager":
                 torch.compiler.cudagraph_mark_step_begin()
-            for parameter in model.parameters():
+            for parameter in parameters:
                 parameter.grad = None
             loss = forward(inputs, labels)
             loss.backward()
             update()
             losses.put(loss)
+            del loss
         losses.rest()
 
     return steps
