@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import purine as pu
+from purine.job import make_plan, merge, read_options
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -26,6 +27,13 @@ def load(name: str) -> dict[str, Any]:
 def test_every_example_is_tested() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     assert found == {"cifar10", "own_net", "torch_dataset", "train_lenet"}
+
+
+def test_the_job_for_nin_on_cifar10_fits_its_images() -> None:
+    options = read_options(EXAMPLES / "nin_cifar10.yaml")
+    plan = make_plan(merge(options, {"data": "synthetic:image=3x32x32,dtype=uint8,count=256"}))
+    kinds = {op.kind for op in plan.step.ops.values()}
+    assert {"Crop", "Mirror", "Normalize", "MomentumUpdate"} <= kinds
 
 
 def small_package(folder: Path, labels: list[int]) -> npt.NDArray[np.uint8]:
