@@ -8,26 +8,33 @@ from purine.ops import (
     Var,
     accuracy,
     conv,
-    dropout,
     flatten,
     global_pool,
     pool,
     relu,
     softmax_loss,
 )
+from purine.zoo._layers import drop
 
 __all__ = ["nin"]
 
 
-def nin(batch: int = 128, *, image: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> Graph:
+def nin(
+    batch: int = 128,
+    *,
+    image: tuple[int, int, int] = (3, 32, 32),
+    classes: int = 10,
+    dropout: float = 0.5,
+) -> Graph:
     """Each block is a convolution and two of 1x1; the last one ends in one map per class."""
     net = Net()
     data, label = net.data((batch, *image))
     x = _mlpconv(data, (192, 160, 96), kernel=5, pad=2, block=1)
-    x = dropout(pool(x, kernel=3, stride=2, ceil=True, name="pool1"), name="drop1")
+    x = drop(pool(x, kernel=3, stride=2, ceil=True, name="pool1"), dropout, name="drop1")
     x = _mlpconv(x, (192, 192, 192), kernel=5, pad=2, block=2)
     x = pool(x, kernel=3, stride=2, ceil=True, method="average", name="pool2")
-    x = _mlpconv(dropout(x, name="drop2"), (192, 192, classes), kernel=3, pad=1, block=3)
+    x = drop(x, dropout, name="drop2")
+    x = _mlpconv(x, (192, 192, classes), kernel=3, pad=1, block=3)
     x = flatten(global_pool(x, method="average", name="pool3"), name="scores")
     net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
     return net.graph()

@@ -69,7 +69,7 @@ def test_googlenet_without_auxiliary_losses() -> None:
     assert net.outputs == ("loss", "accuracy")
 
 
-@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt2", "mobilenet_v2", "vgg16"])
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt2", "mobilenet_v2", "nin", "vgg16"])
 def test_dropout_can_be_left_out(name: str) -> None:
     off = {"dropout": 0.0} | ({"auxiliary_dropout": 0.0} if name == "googlenet" else {})
     kinds = [

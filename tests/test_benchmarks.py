@@ -1,0 +1,97 @@
+"""The frame of benchmarks that need hardware, on any machine and with small nets."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return runpy.run_path(str(BENCHMARKS / "gpu.py"))
+
+
+def options(**more: object) -> Namespace:
+    settings: dict[str, object] = {
+        "contenders": ["eager", "default"],
+        "device": "cpu",
+        "precision": "fp32",
+        "optimizer": "best",
+        "warm": 1,
+        "tiny": True,
+        "turns": 2,
+        "seconds": 0.01,
+        "patience": 60.0,
+        "limit": 0.0,
+        "ends": float("inf"),
+        "keep_caches": False,
+        "logs": None,
+    }
+    return Namespace(**(settings | more))
+
+
+@pytest.mark.multiprocess
+def test_gpu_compares_contenders_in_turns() -> None:
+    command = "--device cpu --tiny --precision fp32 --rows gpt2:1 --turns 2"
+    command += " --seconds 0.01 --contenders purine eager"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "gpu.py", *command.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    row = json.loads(done.stdout.splitlines()[-1])["rows"]["gpt2:1"]
+    assert row["notes"] == {}
+    assert row["unit"] == "tokens/s"
+    assert row["rate"]["eager"] == pytest.approx(16e3 / row["ms"]["eager"], rel=0.01)
+    for key in ("reserved_mb", "start_s", "spread_ms"):
+        assert set(row[key]) == {"purine", "eager"}
+    assert {"eager_ratio", "memory_ratio"} <= set(row)
+
+
+def test_gpu_ratios_are_of_turns_and_of_the_best_mode(
+    gpu: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {
+        "purine": gpu["Measured"](times=[0.001, 0.002, 0.004], reserved=2e9),
+        "eager": gpu["Measured"](times=[0.003, 0.004, 0.004], reserved=4e9),
+        "default": gpu["Measured"](times=[0.009, 0.009, 0.009]),
+        "reduce-overhead": gpu["Measured"](times=[0.0005, 0.002, 0.012], note="optimizer compiled"),
+        "max-autotune": gpu["Measured"](times=[0.0001], failed="out of memory"),
+    }
+    row = gpu["summary"]("nin", 8, options(), measured)
+    assert row["eager_ratio"] == 2.0
+    assert (row["best_mode"], row["compile_ratio"]) == ("reduce-overhead", 1.0)
+    assert row["memory_ratio"] == 0.5
+    assert row["rate"]["purine"] == 4000.0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"nin:8": row}
+    shown = gpu["table"]({"nin:8": row})
+    assert "| failed | 2.0 | 1.0 | 0.5 |" in shown
+    assert "- nin:8, max-autotune: out of memory" in shown
+
+
+def test_gpu_notes_a_contender_that_ends_and_one_that_is_too_late(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = shutil.which("false")
+    assert nothing is not None
+    monkeypatch.setattr(sys, "executable", nothing)
+    ended = gpu["compare"]("nin", 2, options())
+    assert [one.failed for one in ended.values()] == ["ended with 1: "] * 2
+    late = gpu["compare"]("nin", 2, options(ends=0.0, limit=5.0))
+    assert [one.failed for one in late.values()] == ["not started: 5 s are over"] * 2
+    row = gpu["summary"]("nin", 2, options(), late)
+    assert row["ms"] == {}
+    assert set(row["notes"]) == {"eager", "default"}
