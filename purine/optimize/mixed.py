@@ -111,10 +111,10 @@ def mixed(
 ) -> Graph:
     """The net with the kinds of a table in low precision and its states in float32.
 
-    To be used before `backward`. `dtype` is `bf16` or `fp16`. A net in `fp16` has a loss scale, which starts at `loss_scale` (by
-    default 65536), is halved in an iteration with a gradient that is not finite, whose updates do
-    not count, and is doubled after `growth_interval` iterations without. In `bf16` there is none
-    unless `loss_scale` is given.
+    To be used before `backward`. `dtype` is `bf16` or `fp16`. A net in `fp16` has a loss
+    scale, which starts at `loss_scale` (by default 65536), is halved in an iteration with a
+    gradient that is not finite, whose updates do not count, and is doubled after `growth_interval`
+    iterations without. In `bf16` there is none unless `loss_scale` is given.
 
     >>> from purine.zoo import lenet
     >>> net = mixed(lenet(batch=2))
