@@ -4,7 +4,8 @@ Each device makes the statistics of its own samples (`BatchNormStatistics`), one
 (`CombineStatistics`), and each normalises its samples with the result (`BatchNormTest`, which is
 given the batch's statistics for running ones). Backwards likewise: sums on each device
 (`BatchNormSums`), which are combined, and the gradient of each device's samples
-(`BatchNormGradient`). No gradient passes these kinds: they stand where a backward is made already.
+(`BatchNormGradient`). Of samples in low precision, statistics and sums are float32. No gradient
+passes these kinds: they stand where a backward is made already.
 """
 
 from __future__ import annotations

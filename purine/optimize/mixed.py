@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from purine.autodiff import GRADIENT, losses_of
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Blob, Builder, Graph, Op
+from purine.graph import NOTHING, Builder, Graph, Op
 from purine.ops.infer import complete, infer_op, spec_of
 from purine.ops.loss_scale import LOSS_SCALE, add_loss_scale
 from purine.ops.registry import IMPLIED, lookup
@@ -109,13 +109,12 @@ def mixed(
     loss_scale: float | None = None,
     growth_interval: int = 2000,
 ) -> Graph:
-    """The net with the kinds of a table in low precision, and float32 states; to be used before
-    `backward`.
+    """The net with the kinds of a table in low precision and its states in float32.
 
-    `dtype` is `bf16` or `fp16`. A net in `fp16` has a loss scale, which starts at `loss_scale` (by
-    default 65536), is halved in an iteration with a gradient that is not finite, whose updates do
-    not count, and is doubled after `growth_interval` iterations without. In `bf16` there is none
-    unless `loss_scale` is given.
+    To be used before `backward`. `dtype` is `bf16` or `fp16`. A net in `fp16` has a loss
+    scale, which starts at `loss_scale` (by default 65536), is halved in an iteration with a
+    gradient that is not finite, whose updates do not count, and is doubled after `growth_interval`
+    iterations without. In `bf16` there is none unless `loss_scale` is given.
 
     >>> from purine.zoo import lenet
     >>> net = mixed(lenet(batch=2))
@@ -135,8 +134,7 @@ def mixed(
         raise _out_of_range("growth_interval", growth_interval, "at least 1")
     net = complete(net)
     _refuse(net)
-    low = _Casts(net, DTYPES[dtype], dtype)
-    builder = low.builder()
+    builder = _Casts(net, DTYPES[dtype], dtype).builder()
     if loss_scale is not None or dtype == "fp16":
         losses = [net.blobs[name] for name in losses_of(net)] or list(net.blobs.values())
         add_loss_scale(
@@ -245,7 +243,7 @@ class _Casts:
 
     def _cast(self, name: str, dtype: str, result: str, op: Op) -> None:
         """Add the cast of a blob, where the blob is."""
-        blob: Blob = self.made.blobs[name]
+        blob = self.made.blobs[name]
         if result not in self.made.blobs:
             self.made.blob(result, blob.shape, dtype, blob.location)
         self.made.op(
@@ -287,6 +285,3 @@ def _out_of_range(option: str, value: float, expected: str) -> ConfigError:
         found=str(value),
         remedy=f"change {option}, or leave it out",
     )
-
-
-assert set(_KINDS) == set(get_args(Class))

@@ -1,8 +1,9 @@
 """What all solvers share: an update op per parameter, its states and the learning rate.
 
 The parameters of a graph are its trainable states that have a gradient. Each keeps its name; its
-state carries on to the blob `<name>/next` that the op `update/<name>` writes. Updates are where
-their parameter is; what they read from elsewhere is copied.
+state carries on to the blob `<name>/next` that the op `update/<name>` writes (where the loss is
+scaled, `<name>/updated`, of which it is made). Updates are where their parameter is; what they read
+from elsewhere is copied.
 """
 
 from __future__ import annotations
