@@ -50,7 +50,7 @@ SIZES = [
 """How many replicas, stages and shards: none of them alone, each alone, two of them, and all."""
 
 REFUSALS = ("would have no work", "cannot be cut into", "of the cut is empty", "there is no block")
-"""Why a scheme may refuse a net: it is too small for it."""
+"""Why a scheme may refuse a net: it is too small, or no backward reads what a block makes."""
 
 
 def layers_of(net: Graph) -> list[str]:
