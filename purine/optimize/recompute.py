@@ -73,7 +73,11 @@ def _is_backward(name: str) -> bool:
 
 
 def _forward(step: Graph) -> dict[str, _Place]:
-    """The ops that can be repeated, each shortly before the first that reads its results."""
+    """The ops that can be repeated, each shortly before the first that reads its results.
+
+    Control edges say nothing about what an op is: the schedule of a pipeline lets the forward of a
+    micro-batch wait for the backward of another.
+    """
     if not any(map(_is_backward, step.ops)):
         raise GraphError(
             "the graph has no gradients",
@@ -81,19 +85,23 @@ def _forward(step: Graph) -> dict[str, _Place]:
             found=f"{len(step.ops)} ops, none of them under {GRADIENT}/",
             remedy="run backward first: recompute(backward(net), ...)",
         )
+    readers = {
+        op.name: [reader.name for blob in op.outputs for reader in step.consumers.get(blob, ())]
+        for op in step.ops.values()
+    }
     behind: set[str] = set()
     for name in step.order:
         if _is_backward(name) or name in behind:
-            behind.update((name, *step.successors[name]))
+            behind.update((name, *readers[name]))
     found: dict[str, _Place] = {}
     for name in reversed(step.order):
         op, place = step.ops[name], _place(name)
         repeats = op.lane.startswith("compute") and not place.rest.startswith(f"{AGAIN}/")
-        after = step.successors[name]
-        if repeats and name not in behind and any(o in found or _is_backward(o) for o in after):
+        needed = any(o in found or _is_backward(o) for o in readers[name])
+        if repeats and name not in behind and needed:
             found[name] = place
     late: dict[str, _Place] = {}
-    ends = [name for name in found if found.keys().isdisjoint(step.successors[name])]
+    ends = [name for name in found if found.keys().isdisjoint(readers[name])]
     stack = [(name, False) for name in ends]
     while stack:
         name, ready = stack.pop()

@@ -117,7 +117,7 @@ class Reduction:
             for place in range(0, len(level) - 1, 2):
                 (at, one), (_, other) = level[place], level[place + 1]
                 last = len(level) == 2
-                name = blob.name if last else f"{self.prefixes[at]}/{blob.name}/sum{depth}"
+                name = blob.name if last else f"{self.prefixes[at]}/{blob.name}/tree{depth}"
                 like = replace(blob, location=group[at])
                 scale = 1.0 / len(group) if last and self.even else None
                 above.append((at, self._op(name, "AddScaled", [one, other], like, scale)))

@@ -18,7 +18,7 @@ from purine.graph import Graph, Location
 from purine.ops.infer import with_batch
 from purine.parallel._halves import batch_of
 from purine.parallel._reduce import Topology
-from purine.parallel.devices import as_locations
+from purine.parallel.devices import as_locations, devices_of
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
 from purine.parallel.replicate import BatchNorms, replicate
@@ -89,6 +89,7 @@ def compose(
         step = accumulated(step, scheme.micro_batches * accumulate)
     if scheme.recompute is not None:
         step = recompute(step, scheme.recompute)
+    _refuse_idle(step, scheme, places)
     return replicate(
         step,
         places,
@@ -107,6 +108,20 @@ def _refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
             expected=f"{product} = {scheme.devices} devices",
             found=", ".join(place.device for place in places[:16]) or "none",
             remedy="name as many devices, or change data, pipeline and model",
+        )
+
+
+def _refuse_idle(step: Graph, scheme: Scheme, places: tuple[Location, ...]) -> None:
+    """Devices without work would be taken for those of further replicas."""
+    wanted = as_locations(f"cpu:0-{scheme.pipeline * scheme.model - 1}")
+    idle = [k for k, location in enumerate(wanted) if location not in devices_of(step)]
+    if idle:
+        pipes = scheme.pipeline > 1
+        raise ConfigError(
+            f"{len(idle)} of the {len(wanted)} devices of a replica would have no work",
+            expected=f"layers to cut over {scheme.model} devices" + " in every stage" * pipes,
+            found="nothing to compute at " + ", ".join(places[k].device for k in idle),
+            remedy="ask for fewer devices" + ", or name the stages with cut" * pipes,
         )
 
 

@@ -10,7 +10,16 @@ from torch import Tensor
 import purine as pu
 from purine.graph import Builder, Graph
 
-__all__ = ["Trained", "agree", "float64", "images", "lenet", "trained"]
+__all__ = [
+    "Trained",
+    "agree",
+    "float64",
+    "images",
+    "in_order",
+    "lenet",
+    "same_bits",
+    "trained",
+]
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,15 @@ def float64(net: Graph) -> Graph:
     return pu.check(builder.graph())
 
 
+def in_order(step: Graph) -> Graph:
+    """The step with samples read as they lie in the source."""
+    builder = Builder(step)
+    for op in step.ops.values():
+        if op.kind == "Data":
+            builder.ops[op.name] = replace(op, attributes={**op.attributes, "shuffle": False})
+    return builder.graph()
+
+
 def trained(step: Graph, *, data: pu.data.DataSet | None = None, steps: int = 10) -> Trained:
     """Run a few steps with one thread for each device."""
     data = data or images()
@@ -62,3 +80,15 @@ def agree(found: Trained, expected: Trained, *, tolerance: float = 1e-9) -> None
     assert found.states.keys() == expected.states.keys()
     for name, value in expected.states.items():
         torch.testing.assert_close(found.states[name], value, rtol=tolerance, atol=tolerance)
+
+
+def same_bits(found: Trained, expected: Trained) -> None:
+    """Assert that two trainings gave the same losses and states, bit for bit."""
+    assert [loss.hex() for loss in found.losses] == [loss.hex() for loss in expected.losses]
+    assert found.states.keys() == expected.states.keys()
+    differing = [
+        name
+        for name, value in expected.states.items()
+        if found.states[name].numpy().tobytes() != value.numpy().tobytes()
+    ]
+    assert not differing

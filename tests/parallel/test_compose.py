@@ -32,6 +32,7 @@ def serial() -> Trained:
         "micro=4,recompute=3",
         "data=2,recompute=conv1|conv2",
         "data=3,topology=ring,bucket=0",
+        "data=3,micro=4,topology=tree",
         "model=2,pipeline=2,micro=2",
         "data=2,model=2,pipeline=2,micro=2,schedule=gpipe",
         "data=2,pipeline=2,micro=3,recompute=4,schedule=zero-bubble",
@@ -81,6 +82,21 @@ def test_a_batch_that_cannot_be_cut_is_refused(settings: dict[str, int], text: s
     scheme = Scheme(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=text):
         compose(net(), solver=SOLVER, devices=f"cpu:0-{scheme.devices - 1}", scheme=scheme)
+
+
+@pytest.mark.parametrize(
+    ("text", "idle"),
+    [
+        ("data=2,pipeline=3,model=2,micro=2,cut=accuracy|loss", "2 of the 6 devices"),
+        ("pipeline=2,model=2,micro=2,cut=loss", "1 of the 4 devices"),
+    ],
+)
+def test_stages_without_layers_to_cut_are_refused(text: str, idle: str) -> None:
+    """The devices that they leave without work are not taken for further replicas."""
+    scheme = Scheme.parse(text)
+    with pytest.raises(ConfigError, match=f"{idle} of a replica would have no work") as error:
+        compose(net(), solver=SOLVER, devices=f"cpu:0-{scheme.devices - 1}", scheme=scheme)
+    assert error.value.found == "nothing to compute at cpu:3" + ", cpu:5" * (scheme.data == 2)
 
 
 @pytest.mark.parametrize(
