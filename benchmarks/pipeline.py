@@ -4,6 +4,7 @@ Contenders, each with one core for each device: Purine, one process whose device
 (`pipeline`), and `torch.distributed.pipelining` over Gloo with a process for each (see
 `rival_pipeline.py`). For each number of devices and each schedule both are started first and then
 take turns, so that whatever else the machine does hits both alike. Reported are medians over turns.
+Both are cut into stages by the times that ops took in a recorded run on one core.
 
 `bubble` is the part of all devices' time in which a recorded run of Purine's did not compute,
 `bubble_formula` what textbooks promise for stages that take equally long, `bubble_simulated` what
@@ -24,6 +25,7 @@ import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=2, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--times", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cut", type=int, nargs="*", default=(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.batch = options.batch or NETS[options.net]
@@ -110,8 +113,43 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     if not 2 <= min(counts) <= max(counts) <= cores:
         sys.exit(f"stages {options.stages} asked for: 2 to {cores}, the number of cores, can be")
-    rows = [compare(options, count, name) for count in counts for name in options.schedules]
+    with tempfile.TemporaryDirectory() as folder:
+        options.times = str(Path(folder) / "times.json")
+        Path(options.times).write_text(json.dumps(measured_times(options)), encoding="utf-8")
+        rows = [compare(options, count, name) for count in counts for name in options.schedules]
     report(options, rows)
+
+
+def measured_times(options: argparse.Namespace) -> Mapping[str, float]:
+    """The seconds of each op of a micro-batch's step on one core, by which stages are cut."""
+    import torch
+
+    import purine as pu
+
+    torch.set_num_threads(1)
+    options.micro = options.micro or 0
+    setting = setting_of(options)
+    data, images = data_of(options, setting)
+    step = step_of(options.net, options.batch)
+    with pu.Run(step, data=data, seed=0, threads=1, channels_last=images, record=True) as run:
+        for result in run.steps(RECORDED):
+            assert result.loss == result.loss
+        return run.trace.times()
+
+
+def times_of(options: argparse.Namespace) -> Mapping[str, float]:
+    found: dict[str, float] = json.loads(Path(options.times).read_text(encoding="utf-8"))
+    return found
+
+
+def data_of(options: argparse.Namespace, setting: Setting) -> tuple[Any, bool]:
+    """The samples as a data set, and whether they are images."""
+    import purine as pu
+
+    names = ("tokens", "targets") if options.net == "gpt2" else ("image", "label")
+    rows = [part.numpy() for part in samples(setting)]
+    source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
+    return pu.data.DataSet("memory", source), len(setting.sample) == 3
 
 
 def compare(options: argparse.Namespace, count: int, schedule: str) -> dict[str, Any]:
@@ -168,10 +206,12 @@ class Team:
         command = [sys.executable, __file__, "--worker", name, "--net", options.net]
         command += ["--batch", str(options.batch), "--micro", str(micro), "--count", str(count)]
         command += ["--schedule", schedule, "--port", str(free_port())]
+        command += ["--times", options.times]
         if name == "torch":
             step = step_of(options.net, options.batch)
             interleaved = schedule in ("interleaved", "zero-bubble")
-            cut = nearest_cut(options.net, step, count * CHUNKS if interleaved else count)
+            stages = count * CHUNKS if interleaved else count
+            cut = nearest_cut(options.net, step, stages, times_of(options))
             command += ["--cut", *map(str, cut)]
         self.workers = [
             subprocess.Popen(
@@ -224,17 +264,17 @@ class Team:
             worker.wait()
 
 
-def nearest_cut(net: str, step: Graph, stages: int) -> list[int]:
+def nearest_cut(net: str, step: Graph, stages: int, times: Mapping[str, float]) -> list[int]:
     """The children of the rival with which stages behind the first begin.
 
-    Each is where about as much work is before it as before Purine's, by Purine's estimates.
+    Each is where about as much time is spent before it as before Purine's.
     """
-    from purine.parallel.cut import balanced_cut, seconds
+    from purine.parallel.cut import balanced_cut
 
     home = {prefix: child for child, names in enumerate(BLOCKS[net]) for prefix in names}
     children, ours = [0.0] * len(BLOCKS[net]), [0.0] * stages
-    for name, stage in balanced_cut(step, stages).items():
-        spent = seconds(step.ops[name], step.blobs)
+    for name, stage in balanced_cut(step, stages, times=times).items():
+        spent = times.get(name, 0.0)
         ours[stage] += spent
         children[_child(name, home)] += spent
     before = [0.0, *accumulate(children)]
@@ -322,12 +362,9 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         micro=options.micro,
         schedule=options.schedule,
         chunks=chunks,
+        times=times_of(options),
     )
-    names = ("tokens", "targets") if options.net == "gpt2" else ("image", "label")
-    rows = [part.numpy() for part in samples(setting)]
-    source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
-    data = pu.data.DataSet("memory", source)
-    images = len(setting.sample) == 3
+    data, images = data_of(options, setting)
     run = pu.Run(graph, data=data, seed=0, threads=1, channels_last=images)
 
     def steps(count: int) -> None:
@@ -345,7 +382,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
                 assert result.loss == result.loss
             trace = recorded.trace
         plan = named_schedule(options.schedule, options.count, options.micro, chunks=chunks)
-        lasting = unit_times(step, plan, trace.events)
+        lasting = unit_times(step, plan, trace.events, times_of(options))
         formula = pu.parallel.bubble_formula(
             options.schedule, options.count, options.micro, chunks=chunks
         )
@@ -360,7 +397,9 @@ def purine_worker(options: argparse.Namespace) -> Worker:
     return steps, facts
 
 
-def unit_times(step: Graph, plan: Schedule, events: Sequence[Any]) -> Mapping[Unit, float]:
+def unit_times(
+    step: Graph, plan: Schedule, events: Sequence[Any], times: Mapping[str, float]
+) -> Mapping[Unit, float]:
     """How long each unit of a schedule computed, the median over iterations but the first."""
     from purine.ops.infer import check
     from purine.parallel._flow import flow_of, weight_ops
@@ -371,7 +410,7 @@ def unit_times(step: Graph, plan: Schedule, events: Sequence[Any]) -> Mapping[Un
     step = check(step)
     halves = halve(step)
     flow = flow_of(step, halves)
-    stage = balanced_cut(step, plan.stages)
+    stage = balanced_cut(step, plan.stages, times=times)
     forward = set(flow.forward)
     weights = weight_ops(step, flow, halves, stage) if plan.split else set()
     spent: dict[Unit, dict[int, float]] = {unit: defaultdict(float) for unit in plan.device_of}

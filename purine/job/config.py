@@ -233,20 +233,12 @@ def _check_devices(text: str) -> None:
         if match is None or int(match[3] or match[2]) < int(match[2]):
             raise ConfigError(
                 f"{item!r} is no device",
-                expected="cpu:K, a range cpu:K-L, or several with commas",
+                expected="cpu:K or cuda:K, a range cpu:K-L, or several with commas",
                 found=repr(text),
                 remedy="write --devices cpu:0, or --devices cpu:0-3 for four",
             )
     found = parse_devices(text)
-    gpu = next((device for device in found if device.startswith("cuda")), None)
-    if gpu is not None:
-        raise ConfigError(
-            f"device {gpu} cannot be used",
-            expected="cpu:K: GPUs are not in this version",
-            found=gpu,
-            remedy="write --devices cpu:0",
-        )
-    if len(found) == 1 and found != ("cpu:0",):
+    if len(found) == 1 and found[0].startswith("cpu") and found != ("cpu:0",):
         raise ConfigError(
             f"device {found[0]} cannot be used",
             expected="cpu:0, which stands for all cores of this machine where it is alone",

@@ -14,13 +14,23 @@ from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
 from purine.ops.infer import size_in_bytes
-from purine.parallel import Scheme, bytes_moved, compose, parse_devices, peak_memory
+from purine.optimize import fuse
+from purine.parallel import (
+    Scheme,
+    bytes_moved,
+    compose,
+    parse_devices,
+    peak_memory,
+    to_device,
+)
 from purine.runtime import capacity
 from purine.runtime.devices import cores_of, threads_of
 
 __all__ = [
     "Placement",
+    "fused",
     "measuring_threads",
+    "moved",
     "placed",
     "placement",
     "refuse_unfit",
@@ -84,6 +94,19 @@ def placed(
         precision=None if job.precision == "fp32" else job.precision,
         scheme=scheme,
     )
+
+
+def moved(job: Job, graph: Graph) -> Graph:
+    """A graph of one device on the first GPU of a job, if it has one."""
+    gpus = [device for device in parse_devices(job.devices) if device.startswith("cuda")]
+    return to_device(graph, gpus[0]) if gpus else graph
+
+
+def fused(step: Graph) -> Graph:
+    """A step as it is run: on GPUs what lies between two transfers is one op."""
+    devices = {op.location.device for op in step.ops.values()}
+    gpus = sorted(device for device in devices if device.startswith("cuda"))
+    return fuse(step, devices=gpus) if gpus else step
 
 
 def refuse_unfit(step: Graph, job: Job) -> None:

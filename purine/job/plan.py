@@ -39,7 +39,7 @@ from purine.job.caffe import (
     with_transform,
 )
 from purine.job.config import Job
-from purine.job.placing import placed, refuse_unfit, scheme_of, threads_for
+from purine.job.placing import moved, placed, refuse_unfit, scheme_of, threads_for
 from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
@@ -145,6 +145,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
         _check_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, image)
     refuse_unfit(step, job)
+    test = None if test is None else moved(job, test)
     return Plan(
         job=job,
         data=data,
@@ -375,7 +376,7 @@ def _updated(job: Job, net: Graph, caffe: CaffeSolver | None, iterations: int) -
     if job.parallel is not None:
         return placed(net, job, solver=solver, clip=job.clip)
     step = accumulate(backward(_mixed(job, net)), job.accumulate)
-    return solver(step if job.clip is None else clip_by_norm(step, job.clip))
+    return moved(job, solver(step if job.clip is None else clip_by_norm(step, job.clip)))
 
 
 def _updated_as_caffe(job: Job, net: Graph, caffe: CaffeSolver, rate: Rate) -> Graph:
@@ -392,7 +393,7 @@ def _updated_as_caffe(job: Job, net: Graph, caffe: CaffeSolver, rate: Rate) -> G
         iter_size=job.accumulate,
     )
     if job.parallel is None:
-        return apply_solver(backward(_mixed(job, net)), solver)
+        return moved(job, apply_solver(backward(_mixed(job, net)), solver))
     clip = None if job.clip is None else job.clip / job.accumulate
     alone = replace(solver, clip_gradients=clip, iter_size=1)
     return placed(net, job, solver=lambda graph: apply_solver(graph, alone))

@@ -22,6 +22,7 @@ from purine.autodiff import losses_of
 from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
+from purine.job.placing import fused
 from purine.job.plan import Plan
 from purine.parallel import gather_values, parse_devices, shard_values
 from purine.runtime import checkpoint
@@ -77,14 +78,15 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
+        step = fused(plan.step)
         self._run = Run(
-            plan.step,
+            step,
             data=plan.data,
             seed=job.seed or 0,
             prefetch=job.prefetch,
             threads=job.threads,
             share_cores=job.share_cores,
-            channels_last=job.channels_last,
+            channels_last=job.channels_last or step is not plan.step,
             record=job.trace,
             gather=gather_values,
             cut=shard_values,

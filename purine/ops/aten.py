@@ -22,6 +22,7 @@ from purine.graph import Attribute, Location, Op
 from purine.ops.registry import Attr, Kernel, Kind
 
 __all__ = [
+    "KERNELS",
     "OVERWRITES",
     "Input",
     "Inputs",
@@ -64,6 +65,9 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
 }
 """Kinds that can write their result over an input, and which inputs these are."""
 
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
+"""What runs an ATen kind on a kind of device that ATen itself has no kernel for."""
+
 
 @cache
 def device_of(location: Location) -> torch.device:
@@ -75,7 +79,8 @@ def device_of(location: Location) -> torch.device:
     kind, _, number = location.device.partition(":")
     if kind == "cpu":
         return torch.device("cpu")
-    return torch.device(kind, int(number) % max(1, torch.cuda.device_count()))
+    there = torch.cuda.device_count()
+    return torch.device(kind, int(number) % there if there else int(number))
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -244,10 +249,13 @@ def _arguments(overload: Any, op: Op, *, out: str | None = None) -> list[tuple[i
 def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
     positional: list[object] = []
     keywords: dict[str, object] = {}
+    named: list[tuple[str, int]] = []
     for number, value in _arguments(overload, op, out=out):
         argument = overload._schema.arguments[number]
         if not argument.kwarg_only:
             positional.append(value)
+        elif isinstance(value, Input):
+            named.append((argument.name, value.place))
         elif (
             argument.name in op.attributes
             or argument.name in _PLACED
@@ -256,11 +264,12 @@ def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
             keywords[argument.name] = value
     slots = [(k, item.place) for k, item in enumerate(positional) if isinstance(item, Input)]
     lists = [(k, item.places) for k, item in enumerate(positional) if isinstance(item, Inputs)]
-    if not lists and all(place == index for place, index in slots):
+    function = KERNELS.get((op.kind, device_of(op.location).type), overload)
+    if not lists and not named and all(place == index for place, index in slots):
         rest = tuple(positional[len(slots) :])
 
         def direct(*tensors: torch.Tensor, **more: Any) -> Any:
-            return overload(*tensors, *rest, **keywords, **more)
+            return function(*tensors, *rest, **keywords, **more)
 
         return direct
 
@@ -270,7 +279,8 @@ def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
             filled[place] = tensors[index]
         for place, indices in lists:
             filled[place] = [None if i is None else tensors[i] for i in indices]
-        return overload(*filled, **keywords, **more)
+        given = {name: tensors[index] for name, index in named}
+        return function(*filled, **keywords, **given, **more)
 
     return call
 

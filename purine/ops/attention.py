@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from purine.errors import KindError
 from purine.graph import Attribute, Filler
+from purine.ops.aten import KERNELS
 from purine.ops.linear import inner_product
 from purine.ops.net import Var
 from purine.ops.registry import kind
 from purine.ops.shape import reshape, split, transpose
 
 __all__ = ["Attention", "attention"]
+
+_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 
 @kind
@@ -25,6 +29,85 @@ def Attention(
     1 / sqrt(D).
     """
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def _attend_on_gpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What a net that was differentiated for a CPU calls for attention, on a GPU."""
+    if _has_flash(query, attn_mask):
+        found = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
+        return found[0], found[1]
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1)
+
+
+def _pull_on_gpu(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value of `_attend_on_gpu`."""
+    if _has_flash(query, attn_mask):
+        state = torch.empty(2, dtype=torch.uint64, device=query.device)  # of dropout: not read
+        gradients: tuple[Tensor, Tensor, Tensor] = (
+            torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                *(grad_out, query, key, value, out, logsumexp, None, None),
+                *(query.shape[-2], key.shape[-2], dropout_p, is_causal, state, state[:0]),
+                scale=scale,
+            )
+        )
+        return gradients
+    weights = (_scores(query, key, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1)).exp()
+    pulled = (grad_out @ value.transpose(-2, -1)).to(weights.dtype)
+    inner = (grad_out * out).sum(-1, keepdim=True).to(weights.dtype)
+    scores = (weights * (pulled - inner) * _factor(query, scale)).to(query.dtype)
+    values = weights.to(value.dtype).transpose(-2, -1) @ grad_out
+    return scores @ key, scores.transpose(-2, -1) @ query, values
+
+
+def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
+    low = query.dtype in (torch.float16, torch.bfloat16)
+    return low and mask is None and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+
+
+def _factor(query: Tensor, scale: float | None) -> float:
+    return float(query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _scores(
+    query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """The scores of a plain attention, in float32 or better."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-2, -1)).to(wide) * _factor(query, scale)
+    if causal:
+        allowed = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+KERNELS[_FLASH, "cuda"] = _attend_on_gpu
+KERNELS[f"{_FLASH}_backward", "cuda"] = _pull_on_gpu
 
 
 def attention(

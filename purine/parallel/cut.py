@@ -27,11 +27,14 @@ _BYTES = 1e10
 _SLACK = 1.05  # how much longer than the best possible the longest stage may take to move less
 
 
-def balanced_cut(step: Graph, stages: int) -> Mapping[str, int]:
+def balanced_cut(
+    step: Graph, stages: int, *, times: Mapping[str, float] | None = None
+) -> Mapping[str, int]:
     """A stage for every op of the step's batch half, such that the stages take equally long.
 
     Of all cuts whose longest stage is hardly longer than it has to be, one whose stages are even
-    and over which few bytes go. The time of an op is estimated from its operations and its bytes.
+    and over which few bytes go. The time of an op is estimated from its operations and its bytes,
+    unless `times` has it in seconds, for example from a trace of the step.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=8)), lr=0.1)
@@ -49,10 +52,11 @@ def balanced_cut(step: Graph, stages: int) -> Mapping[str, int]:
             found=str(stages),
             remedy="ask for fewer stages" if stages > 1 else "ask for at least one stage",
         )
-    times = [0.0] * len(flow.forward)
+    spent = [0.0] * len(flow.forward)
     for name, position in flow.position.items():
-        times[position] += seconds(step.ops[name], step.blobs)
-    spans = [sum(times[a:b]) for a, b in zip(starts, [*starts[1:], len(times)], strict=True)]
+        known = None if times is None else times.get(name)
+        spent[position] += seconds(step.ops[name], step.blobs) if known is None else known
+    spans = [sum(spent[a:b]) for a, b in zip(starts, [*starts[1:], len(spent)], strict=True)]
     crossing = _crossing(step, flow)
     firsts = _balanced(spans, [crossing[start] for start in starts], stages)
     return _stages(flow, [starts[first] for first in firsts])

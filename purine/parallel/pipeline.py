@@ -35,14 +35,16 @@ def pipeline(
     schedule: str | Schedule = "1f1b",
     cut: Sequence[str] | None = None,
     chunks: int = 1,
+    times: Mapping[str, float] | None = None,
 ) -> Graph:
     """A training step as a pipeline over devices, that makes one update for `micro` micro-batches.
 
     `schedule` is one of `SCHEDULES` or one of your own; `interleaved` puts `chunks` stages on each
     device. `cut` names the ops or blocks with which the stages behind the first begin; without it
-    stages are cut to take equally long. A step that is on m devices already (a sharded net) takes
-    m devices for each stage. Parameters, their updates and what these remember are at the stage
-    that reads them; one that several stages read is at the first of them.
+    stages are cut to take equally long, by estimates or by the `times` of ops in seconds that a
+    trace of the step gives (`Trace.times`). A step that is on m devices already (a sharded net)
+    takes m devices for each stage. Parameters, their updates and what these remember are at the
+    stage that reads them; one that several stages read is at the first of them.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)
@@ -60,7 +62,7 @@ def pipeline(
     if isinstance(plan, str):
         plan = named_schedule(plan, count, micro, chunks=chunks)
     _refuse(plan, count, micro, stages, cut)
-    stage = balanced_cut(step, plan.stages) if cut is None else cut_at(step, cut)
+    stage = balanced_cut(step, plan.stages, times=times) if cut is None else cut_at(step, cut)
     step = without_copies(step)
     halves = halve(step)
     flow = flow_of(step, halves)

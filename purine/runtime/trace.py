@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,20 @@ class Trace:
         assert all(event.start <= event.end for event in self.events)
         ordered = tuple(sorted(self.events, key=lambda event: (event.start, event.end)))
         object.__setattr__(self, "events", ordered)
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each op: the median over iterations, without the first where there are more.
+
+        What `pipeline` cuts a step by, if it is told.
+        """
+        spent: dict[str, list[int]] = {}
+        first = min((event.iteration for event in self.events), default=0)
+        for event in sorted(self.events, key=lambda event: event.iteration):
+            found = spent.setdefault(event.op, [])
+            if event.iteration == first + 1:
+                found.clear()
+            found.append(event.end - event.start)
+        return {op: statistics.median(found) / 1e9 for op, found in spent.items()}
 
     def save(self, path: Path) -> None:
         """Write trace-event JSON: a process for each location, a thread for each lane.

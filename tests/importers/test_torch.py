@@ -426,3 +426,37 @@ def test_examples_that_do_not_fit_are_refused(
 
     with pytest.raises(ConfigError, match=words):
         from_torch(Mlp(), loss, example)
+
+
+class Masked(nn.Module):
+    """Attention with a mask that is data: which words are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (2, 12)).transpose(1, 2).split(4, -1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_of_attention_reach_both_directions(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = Masked().to(dtype)
+    x, mask = torch.randn(4, 5, 8, dtype=dtype), 3 * torch.randn(4, 1, 5, 5, dtype=dtype)
+    label = torch.tensor([0, 1, 2, 0])
+    imported = from_torch(module, F.cross_entropy, (x, mask, label), inputs=("x", "mask"))
+    wanted = ["loss", "grad/qkv.weight", "x", "mask", "label"]
+    data = DataSet("d", ArraySource(x, mask, label, names=("x", "mask", "label")))
+    with pu.Run(pu.prune(pu.backward(imported.net), wanted), data=data) as run:
+        run.set_states(imported.values)
+        (found,) = run.steps(1)
+    loss = F.cross_entropy(
+        module(found.outputs["x"], found.outputs["mask"]), found.outputs["label"]
+    )
+    loss.backward()
+    torch.testing.assert_close(found.outputs["loss"], loss.detach())
+    torch.testing.assert_close(found.outputs["grad/qkv.weight"], module.qkv.weight.grad)

@@ -8,6 +8,7 @@ import torch
 from purine.autodiff import backward
 from purine.errors import KindError
 from purine.ops import Net, attention, check, softmax_loss
+from purine.ops.aten import KERNELS
 from purine.ops.attention import Attention
 from tests.reference import run, start
 
@@ -60,3 +61,28 @@ def test_heads_must_divide_the_width() -> None:
     with pytest.raises(KindError, match="into 4 heads") as caught:
         attention(Net().input("x", (2, 4, 6)), heads=4)
     assert caught.value.blob == "x"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_without_a_kernel_of_the_device_is_that_of_the_cpu(
+    causal: bool, masked: bool
+) -> None:
+    """What a GPU runs where it has no flash attention, here compared on the CPU."""
+    if causal and masked:
+        pytest.skip("torch takes one or the other")
+    q, k, v, pulled = torch.randn(4, 2, 3, 5, 4, dtype=torch.float64)
+    mask = torch.randn(2, 1, 5, 5, dtype=torch.float64) if masked else None
+    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    forward, pull = KERNELS[name, "cuda"], KERNELS[f"{name}_backward", "cuda"]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for scale in (None, 0.3):
+        found = forward(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        wanted = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        torch.testing.assert_close(found, tuple(wanted))
+        gradients = pull(pulled, q, k, v, *found, 0.0, causal, attn_mask=mask, scale=scale)
+        torch.testing.assert_close(
+            gradients,
+            tuple(back(pulled, q, k, v, *wanted, 0.0, causal, attn_mask=mask, scale=scale)),
+        )

@@ -112,3 +112,13 @@ def test_wrong_numbers_of_stages(stages: int) -> None:
 def test_a_net_has_no_step() -> None:
     with pytest.raises(GraphError, match="has no gradients"):
         balanced_cut(pu.zoo.lenet(batch=3), 2)
+
+
+def test_measured_times_decide_the_cut() -> None:
+    step = step_of("lenet")
+    slow = dict.fromkeys(step.ops, 0.0) | {"fc1": 1.0, "fc2": 1.0}
+    stage = balanced_cut(step, 2, times=slow)
+    assert (stage["conv1"], stage["conv2"], stage["fc1"], stage["fc2"]) == (0, 0, 0, 1)
+    slow = dict.fromkeys(step.ops, 0.0) | {"conv1": 1.0, "conv2": 1.0}
+    stage = balanced_cut(step, 2, times=slow)
+    assert (stage["conv1"], stage["conv2"], stage["fc2"]) == (0, 1, 1)

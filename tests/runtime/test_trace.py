@@ -444,3 +444,14 @@ def test_the_report_of_nothing() -> None:
 
 def test_long_times_are_told_in_milliseconds() -> None:
     assert "1,234.6 ms in all" in summary(Trace((event("a", 0, 1_234_567_890),))).text()
+
+
+def test_times_of_ops_are_medians_without_the_first_iteration() -> None:
+    events = [
+        event("a", 0, 9_000, iteration=4),
+        event("a", 10_000, 11_000, iteration=5),
+        event("a", 20_000, 23_000, iteration=6),
+        event("a", 30_000, 32_000, iteration=7),
+        event("b", 40_000, 45_000, iteration=4),
+    ]
+    assert Trace(tuple(events)).times() == {"a": 2e-6, "b": 5e-6}

@@ -77,7 +77,10 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         "--devices cpu:0-1 --threads 4096",
         ["device cpu:1 is not there", "a device has 4096", "found: cpu:0, cpu:1"],
     ),
-    "a GPU": ("--devices cuda:7", ["device cuda:7", "GPUs are not in this version"]),
+    "a GPU that is not there": (
+        "--devices cuda:99",
+        ["device cuda:99 is not there", "GPUs that torch sees", "found: cuda:99"],
+    ),
     "no device at all": ("--devices tpu", ["'tpu' is no device", "expected: cpu:K"]),
     "a range backwards": ("--devices cpu:3-1", ["'cpu:3-1' is no device", "cpu:K-L"]),
     "more devices than a machine has": ("--devices cpu:0-99999", ["is no device", "99999"]),

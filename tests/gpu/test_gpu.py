@@ -1,0 +1,150 @@
+"""Graphs on a GPU give the numbers of the CPU: op by op, fused, captured, and over two devices.
+
+Two logical devices share the card where there is only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import purine as pu
+from purine.graph import Graph
+from purine.parallel import pipeline, replicate
+from purine.runtime.overlap import overlap
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+GPUS = ["cuda:0", "cuda:1"]
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> None:
+    """Products of float32 in float32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def step_of(net: str = "lenet", batch: int = 32) -> Graph:
+    data = pu.data.fashion_mini()
+    ready = pu.data.prepare(pu.zoo.NETS[net](batch=batch), data.train)
+    return pu.solvers.sgd(pu.backward(ready), lr=0.02, momentum=0.9)
+
+
+def losses(graph: Graph, *, count: int = 20, compiled: bool | None = None) -> list[float]:
+    data = pu.data.fashion_mini()
+    with pu.Run(graph, data=data, seed=1, share_cores=True, compiled=compiled) as run:
+        return [result.loss for result in run.steps(count)]
+
+
+def fused(graph: Graph) -> Graph:
+    return pu.fuse(graph, devices=GPUS)
+
+
+@pytest.mark.parametrize(
+    ("form", "compiled"),
+    [
+        pytest.param(lambda step: step, None, id="op by op"),
+        pytest.param(fused, False, id="fused"),
+        pytest.param(fused, None, id="compiled and captured"),
+        pytest.param(lambda step: pu.fuse(step, pieces=3, devices=GPUS), None, id="pieces"),
+    ],
+)
+def test_one_gpu_trains_as_the_cpu_does(
+    form: Callable[[Graph], Graph], compiled: bool | None
+) -> None:
+    step = step_of()
+    found = losses(form(pu.to_device(step, "cuda:0")), compiled=compiled)
+    assert found == pytest.approx(losses(step), rel=2e-3)
+
+
+@pytest.mark.parametrize("form", [lambda step: step, fused], ids=["op by op", "captured"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        lambda step, kind: replicate(step, f"{kind}:0-1"),
+        lambda step, kind: replicate(step, f"{kind}:0-1", topology="ring"),
+        lambda step, kind: pipeline(step, 2, devices=f"{kind}:0-1", micro=4),
+        lambda step, kind: pipeline(
+            step, 2, devices=f"{kind}:0-1", micro=4, schedule="zero-bubble"
+        ),
+    ],
+    ids=["replicate", "ring", "pipeline", "zero-bubble"],
+)
+def test_two_devices_train_as_two_sets_of_cores_do(
+    scheme: Callable[[Graph, str], Graph], form: Callable[[Graph], Graph]
+) -> None:
+    step = step_of(batch=8)
+    found = losses(form(scheme(step, "cuda")), count=8)
+    assert found == pytest.approx(losses(scheme(step, "cpu"), count=8), rel=2e-3)
+
+
+def test_the_same_bits_from_run_to_run() -> None:
+    step = fused(pu.to_device(step_of("mlp"), "cuda:0"))
+    assert losses(step) == losses(step)
+
+
+def test_checkpoints_and_evaluation_leave_the_gpu(tmp_path: object) -> None:
+    data = pu.data.fashion_mini()
+    net = pu.zoo.lenet(batch=32)
+    test = pu.evaluation(pu.data.prepare(net, data.test or data.train))
+    with pu.Run(fused(pu.to_device(step_of(), "cuda:0")), data=data, seed=0) as run:
+        for _ in run.steps(30):
+            pass
+        on_cpu, on_gpu = run.evaluate(test), run.evaluate(pu.to_device(test, "cuda:0"))
+        run.save(str(tmp_path))
+        states = {name: value.cpu() for name, value in run.states().items()}
+    assert on_gpu["loss"] == pytest.approx(on_cpu["loss"], rel=2e-3)
+    with pu.Run(step_of(), data=data) as other:
+        other.load(str(tmp_path))
+        assert other.iteration == 30
+        for name, value in other.states().items():
+            assert torch.equal(value, states[name]), name
+
+
+@pytest.mark.parametrize("net", ["lenet", "nin"])
+def test_low_precision_reaches_the_loss_of_float32(net: str) -> None:
+    data = pu.data.fashion_mini()
+
+    def trained(precision: str | None) -> float:
+        ready = pu.data.prepare(pu.zoo.NETS[net](batch=32), data.train)
+        ready = ready if precision is None else pu.mixed(ready, precision)
+        step = pu.solvers.sgd(pu.backward(ready), lr=0.02, momentum=0.9)
+        found = losses(fused(pu.to_device(step, "cuda:0")), count=300)
+        return sum(found[-20:]) / 20
+
+    wide = trained(None)
+    for precision in ("bf16", "fp16"):
+        assert trained(precision) == pytest.approx(wide, rel=0.1)
+
+
+def test_gpt2_trains_with_flash_attention() -> None:
+    net = pu.zoo.gpt2(batch=2, context=32, layers=2, width=64, heads=2, vocabulary=50, dropout=0.0)
+    rows = torch.randint(50, (16, 33), generator=torch.Generator().manual_seed(0))
+    source = pu.data.ArraySource(
+        rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), names=("tokens", "targets"), classes=50
+    )
+    data = pu.data.DataSet("tokens", source)
+    step = pu.solvers.adamw(pu.backward(pu.mixed(net)), lr=1e-3)
+    found = []
+    for graph in (step, fused(pu.to_device(step, "cuda:0"))):
+        with pu.Run(graph, data=data, seed=0) as run:
+            found.append([result.loss for result in run.steps(20)])
+    assert found[1] == pytest.approx(found[0], rel=2e-2)
+
+
+def test_transfers_hide_behind_compute_in_a_trace() -> None:
+    step = fused(pu.to_device(step_of("nin", batch=64), "cuda:0"))
+    data = pu.data.fashion_mini()
+    with pu.Run(step, data=data, seed=0, record=True) as run:
+        for _ in run.steps(30):
+            pass
+        trace = run.trace
+    lanes = {(event.location.rpartition(" ")[2], event.lane) for event in trace.events}
+    assert {("cuda:0", "compute"), ("cuda:0", "inbound"), ("cpu:0", "io")} <= lanes
+    assert overlap(trace, skip=10).hidden > 0.9
