@@ -58,6 +58,8 @@ def _run(name: str, reader: Callable[[int], object], count: int) -> int:
             wrong += 1
             print(f"{name}, seed {seed}:", file=sys.stderr)
             traceback.print_exc()
+        if (seed + 1) % 1000 == 0:
+            print(f"{name}: {seed + 1} of {count}", file=sys.stderr, flush=True)
     print(f"{name}: {count} texts, {good} read, {refused} refused, {wrong} wrong", flush=True)
     return wrong
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -37,7 +38,7 @@ def run_job(layers: Sequence[Options], *, resumed: bool, dry: bool = False) -> i
         with folder.only_writer(), Training(plan, folder) as training:
             print(_headline(training), flush=True)
             view: _View = _Bar(plan) if sys.stdout.isatty() else _Lines(plan)
-            with view:
+            with view, _telling(view):
                 _follow(training, view, signals)
             if training.complete:
                 print(_result(training), flush=True)
@@ -119,6 +120,29 @@ def _test_text(plan: Plan, event: Tested) -> str:
         f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}: "
         f"test {', '.join([*loss, *accuracy]) or 'without a number'}"
     )
+
+
+@contextmanager
+def _telling(view: _View) -> Iterator[None]:
+    """Let the person see what the run says of itself: what it compiles, which may take minutes."""
+    log, handler = logging.getLogger("purine"), _Teller(view)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+
+class _Teller(logging.Handler):
+    def __init__(self, view: _View) -> None:
+        super().__init__(logging.INFO)
+        self.view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.view.note(record.getMessage())
 
 
 class _View(Protocol):

@@ -51,9 +51,15 @@ def CaffeRnn(x: Tensor, go_on: Tensor, weight: Tensor, hidden: Tensor) -> tuple[
     return torch.stack(outputs), h.unsqueeze(0).clone()
 
 
+_STEPS = 4096
+"""Each step is several ops, for inference and gradients too: more would seem to hang."""
+
+
 def _keep(x: Tensor, go_on: Tensor) -> Tensor:
     if x.ndim != 3 or tuple(go_on.shape) != tuple(x.shape[:2]):
         raise ValueError(f"go_on has shape {list(go_on.shape)}: x of {list(x.shape)} is [T, N, ..]")
+    if x.shape[0] > _STEPS:
+        raise ValueError(f"x has {x.shape[0]} steps in time: at most {_STEPS} can be unrolled")
     return go_on.to(x.dtype).unsqueeze(2)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from purine.autodiff import backward
+from purine.errors import GraphError
 from purine.graph import Graph
 from tests.importers.caffe_nets import bring, layer, values_of
 from tests.reference import following, run
@@ -236,3 +237,11 @@ def test_parameters_reindexing_and_thresholds(tmp_path: Path) -> None:
     assert net.states["p/weight"].trainable
     torch.testing.assert_close(values["y"], x[places] + values["p/weight"])
     assert torch.equal(values["t"], (values["y"] > 0.5).double())
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "RNN"])
+def test_endless_sequences_are_an_error_and_no_hang(tmp_path: Path, kind: str) -> None:
+    text = INPUTS.replace(f"dim: {T} dim: {N}", f"dim: 900000000 dim: {N}")
+    text += layer(kind, f"recurrent_param {{ {SETTINGS} }}", bottom="x cont")
+    with pytest.raises(GraphError, match="900000000 steps in time"):
+        bring(tmp_path, text)
