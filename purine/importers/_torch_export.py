@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from purine.errors import ConfigError, GraphError
 from purine.importers._torch_batch import Batch, leaves_of
@@ -54,7 +55,7 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
     """Trace the module, in the mode it is in, together with the loss."""
     step = _Step(module, loss, batch)
     try:
-        with warnings.catch_warnings(), _uncollected():
+        with warnings.catch_warnings(), _uncollected(), _use_lazy_graph_module(True):
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
             exported = torch.export.export(step, batch.values, strict=False)
             _detach_no_grad(exported)

@@ -26,8 +26,8 @@ __all__ = ["Unfit", "check_constants", "counterpart", "enlarged", "fix_batch", "
 # An odd number, so that halves and pairs of samples are not taken for what they are not.
 _MORE = 3
 
-# Kinds of test graphs that have attributes, none of which depends on the batch size.
-_SIZELESS = frozenset({"BatchNormTest"})
+# Kinds that differ between modes and have attributes, none of which depends on the batch size.
+_SIZELESS = frozenset({"BatchNorm", "BatchNormTest", "Data", "Dropout"})
 
 
 class Unfit(Exception):
@@ -49,28 +49,36 @@ def enlarged(batch: Batch) -> Batch:
     return replace(batch, values=tuple(once[id(value)] for value in batch.values))
 
 
-def counterpart(test: Graph, net: Graph, other: Graph) -> Graph | None:
-    """What `test` is with the samples of `other`, as far as the net tells.
+def counterpart(net: Graph, known: Graph, larger: Graph) -> Graph | None:
+    """What a net is with more samples, as far as the other mode of the module tells.
 
-    `other` is the net with more samples. Saves tracing; None where that has to be done.
+    `known` is the module in its other mode, and `larger` the same with more samples. Saves tracing;
+    None where that has to be done.
     """
-    builder = Builder(test)
-    for name, op in test.ops.items():
-        mine, there = net.ops.get(name), other.ops.get(name)
-        if op.kind == "Data" or op.kind in _SIZELESS or not op.attributes:
+    builder = Builder(net)
+    for name, op in net.ops.items():
+        mine, there = known.ops.get(name), larger.ops.get(name)
+        if op.kind in _SIZELESS or not op.attributes or _counts_batches(op):
             continue
         if mine is None or there is None or _form(mine) != _form(op):
             return None
         builder.ops[name] = replace(op, attributes=there.attributes)
-    for name, blob in test.blobs.items():
-        if name in test.producers:
-            known = test.producers[name].kind == "Data"
-            shape = other.blobs[name].shape if known else None
+    fields = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}
+    for name, blob in net.blobs.items():
+        if name in fields and name not in larger.blobs:
+            return None
+        if name in net.producers:
+            shape = larger.blobs[name].shape if name in fields else None
             builder.blobs[name] = replace(blob, shape=shape)
     try:
         return complete(builder.graph())
     except GraphError:
         return None
+
+
+def _counts_batches(op: Op) -> bool:
+    """Whether an op is the counter of torch's batch norm."""
+    return op.kind == "aten.add.Tensor" and op.inputs[0].endswith("num_batches_tracked")
 
 
 def _form(op: Op) -> tuple[str, str, str | None]:

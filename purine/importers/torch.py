@@ -158,14 +158,17 @@ class _Tracer:
 def _following(
     tracer: _Tracer, batch: Batch, net: Graph, test: Graph, constants: Mapping[str, Tensor]
 ) -> tuple[Graph, Graph]:
-    """The graphs of a module, made to follow the batch size by what they are with more samples."""
+    """The graphs of a module, made to follow the batch size by what they are with more samples.
+
+    The test graph is traced, being the quicker one, and tells of the net what it can.
+    """
     try:
         larger = enlarged(batch)
         others: dict[str, Tensor] = {}
-        other, _ = tracer.trace(larger, others, training=True)
-        tested = counterpart(test, net, other)
-        if tested is None:
-            tested, _ = tracer.trace(larger, others, training=False)
+        tested, _ = tracer.trace(larger, others, training=False)
+        other = counterpart(net, test, tested)
+        if other is None:
+            other, _ = tracer.trace(larger, others, training=True)
         check_constants(constants, others)
     except PurineError as error:
         found = f": {error.found}" if error.found else ""
