@@ -24,7 +24,7 @@ __all__ = ["balanced_cut", "cut_at", "seconds"]
 
 _FLOPS = 1e11
 _BYTES = 1e10
-_SLACK = 1.05  # how much longer than the best possible the longest stage may take to move less
+_SLACK = 1.01  # how much longer than the best possible the longest stage may take to move less
 
 
 def balanced_cut(
