@@ -86,6 +86,9 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which none starts")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds for one answer")
+    parser.add_argument(
+        "--together", action="store_true", help="compile all at once first: quicker, busier starts"
+    )
     parser.add_argument("--keep-caches", action="store_true", help="start with what was compiled")
     parser.add_argument("--logs", type=Path, help="folder for what the contenders say")
     parser.add_argument("--warm", type=int, default=3, help=argparse.SUPPRESS)
@@ -100,11 +103,13 @@ def main() -> None:
     begin = time.monotonic()
     options.ends = begin + options.limit if options.limit else float("inf")
     found: dict[str, dict[str, Any]] = {}
-    for net, batch in rows:
-        if time.monotonic() > options.ends:
-            print(f"{net}:{batch} is left out: {options.limit:g} s are over", flush=True)
-            continue
-        found[f"{net}:{batch}"] = summary(net, batch, options, compare(net, batch, options))
+    with tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True) as caches:
+        options.caches = caches
+        for net, batch in rows:
+            if time.monotonic() > options.ends:
+                print(f"{net}:{batch} is left out: {options.limit:g} s are over", flush=True)
+                continue
+            found[f"{net}:{batch}"] = summary(net, batch, options, compare(net, batch, options))
     print(table(found))
     print(json.dumps({"precision": options.precision, "rows": found}))
 
@@ -132,13 +137,28 @@ class Measured:
 def compare(net: str, batch: int, options: argparse.Namespace) -> dict[str, Measured]:
     """Start the contenders of a row, let them take turns, and end them."""
     workers: dict[str, Worker] = {}
+    starts: dict[str, float | None] = {}
+    if options.together:
+        early = [Worker(name, net, batch, options) for name in options.contenders]
+        for worker in early:
+            worker.ready()
+            starts[worker.name] = worker.measured.start
+        for worker in early:
+            worker.end()
     try:
         for name in options.contenders:
-            workers[name] = Worker(name, net, batch, options)
+            workers[name] = worker = Worker(name, net, batch, options)
+            worker.ready()
+            worker.measured.start = starts.get(name) or worker.measured.start
         for turn in range(options.turns):
             for worker in workers.values():
                 worker.turn()
-            print(f"{net}:{batch}, turn {turn + 1}/{options.turns}", file=sys.stderr, flush=True)
+            latest = ", ".join(
+                f"{name} {worker.measured.times[-1] * 1e3:.2f} ms"
+                for name, worker in workers.items()
+                if worker.measured.times
+            )
+            print(f"{net}:{batch}, turn {turn + 1}/{options.turns}: {latest}", flush=True)
         for worker in workers.values():
             worker.weigh()
     finally:
@@ -162,9 +182,9 @@ class Worker:
         for option in ("device", "precision", "optimizer", "warm"):
             command += [f"--{option}", str(getattr(options, option))]
         command += ["--tiny"] if options.tiny else []
-        self.caches = tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)
         places = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-        fresh = {} if options.keep_caches else dict.fromkeys(places, self.caches.name)
+        caches = f"{options.caches}/{net}-{batch}-{name}"
+        fresh = {} if options.keep_caches else dict.fromkeys(places, caches)
         if options.logs:
             options.logs.mkdir(parents=True, exist_ok=True)
             self.log = (options.logs / f"{net}-{batch}-{name}.txt").open("w+")
@@ -178,7 +198,14 @@ class Worker:
             text=True,
             env={**os.environ, **fresh},
         )
-        print(f"{net}:{batch}, preparing {name} ...", file=sys.stderr, flush=True)
+        self.what = f"{net}:{batch}, preparing {name} ..."
+
+    def ready(self) -> None:
+        """Wait until the contender can take turns."""
+        options = self.options
+        if self.process is None:
+            return
+        print(self.what, file=sys.stderr, flush=True)
         answer = self._answer(min(options.patience, max(60.0, options.ends - time.monotonic())))
         if answer:
             self.measured.start, self.measured.note = answer["start"], answer["note"]
@@ -204,12 +231,11 @@ class Worker:
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=5)
         except (OSError, subprocess.TimeoutExpired):
             self.process.kill()
             self.process.wait()
         self.log.close()
-        self.caches.cleanup()
 
     def _ask(self, question: str) -> dict[str, Any] | None:
         if self.process is None or self.measured.failed:

@@ -15,11 +15,12 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Attr, Kernel, Kind, Results, lookup, register
 
-__all__ = ["FUSED", "body_of", "fused_op", "over_of"]
+__all__ = ["FUSED", "body_of", "fused_op", "over_of", "refuse_fused"]
 
 FUSED = "Fused"
 
@@ -69,6 +70,20 @@ def body_of(op: Op) -> Graph:
     for name, member in body.ops.items():
         builder.ops[name] = replace(member, location=op.location)
     return builder.graph()
+
+
+def refuse_fused(graph: Graph, transform: str) -> None:
+    """An error for a graph whose ops cannot be told apart any more."""
+    found = next((op for op in graph.ops.values() if op.kind == FUSED), None)
+    if found is not None:
+        raise GraphError(
+            f"the graph has a fused op, {found.name!r}",
+            op=found.name,
+            location=str(found.location),
+            expected=f"a step whose ops {transform} can tell apart",
+            found=f"{len(_body(str(found.attributes['body'])).ops)} ops in one",
+            remedy="use fuse last, behind all other transforms",
+        )
 
 
 @lru_cache(maxsize=64)

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
-__all__ = ["compile_function"]
+__all__ = ["compile_function", "scalars_first"]
 
 _OPTIONS: Mapping[str, object] = {
     "triton.cudagraphs": False,  # whole steps are captured by the run
@@ -34,10 +36,68 @@ def compile_function(
     _use_cache()
     with torch.no_grad():
         recorded = make_fx(function, tracing_mode="fake")(*arguments)
-        made: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
-            recorded, list(arguments), options={**_OPTIONS, **(options or {})}
+        scalars = scalars_first(recorded)
+        rest: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
+            recorded,
+            [*arguments, *scalars(*arguments)],
+            options={**_OPTIONS, **(options or {})},
         )
-    return made
+    return lambda *tensors: rest(*tensors, *scalars(*tensors))
+
+
+def scalars_first(module: GraphModule) -> GraphModule:
+    """Take what is computed from scalars alone out of a recorded function, into one of its own.
+
+    Powers of the iteration and rates belong to no element. Left in, they would be computed anew for
+    every one: a kernel takes in whatever cheap thing it reads. Behind its own arguments the
+    function then takes what the new one returns.
+    """
+    early: dict[Node, Node] = {}
+    known: dict[tuple[object, ...], Node] = {}
+    first = Graph()
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            copied = first.placeholder(node.name)
+            if _is_scalar(node):
+                early[node] = copied
+        elif _is_early(node, early):
+            args, kwargs = map_arg((node.args, node.kwargs), early.__getitem__)
+            key = (node.target, repr(args), repr(kwargs))
+            if key not in known:
+                known[key] = first.call_function(node.target, args, kwargs)
+            early[node] = known[key]
+    taken: dict[Node, Node] = {}
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    for node, copied in early.items():
+        if node.op == "placeholder" or not any(user not in early for user in node.users):
+            continue
+        if copied not in taken:
+            with module.graph.inserting_after(last):
+                last = taken[copied] = module.graph.placeholder(f"scalar_{len(taken)}")
+            last.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(taken[copied], delete_user_cb=lambda user: user not in early)
+    for node in reversed([node for node in early if node.op != "placeholder"]):
+        module.graph.erase_node(node)
+    first.output(tuple(taken))
+    module.recompile()
+    return GraphModule(module, first)
+
+
+def _is_scalar(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _is_early(node: Node, early: Mapping[Node, Node]) -> bool:
+    """Whether a call makes a scalar of scalars and does nothing else."""
+    return (
+        node.op == "call_function"
+        and _is_scalar(node)
+        and bool(node.all_input_nodes)
+        and all(source in early for source in node.all_input_nodes)
+        and isinstance(node.target, torch._ops.OpOverload)
+        and not node.target._schema.is_mutable
+    )
 
 
 def _use_cache() -> None:

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
+from purine.ops.fused import refuse_fused
 from purine.ops.infer import complete, cost
 
 __all__ = ["AGAIN", "recompute"]
@@ -79,6 +80,7 @@ def _forward(step: Graph) -> dict[str, _Place]:
     micro-batch wait for the backward of another.
     """
     if not any(map(_is_backward, step.ops)):
+        refuse_fused(step, "recompute")
         raise GraphError(
             "the graph has no gradients",
             expected="a training step, or a net with its backward",

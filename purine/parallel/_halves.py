@@ -15,6 +15,7 @@ from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Graph, Op
 from purine.ops.clock import ITERATION
+from purine.ops.fused import refuse_fused
 from purine.ops.loss_scale import scaled_of
 
 __all__ = ["Halves", "batch_of", "halve"]
@@ -48,6 +49,7 @@ def halve(graph: Graph) -> Halves:
                     gradients[name] = found
                     break
     if not gradients:
+        refuse_fused(graph, "a scheme of parallelism")
         raise GraphError(
             "the graph has no gradients",
             expected="a training step: forward, backward and a solver",

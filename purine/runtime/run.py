@@ -112,6 +112,7 @@ class Run:
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.record = record
         self.compiled = compiled
+        self._compiled: dict[tuple[str, bool], Callable[..., list[Tensor]]] = {}
         self._gpus = any(is_gpu(op.location) for op in self.graph.ops.values())
         self._gather = gather
         self._cut = cut
@@ -324,7 +325,10 @@ class Run:
         if not (gpu if self.compiled is None else self.compiled):
             kind = lookup(op)
             return kind.bind_overwrite(op) if overwrite else kind.bind(op)
-        kernel = compiled(op, overwrite=overwrite)
+        key = (op.name, overwrite)
+        if key not in self._compiled:
+            self._compiled[key] = compiled(op, overwrite=overwrite)
+        kernel = self._compiled[key]
         return captured(op, kernel, overwrite=overwrite) if gpu else as_kernel(kernel)
 
     def _sum(

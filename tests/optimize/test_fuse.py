@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import purine as pu
-from purine.errors import ConfigError
+from purine.errors import ConfigError, GraphError
 from purine.graph import Graph, from_yaml, to_yaml, verify
 from purine.ops.fused import FUSED, body_of
 from purine.parallel import pipeline, replicate
@@ -108,3 +108,15 @@ def test_compiled_steps_agree_with_those_op_by_op() -> None:
 def test_no_pieces_are_an_error() -> None:
     with pytest.raises(ConfigError, match="0 pieces"):
         pu.fuse(made("mlp"), pieces=0)
+
+
+def test_what_is_fused_cannot_be_cut_any_more() -> None:
+    fused = pu.fuse(made("mlp"))
+    for transform in (
+        lambda: replicate(fused, "cpu:0-1"),
+        lambda: pipeline(fused, 2, devices="cpu:0-1", micro=2),
+        lambda: pu.recompute(fused, 2),
+    ):
+        with pytest.raises(GraphError, match="has a fused op, 'fused/0'") as found:
+            transform()
+        assert "use fuse last" in str(found.value)
