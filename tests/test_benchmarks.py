@@ -37,6 +37,8 @@ def options(**more: object) -> Namespace:
         "ends": float("inf"),
         "keep_caches": False,
         "logs": None,
+        "together": False,
+        "caches": "",
     }
     return Namespace(**(settings | more))
 

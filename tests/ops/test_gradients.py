@@ -81,7 +81,7 @@ def changes_an_input(op: Op) -> bool:
 
 def test_the_table_covers_all_kinds() -> None:
     covered = {case.kind for case in CASES}
-    apart = {case.kind for case in NOT_DIFFERENTIATED} | {"Data", "Segment"}
+    apart = {case.kind for case in NOT_DIFFERENTIATED} | {"Data", "Fused", "Segment"}
     assert not covered & apart
     assert {name for name, kind in kinds().items() if not of_solvers(kind)} == covered | apart
 

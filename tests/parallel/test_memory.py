@@ -62,8 +62,11 @@ def test_states_count_where_they_are() -> None:
 
 @pytest.mark.parametrize("name", ["lenet", "resnet50", "gpt2"])
 def test_1f1b_holds_less_than_gpipe(name: str) -> None:
+    # Activations decide in every stage: fc1 alone would hold its weights and hardly anything else.
+    cut = ["conv2", "fc1"] if name == "lenet" else None
+
     def peaks(schedule: str, micro: int) -> list[int]:
-        step = pipeline(step_of(name), devices="cpu:0-2", micro=micro, schedule=schedule)
+        step = pipeline(step_of(name), devices="cpu:0-2", micro=micro, schedule=schedule, cut=cut)
         return list(peak_memory(step).values())
 
     few, many = peaks("gpipe", 4), peaks("gpipe", 12)
