@@ -20,7 +20,7 @@ from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Attr, Kernel, Kind, Results, lookup, register
 
-__all__ = ["FUSED", "body_of", "fused_op", "over_of", "refuse_fused"]
+__all__ = ["FUSED", "bind_grouped", "body_of", "fused_op", "over_of", "refuse_fused"]
 
 FUSED = "Fused"
 
@@ -96,48 +96,46 @@ class _Call:
     kernel: Kernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    last: tuple[str, ...]
-    """The values that nobody reads after this call."""
 
 
-def _bind(op: Op, writable: frozenset[str] = frozenset()) -> Kernel:
-    """One op after the other, each value held until its last reader.
+def _bind(op: Op) -> Kernel:
+    """One op after the other."""
+    body = body_of(op)
+    return _sequence(body, [_call(member) for member in body.ops.values()])
 
-    The inputs named by `writable` may be written over by those that read them last.
+
+def bind_grouped(op: Op) -> Kernel:
+    """As `bind`, with updates of many parameters as one call at the end.
+
+    What is compiled has then a fraction of the calls, and a GPU a fraction of the launches.
     """
     body = body_of(op)
-    kept = set(body.outputs)
+    read = {name for member in body.ops.values() for name in member.inputs}
     calls: list[_Call] = []
-    for member in reversed(list(body.ops.values())):
-        last = tuple(name for name in dict.fromkeys(member.inputs) if name not in kept)
-        kept.update(last)
-        unread = tuple(name for name in member.outputs if name != NOTHING and name not in kept)
-        kind = lookup(member)
-        over = {member.inputs[place] for place in kind.overwrites(member)}
-        fits = over and over <= writable.intersection(last)
-        kernel = kind.bind_overwrite(member) if fits else kind.bind(member)
-        calls.append(_Call(kernel, member.inputs, member.outputs, last + unread))
-    calls.reverse()
-    inputs, outputs = body.inputs, body.outputs
-
-    def run(*tensors: Tensor) -> Results:
-        values = dict(zip(inputs, tensors, strict=True))
-        for call in calls:
-            found = call.kernel(*(values[name] for name in call.inputs))
-            results = (found,) if isinstance(found, Tensor) else found
-            values.update(zip(call.outputs, results, strict=False))
-            for name in call.last:
-                values.pop(name, None)
-        results = tuple(values[name] for name in outputs)
-        return results if len(results) > 1 else results[0]
-
-    return run
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    for member in body.ops.values():
+        if lookup(member).each is not None and read.isdisjoint(member.outputs):
+            dtypes = tuple(body.blobs[name].dtype for name in member.inputs)
+            key = (member.kind, repr(sorted(member.attributes.items())), dtypes)
+            groups.setdefault(key, []).append(member)
+        else:
+            calls.append(_call(member))
+    return _sequence(body, [*calls, *map(_grouped, groups.values())])
 
 
 def _bind_overwrite(op: Op) -> Kernel:
     """As `_bind`, with the new values of states written over the old ones."""
-    over, inputs = over_of(op), body_of(op).inputs
-    run = _bind(op, frozenset(inputs[place] for _, place in over))
+    over, body = over_of(op), body_of(op)
+    writable, base = {body.inputs[place] for _, place in over}, _bases(body)
+    read = {base[name] for name in body.outputs}
+    calls = []
+    for member in reversed(list(body.ops.values())):
+        kind = lookup(member)
+        written = {member.inputs[place] for place in kind.overwrites(member)}
+        fits = written and written <= writable - read
+        calls.append(_call(member, kind.bind_overwrite(member) if fits else None))
+        read.update(base[name] for name in member.inputs)
+    run = _sequence(body, calls[::-1])
 
     def overwriting(*tensors: Tensor) -> Results:
         found = run(*tensors)
@@ -148,6 +146,62 @@ def _bind_overwrite(op: Op) -> Kernel:
         return tuple(results) if len(results) > 1 else results[0]
 
     return overwriting
+
+
+def _bases(body: Graph) -> dict[str, str]:
+    """For each blob the one whose memory it may share, itself for most."""
+    found = {name: name for name in body.blobs}
+    for op in body.ops.values():
+        shared = results_of(op, [spec_of(body.blobs[name]) for name in op.inputs]).aliases
+        for output, place in zip(op.outputs, shared, strict=False):
+            if place is not None and output != NOTHING:
+                found[output] = found[op.inputs[place]]
+    return found
+
+
+def _call(member: Op, kernel: Kernel | None = None) -> _Call:
+    return _Call(kernel or lookup(member).bind(member), member.inputs, member.outputs)
+
+
+def _grouped(members: Sequence[Op]) -> _Call:
+    """One call for several ops that differ in their tensors alone."""
+    kind = lookup(members[0])
+    run, width = kind.bind_each(members[0]), len(members[0].inputs)
+
+    def kernel(*tensors: Tensor) -> Results:
+        columns = run(*(list(tensors[place::width]) for place in range(width)))
+        return tuple(value for row in zip(*columns, strict=True) for value in row)
+
+    return _Call(
+        kernel,
+        tuple(name for member in members for name in member.inputs),
+        tuple(name for member in members for name in member.outputs),
+    )
+
+
+def _sequence(body: Graph, calls: Sequence[_Call]) -> Kernel:
+    """The calls one after the other, each value held until its last reader."""
+    kept = set(body.outputs)
+    last: list[tuple[str, ...]] = []
+    for call in reversed(calls):
+        touched = dict.fromkeys((*call.inputs, *call.outputs))
+        last.append(tuple(name for name in touched if name not in kept))
+        kept.update(call.inputs)
+    steps = list(zip(calls, reversed(last), strict=True))
+    inputs, outputs = body.inputs, body.outputs
+
+    def run(*tensors: Tensor) -> Results:
+        values = dict(zip(inputs, tensors, strict=True))
+        for call, done in steps:
+            found = call.kernel(*(values[name] for name in call.inputs))
+            results = (found,) if isinstance(found, Tensor) else found
+            values.update(zip(call.outputs, results, strict=False))
+            for name in done:
+                values.pop(name, None)
+        results = tuple(values[name] for name in outputs)
+        return results if len(results) > 1 else results[0]
+
+    return run
 
 
 def over_of(op: Op) -> tuple[tuple[int, int], ...]:

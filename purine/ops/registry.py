@@ -61,7 +61,8 @@ class Kind:
     `view` says that the result may share memory with the first input.
     `overwrite` is a variant of `function` that writes result k over input `over[k]`.
     `many` is a variant for several ops that differ in their tensors alone: it takes for each input
-    the list of what the ops have there, and gives for each result a list. It overwrites too.
+    the list of what the ops have there, and gives for each result a list. It overwrites too; `each`
+    is the same without overwriting, and made of calls that a compiler can take together.
     `function` is None for sources, whose kernel is made for the run (`Data`).
     `binder` makes the kernel of an op where attributes are not simply keyword arguments;
     `overwriter` and `overwritten` stand for `overwrite` and `over` of such an op.
@@ -79,6 +80,7 @@ class Kind:
     overwrite: Kernel | None = None
     over: tuple[int, ...] = ()
     many: Callable[..., Sequence[Sequence[Tensor]]] | None = None
+    each: Callable[..., Sequence[Sequence[Tensor]]] | None = None
     binder: Callable[[Op], Kernel] | None = None
     overwriter: Callable[[Op], Kernel] | None = None
     overwritten: Callable[[Op], tuple[int, ...]] | None = None
@@ -105,6 +107,11 @@ class Kind:
         """As `bind_overwrite`, for several ops with the attributes of this one."""
         assert self.many is not None
         return partial(self.many, **self._settings(op))
+
+    def bind_each(self, op: Op) -> Callable[..., Sequence[Sequence[Tensor]]]:
+        """As `bind_many`, for the variant that does not write over its inputs."""
+        assert self.each is not None
+        return partial(self.each, **self._settings(op))
 
     def _settings(self, op: Op) -> dict[str, Attribute]:
         return {
@@ -167,6 +174,7 @@ def kind(
     overwrite: Kernel | None = None,
     over: Sequence[int] = (),
     many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
+    each: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -179,6 +187,7 @@ def kind(
     overwrite: Kernel | None = None,
     over: Sequence[int] = (),
     many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
+    each: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
 ) -> Any:
     """Register a function as the kind of its own name; see `Kind` for the options."""
 
@@ -197,6 +206,7 @@ def kind(
                 overwrite=overwrite,
                 over=tuple(over),
                 many=many,
+                each=each,
             )
         )
         return function

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from purine.ops import _overwrite as over
+from purine.ops._each import adam_each, momentum_each
 from purine.ops._overwrite import clip_factor, scaled, trust_ratio
 from purine.ops.registry import kind
 
@@ -46,7 +47,7 @@ def SgdUpdate(
     return weight - scaled(lr, lr_mult, weight) * _decayed(weight, gradient, weight_decay)
 
 
-@kind(overwrite=over.momentum_sgd, over=(0, 2), many=over.momentum_sgds)
+@kind(overwrite=over.momentum_sgd, over=(0, 2), many=over.momentum_sgds, each=momentum_each)
 def MomentumUpdate(
     weight: Tensor,
     gradient: Tensor,
@@ -130,7 +131,7 @@ def AdaDeltaUpdate(
     return weight - scaled(lr, lr_mult, weight) * step, square, delta
 
 
-@kind(overwrite=over.adam, over=(0, 2, 3), many=over.adams)
+@kind(overwrite=over.adam, over=(0, 2, 3), many=over.adams, each=adam_each)
 def AdamUpdate(
     weight: Tensor,
     gradient: Tensor,

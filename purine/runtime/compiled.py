@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from purine.graph import Op
-from purine.ops.fused import body_of, over_of
+from purine.ops.fused import bind_grouped, body_of, over_of
 from purine.ops.inductor import compile_function
-from purine.ops.registry import Kernel, Results, lookup
+from purine.ops.registry import Kernel, Results
 
 __all__ = ["as_kernel", "captured", "compiled"]
 
@@ -36,7 +36,7 @@ def compiled(
 
     With `overwrite` it writes new values of states over the old ones, and returns these.
     """
-    run, over = lookup(op).bind(op), dict(over_of(op)) if overwrite else {}
+    run, over = bind_grouped(op), dict(over_of(op)) if overwrite else {}
     made: Callable[..., Sequence[Tensor]] | None = None
 
     def written(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph, from_yaml, to_yaml, verify
 from purine.ops.fused import FUSED, body_of
+from purine.ops.registry import kinds
 from purine.parallel import pipeline, replicate
 
 
@@ -120,3 +121,33 @@ def test_what_is_fused_cannot_be_cut_any_more() -> None:
         with pytest.raises(GraphError, match="has a fused op, 'fused/0'") as found:
             transform()
         assert "use fuse last" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("MomentumUpdate", {"momentum": 0.9}),
+        ("MomentumUpdate", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("MomentumUpdate", {"momentum": 0.9, "lr_in_momentum": True, "lr_mult": 2.0}),
+        (
+            "MomentumUpdate",
+            {"momentum": 0.9, "lr_in_momentum": True, "nesterov": True, "weight_decay": 0.1},
+        ),
+        ("AdamUpdate", {}),
+        ("AdamUpdate", {"weight_decay": 0.1, "correct_eps": True}),
+        ("AdamUpdate", {"weight_decay": 0.1, "decoupled": True, "lr_mult": 0.5, "beta1": 0.8}),
+    ],
+)
+def test_updates_of_many_parameters_are_those_of_one_each(
+    kind: str, settings: dict[str, object]
+) -> None:
+    found = kinds()[kind]
+    assert found.function is not None
+    assert found.each is not None
+    clock = [torch.tensor(0.1).double(), torch.tensor(3)][: 2 if kind == "AdamUpdate" else 1]
+    width = len(found.inputs) - len(clock)
+    rows = [[torch.rand(size, dtype=torch.float64) for _ in range(width)] for size in (3, 5)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    made = found.each(*columns, *([item, item] for item in clock), **settings)
+    for row, values in zip(rows, zip(*made, strict=True), strict=True):
+        torch.testing.assert_close(values, found.function(*row, *clock, **settings))
