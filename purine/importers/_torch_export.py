@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -35,16 +36,24 @@ MODULE = "module."
 OUTPUT = "output"
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LAYERS = (os.path.join(_TORCH, "nn", "modules", ""), os.path.join(_TORCH, "nn", "functional.py"))
+_NOT_THE_USERS = (_TORCH, os.path.dirname(os.path.dirname(__file__)))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An exported program, and the names of its results: reported scalars, then outputs."""
+    """An exported program, and the names of its results: reported scalars, then outputs.
+
+    `training` is the mode of the module. `plain` says that in test mode it would differ by torch's
+    own dropout and batch norm alone, whose test forms are known.
+    """
 
     exported: Any
     reported: tuple[str, ...]
     outputs: tuple[str, ...]
+    training: bool
+    plain: bool
 
     @property
     def nodes(self) -> list[Node]:
@@ -57,7 +66,8 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
     try:
         with warnings.catch_warnings(), _uncollected(), _use_lazy_graph_module(True):
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
-            exported = torch.export.export(step, batch.values, strict=False)
+            with _watching() as watched:
+                exported = torch.export.export(step, batch.values, strict=False)
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
     except ConfigError:
@@ -71,7 +81,8 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
             found=f"{type(error).__name__}: {text[0]}",
             remedy="replace branches on values by torch.where, and .item() by tensors",
         ) from error
-    return Program(exported, step.names.reported, step.names.outputs)
+    plain = not watched.asked and _has_plain_modes(module, exported)
+    return Program(exported, step.names.reported, step.names.outputs, module.training, plain)
 
 
 @contextmanager
@@ -84,6 +95,55 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@dataclass(slots=True)
+class _Watched:
+    """Whether somebody asked for the mode of a module, but for layers that are known."""
+
+    asked: bool = False
+
+
+@contextmanager
+def _watching() -> Iterator[_Watched]:
+    """Watch who reads `training` of modules while they are traced."""
+    watched = _Watched()
+
+    def training(self: nn.Module) -> bool:
+        file = sys._getframe(1).f_code.co_filename
+        if not file.startswith(_TORCH) or (file.startswith(_LAYERS) and not _is_known(type(self))):
+            watched.asked = True
+        return bool(self.__dict__["training"])
+
+    def set_training(self: nn.Module, value: bool) -> None:
+        self.__dict__["training"] = value
+
+    nn.Module.training = property(training, set_training)
+    try:
+        yield watched
+    finally:
+        del nn.Module.training
+
+
+def _is_known(layer: type) -> bool:
+    return layer is nn.Dropout or issubclass(layer, nn.modules.batchnorm._BatchNorm)
+
+
+def _has_plain_modes(module: nn.Module, exported: Any) -> bool:
+    """Whether what depends on the mode is in layers that are known, and nothing else happens."""
+    for part in module.modules():
+        if type(part).train is not nn.Module.train or type(part).eval is not nn.Module.eval:
+            return False
+    for node in exported.graph.nodes:
+        name = str(node.target)
+        if name.startswith(("aten.native_dropout", "aten._native_batch_norm")):
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            layer = str(stack[-1][1]) if stack else ""
+            if "torch.nn.modules.dropout.Dropout" not in layer and (
+                "torch.nn.modules.batchnorm." not in layer
+            ):
+                return False
+    return True
 
 
 @contextmanager

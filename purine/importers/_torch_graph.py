@@ -22,7 +22,7 @@ from purine.importers._torch_batch import Batch
 from purine.importers._torch_export import LOSS, MODULE, Program, is_overload, source_of
 from purine.ops import aten
 from purine.ops.clock import ITERATION, SEED, add_clock
-from purine.optimize.prune import prune
+from purine.optimize.prune import evaluation, prune
 
 __all__ = ["add_state", "translate"]
 
@@ -44,12 +44,14 @@ def translate(
 ) -> Graph:
     """The graph of a program. `base` holds the states that `names` gives for torch's names.
 
-    `constants` are tensors that tracing found; it grows.
+    `constants` are tensors that tracing found; it grows. A `test` graph of a program that was
+    traced in training has the test forms of its kinds.
     """
     made = _Translation(program, batch, base, names, constants, test).graph()
     if not test:
         return prune(made)
-    kept = prune(made, [*made.outputs, *program.outputs], states=())
+    asked = [*made.outputs, *program.outputs]
+    kept = evaluation(made, asked) if program.training else prune(made, asked, states=())
     return replace(kept, outputs=made.outputs)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from purine.errors import ConfigError, PurineError
 from purine.graph import Builder, Graph
 from purine.importers._torch_batch import Batch, Nested, batch_of
-from purine.importers._torch_export import MODULE, export, mode
+from purine.importers._torch_export import MODULE, Program, export, mode
 from purine.importers._torch_graph import add_state, translate
 from purine.importers._torch_sizes import (
     Unfit,
@@ -117,16 +117,25 @@ def from_torch(
     base = builder.graph()
     constants: dict[str, Tensor] = {}
     tracer = _Tracer(module, loss, base, names)
-    net, _ = tracer.trace(batch, constants, training=True)
-    test, outputs = tracer.trace(batch, constants, training=False)
-    net, test = _following(tracer, batch, net, test, constants)
+    traced = tracer.trace(batch, constants)
+    net, test = _following(tracer, batch, traced, constants)
     return Imported(
         _with_constants(net, constants),
         test,
         {**values, **{name: value.clone() for name, value in constants.items()}},
         {name: names[MODULE + name] for name in module.state_dict() if MODULE + name in names},
-        outputs,
+        traced.outputs,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A module in both modes; `once` says that one trace told both."""
+
+    net: Graph
+    test: Graph
+    outputs: tuple[str, ...]
+    once: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,37 +147,49 @@ class _Tracer:
     base: Graph
     names: Mapping[str, str]
 
-    def trace(
-        self, batch: Batch, constants: dict[str, Tensor], *, training: bool
-    ) -> tuple[Graph, tuple[str, ...]]:
-        """The graph of the module in one mode, and its outputs; `constants` grows."""
+    def trace(self, batch: Batch, constants: dict[str, Tensor]) -> _Traced:
+        """The module in both modes; `constants` grows."""
+        trained = self.export(batch, training=True)
+        net = self.graph(trained, batch, constants, test=False)
+        tested = trained if trained.plain else self.export(batch, training=False)
+        test = self.graph(tested, batch, constants, test=True)
+        return _Traced(net, test, tested.outputs, trained.plain)
+
+    def export(self, batch: Batch, *, training: bool) -> Program:
         with mode(self.module, training=training):
-            program = export(self.module, self.loss, batch)
-        graph = translate(
-            program,
-            batch,
-            self.base,
-            names=self.names,
-            constants=constants,
-            test=not training,
+            return export(self.module, self.loss, batch)
+
+    def graph(
+        self, program: Program, batch: Batch, constants: dict[str, Tensor], *, test: bool
+    ) -> Graph:
+        return translate(
+            program, batch, self.base, names=self.names, constants=constants, test=test
         )
-        return graph, program.outputs
 
 
 def _following(
-    tracer: _Tracer, batch: Batch, net: Graph, test: Graph, constants: Mapping[str, Tensor]
+    tracer: _Tracer, batch: Batch, traced: _Traced, constants: Mapping[str, Tensor]
 ) -> tuple[Graph, Graph]:
     """The graphs of a module, made to follow the batch size by what they are with more samples.
 
-    The test graph is traced, being the quicker one, and tells of the net what it can.
+    Where two traces are needed, that of the test graph, the quicker one, tells of the net what it
+    can.
     """
+    net, test = traced.net, traced.test
     try:
         larger = enlarged(batch)
         others: dict[str, Tensor] = {}
-        tested, _ = tracer.trace(larger, others, training=False)
-        other = counterpart(net, test, tested)
-        if other is None:
-            other, _ = tracer.trace(larger, others, training=True)
+        if traced.once:
+            again = tracer.trace(larger, others)
+            other, tested = again.net, again.test
+        else:
+            program = tracer.export(larger, training=False)
+            tested = tracer.graph(program, larger, others, test=True)
+            known = counterpart(net, test, tested)
+            if known is None:
+                program = tracer.export(larger, training=True)
+                known = tracer.graph(program, larger, others, test=False)
+            other = known
         check_constants(constants, others)
     except PurineError as error:
         found = f": {error.found}" if error.found else ""

@@ -81,6 +81,10 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
             builder.ops[name] = Op(name, "StopGradient", op.inputs[:1], op.outputs, {}, op.location)
         elif form is not None:
             _replace_by(builder, op, form)
+            # Statistics that training would carry on stay as they are, for those who read on.
+            count = len(op.outputs) - 1
+            carried = zip(op.outputs[1:], op.inputs[len(op.inputs) - count :], strict=True)
+            passed.update((after, before) for after, before in carried if after != NOTHING)
     made = {blob for op in builder.ops.values() for blob in op.outputs}
     for name, state in builder.states.items():
         if state.next not in made:

@@ -460,3 +460,102 @@ def test_masks_of_attention_reach_both_directions(dtype: torch.dtype) -> None:
     loss.backward()
     torch.testing.assert_close(found.outputs["loss"], loss.detach())
     torch.testing.assert_close(found.outputs["grad/qkv.weight"], module.qkv.weight.grad)
+
+
+class AlwaysDrops(nn.Module):
+    """Dropout in both modes, as some want it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.fc(x), 0.5, training=True)
+
+
+class AsksForTheMode(AlwaysDrops):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return 2 * y if self.training else y
+
+
+class ChangesWithTheMode(AlwaysDrops):
+    """What it computes depends on an attribute that its own `train` sets."""
+
+    factor = 2.0
+
+    def train(self, mode: bool = True) -> ChangesWithTheMode:
+        self.factor = 2.0 if mode else 1.0
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * self.fc(x)
+
+
+class AlwaysNormalises(nn.Module):
+    """Batch statistics in both modes, though there are running ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("var", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(self.fc(x), self.mean, self.var, training=True)
+
+
+PLAIN = [
+    lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)),
+    lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
+]
+NOT_PLAIN = [
+    AsksForTheMode,
+    ChangesWithTheMode,
+    AlwaysNormalises,
+    lambda: nn.Sequential(
+        nn.Linear(4, 3), nn.Unflatten(1, (3, 1)), nn.Dropout1d(0.5), nn.Flatten()
+    ),
+]
+
+
+@pytest.mark.parametrize("make", [*PLAIN, *NOT_PLAIN])
+def test_the_test_graph_is_the_module_in_test_mode(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = make()
+    x, label = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    data = DataSet("d", *[ArraySource(x, label, names=("data", "label"))] * 2)
+    imported = from_torch(module, F.cross_entropy, (x, label))
+    module.eval()
+    with pu.Run(pu.backward(imported.net), data=data) as run:
+        run.set_states(imported.values)
+        found = run.evaluate(imported.test)["loss"]
+    with torch.no_grad():
+        assert found == pytest.approx(float(F.cross_entropy(module(x), label)), rel=1e-5)
+
+
+def test_dropout_that_is_always_there_is_there_in_tests() -> None:
+    example = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    imported = from_torch(AlwaysDrops(), F.cross_entropy, example)
+    assert "Dropout" in {op.kind for op in imported.test.ops.values()}
+
+
+def test_a_plain_module_is_traced_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+    whole = torch.export.export
+
+    def counted(*given: object, **named: object) -> object:
+        nonlocal count
+        count += 1
+        return whole(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    example = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    for make in PLAIN:
+        count = 0
+        from_torch(make(), F.cross_entropy, example)
+        assert count == 2
+    count = 0
+    from_torch(AsksForTheMode(), F.cross_entropy, example)
+    assert count > 2
+    assert "training" not in vars(nn.Module)
