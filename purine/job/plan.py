@@ -141,6 +141,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     ready = prepared(job, net, data.train, image)
     step = check(_updated(job, ready, caffe, iterations))
     read_stream(step, data, layout=torch.contiguous_format)  # refuses data that does not fit
+    _check_labels(net, data)
     if test_net is not None:
         _check_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, image)
@@ -254,6 +255,28 @@ def _check_parameters(test: Graph, net: Graph) -> None:
                 expected=f"a parameter of {list(shape or ())} in both nets",
                 found=found,
                 remedy="give both nets the same layers with parameters",
+            )
+
+
+def _check_labels(net: Graph, data: DataSet) -> None:
+    """Refuse labels of more classes than the net has scores for."""
+    classes = data.train.classes
+    read = {name for op in data_ops(net) for name in op.outputs}
+    for op in net.ops.values():
+        if op.kind != "SoftmaxLoss" or op.inputs[1] not in read or classes is None:
+            continue
+        axis = op.attributes.get("axis", 1)
+        shape = net.blobs[op.inputs[0]].shape
+        assert isinstance(axis, int)
+        if shape is not None and shape[axis] < classes:
+            raise DataError(
+                f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}",
+                where=op.where,
+                op=op.name,
+                blob=op.inputs[0],
+                expected=f"at most {shape[axis]} classes",
+                found=str(classes),
+                remedy="use data of fewer classes, or give the net's last layer more outputs",
             )
 
 

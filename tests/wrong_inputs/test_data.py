@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from purine.graph import save_yaml
+from purine.zoo import mlp
 from tests.wrong_inputs.refused import refused
 
 
@@ -118,3 +120,12 @@ def test_wrong_data(tmp_path: Path, name: str) -> None:
     spec = make(tmp_path)
     out = str(tmp_path / "out")
     refused(tmp_path, ["train", "--data", spec, "--batch", "8", "--out", out], texts)
+
+
+def test_labels_of_more_classes_than_the_net_scores(tmp_path: Path) -> None:
+    net = tmp_path / "net.yaml"
+    save_yaml(mlp(batch=4, image=(1, 8, 8), classes=10), net)
+    data = "synthetic:image=1x8x8,classes=11,count=20"
+    texts = ["has 11 classes, and the net scores for 10", "expected: at most 10 classes"]
+    out = str(tmp_path / "out")
+    refused(tmp_path, ["train", "--net", str(net), "--data", data, "--out", out], texts)
