@@ -21,16 +21,11 @@ from torch.fx.node import map_arg
 
 __all__ = ["compile_function", "scalars_first"]
 
-_OPTIONS: Mapping[str, object] = {
-    "triton.cudagraphs": False,  # whole steps are captured by the run
-    "coordinate_descent_tuning": False,
-}
+_OPTIONS = {"triton.cudagraphs": False}  # the run captures
 
 
 def compile_function(
-    function: Callable[..., Any],
-    arguments: Sequence[Tensor],
-    options: Mapping[str, object] | None = None,
+    function: Callable[..., Any], arguments: Sequence[Tensor]
 ) -> Callable[..., Sequence[Tensor]]:
     """A compiled form of a function, for arguments of the form of these; it returns a sequence."""
     _use_cache()
@@ -40,7 +35,7 @@ def compile_function(
         rest: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
             recorded,
             [*arguments, *scalars(*arguments)],
-            options={**_OPTIONS, **(options or {})},
+            options=_OPTIONS,
         )
     return lambda *tensors: rest(*tensors, *scalars(*tensors))
 

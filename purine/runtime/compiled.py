@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +29,7 @@ _WARM_UP = 2
 """Calls before a kernel is captured: libraries choose their algorithms in these."""
 
 
-def compiled(
-    op: Op, *, overwrite: bool, options: Mapping[str, object] | None = None
-) -> Callable[..., list[Tensor]]:
+def compiled(op: Op, *, overwrite: bool) -> Callable[..., list[Tensor]]:
     """The kernel of a fused op, compiled for the arguments of its first call.
 
     With `overwrite` it writes new values of states over the old ones, and returns these.
@@ -52,7 +50,7 @@ def compiled(
         if made is None:
             begin, count = time.perf_counter(), len(body_of(op).ops)
             _log.info("compiling %s: %d ops at %s", op.name, count, op.location)
-            made = compile_function(written, tensors, options)
+            made = compile_function(written, tensors)
             _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
         found = iter(made(*tensors))
         count = len(op.outputs)
