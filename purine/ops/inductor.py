@@ -19,6 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from purine.ops.rewrites import rewritten
+
 __all__ = ["compile_function", "scalars_first"]
 
 _OPTIONS = {"triton.cudagraphs": False}  # the run captures
@@ -32,12 +34,21 @@ def compile_function(
     with torch.no_grad():
         recorded = make_fx(function, tracing_mode="fake")(*arguments)
         scalars = scalars_first(recorded)
-        rest: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
-            recorded,
-            [*arguments, *scalars(*arguments)],
-            options=_OPTIONS,
-        )
-    return lambda *tensors: rest(*tensors, *scalars(*tensors))
+        rewritten(recorded, gpu=any(value.is_cuda for value in arguments))
+        first = _compiled(scalars, arguments) if _returns(scalars) else scalars
+        rest = _compiled(recorded, [*arguments, *first(*arguments)])
+    return lambda *tensors: rest(*tensors, *first(*tensors))
+
+
+def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    found: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
+        module, list(arguments), options=_OPTIONS
+    )
+    return found
+
+
+def _returns(module: GraphModule) -> bool:
+    return bool(module.graph.output_node().args[0])
 
 
 def scalars_first(module: GraphModule) -> GraphModule:

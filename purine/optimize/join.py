@@ -1,0 +1,88 @@
+"""Convolutions that read the same blob put together into one.
+
+The branches of an inception begin with convolutions of 1 x 1 over the same input. As one
+convolution with the filters of all, that input is read once and not three times, in the forward and
+for the gradients of the filters; and its own gradient is made at once, with nothing to add up.
+Parameters keep their names and values: the filters are joined anew in every iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from purine.graph import Attribute, Builder, Graph, Op
+from purine.ops.infer import complete, spec_of
+
+__all__ = ["join"]
+
+_SPLIT = "aten.split_with_sizes.default"
+_KINDS = ("Conv", "aten.conv2d.default", "aten.convolution.default")
+
+
+def join(net: Graph) -> Graph:
+    """The net with one convolution for all those of the same form that read the same blob.
+
+    To be used before `backward`, for GPUs: there a few large kernels are quicker than many small
+    ones. Each result is a part of the joined one, under its own name.
+
+    >>> from purine.zoo import googlenet
+    >>> net = googlenet(batch=2)
+    >>> [sum(op.kind == "Conv" for op in graph.ops.values()) for graph in (net, join(net))]
+    [59, 41]
+    """
+    net = complete(net)
+    builder = Builder(net)
+    for members in _siblings(net):
+        _join(builder, net, members)
+    return builder.graph()
+
+
+def _siblings(net: Graph) -> Iterator[list[Op]]:
+    """Convolutions that differ in their filters alone."""
+    found: dict[tuple[object, ...], list[Op]] = {}
+    for name in net.order:
+        op = net.ops[name]
+        if op.kind not in _KINDS or op.attributes.get("groups", 1) != 1:
+            continue
+        if op.attributes.get("transposed") or any(i not in net.states for i in op.inputs[1:]):
+            continue
+        weight = spec_of(net.blobs[op.inputs[1]])
+        key = (
+            *(op.kind, repr(sorted(op.attributes.items())), op.location, op.lane),
+            *(op.inputs[0], len(op.inputs), weight.dtype, weight.shape[1:]),
+        )
+        found.setdefault(key, []).append(op)
+    yield from (members for members in found.values() if len(members) > 1)
+
+
+def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
+    first = members[0]
+    counts = [spec_of(net.blobs[op.inputs[1]]).shape[0] for op in members]
+
+    def add(
+        name: str, kind: str, inputs: Sequence[str], shape: Sequence[int], **settings: Attribute
+    ) -> str:
+        name = builder.fresh(name)
+        builder.blob(name, shape, net.blobs[first.outputs[0]].dtype, first.location)
+        builder.op(name, kind, inputs, [name], settings, location=first.location, lane=first.lane)
+        return name
+
+    title = f"{first.outputs[0]}/joined"
+    inputs = [first.inputs[0]]
+    for column in zip(*(op.inputs[1:] for op in members), strict=True):
+        role = "weight" if len(inputs) == 1 else "bias"
+        shape = (sum(counts), *spec_of(net.blobs[column[0]]).shape[1:])
+        inputs.append(add(f"{title}/{role}", "Concat", column, shape, axis=0))
+    for op in members:
+        del builder.ops[op.name]
+    shape = spec_of(net.blobs[first.outputs[0]]).shape
+    whole = add(title, first.kind, inputs, (shape[0], sum(counts), *shape[2:]), **first.attributes)
+    builder.op(
+        builder.fresh(f"{whole}/parts"),
+        _SPLIT,
+        [whole],
+        [name for op in members for name in op.outputs],
+        {"split_sizes": tuple(counts), "dim": 1},
+        location=first.location,
+        lane=first.lane,
+    )

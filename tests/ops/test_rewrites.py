@@ -1,0 +1,145 @@
+"""Rewrites of recorded functions: the same numbers from other calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from purine.ops.rewrites import aligned_products, loss_gradients, own_pools
+
+aten = torch.ops.aten
+
+
+def recorded(function: Callable[..., object], *arguments: Tensor) -> GraphModule:
+    found: GraphModule = make_fx(function, tracing_mode="fake")(*arguments)
+    return found
+
+
+def count(module: GraphModule, target: object) -> int:
+    return len(module.graph.find_nodes(op="call_function", target=target))
+
+
+@pytest.mark.parametrize("reduction", [1, 2], ids=["mean", "sum"])
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_the_gradient_of_a_softmax_loss_is_written_down(reduction: int, ignored: int) -> None:
+    def gradient(scores: Tensor, label: Tensor) -> Tensor:
+        logs = aten._log_softmax(scores, 1, False)
+        _, total = aten.nll_loss_forward(logs, label, None, reduction, ignored)
+        three = torch.full((), 3.0, dtype=scores.dtype)
+        pulled = aten.nll_loss_backward(three, logs, label, None, reduction, ignored, total)
+        found: Tensor = aten._log_softmax_backward_data(pulled, logs, 1, scores.dtype)
+        return found
+
+    scores, label = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 4, 2, 1, 3])
+    module = recorded(gradient, scores, label)
+    loss_gradients(module)
+    module.recompile()
+    assert count(module, aten._log_softmax_backward_data.default) == 0
+    assert torch.allclose(module(scores, label), gradient(scores, label), rtol=1e-12, atol=1e-14)
+
+
+def test_the_gradient_of_a_loss_by_pixels_is_left_alone() -> None:
+    def gradient(scores: Tensor, label: Tensor) -> Tensor:
+        with torch.enable_grad():
+            given = scores.detach().requires_grad_()
+            return torch.autograd.grad(torch.nn.functional.cross_entropy(given, label), given)[0]
+
+    module = recorded(gradient, torch.randn(2, 5, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64))
+    loss_gradients(module)
+    assert count(module, aten._log_softmax_backward_data.default) == 1
+
+
+def test_long_sizes_of_products_are_aligned_and_each_matrix_padded_once() -> None:
+    def products(x: Tensor, weight: Tensor, bias: Tensor, pulled: Tensor) -> tuple[Tensor, ...]:
+        scores = torch.addmm(bias, x, weight.t())
+        return scores, x @ weight.t(), pulled @ weight, pulled.t() @ x
+
+    shapes = ((16, 24), (1025, 24), (1025,), (16, 1025))
+    arguments = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+    module = recorded(products, *arguments)
+    expected = products(*arguments)
+    aligned_products(module)
+    module.recompile()
+    sizes = {
+        size
+        for target in (aten.mm.default, aten.addmm.default)
+        for node in module.graph.find_nodes(op="call_function", target=target)
+        for size in (node.args[-1].meta.get("val", torch.empty(0)).shape)  # type: ignore[union-attr]
+    }
+    assert 1025 not in sizes
+    assert count(module, aten.constant_pad_nd.default) == 3  # of weight, bias and gradient
+    for found, wanted in zip(module(*arguments), expected, strict=True):
+        assert found.shape == wanted.shape
+        assert torch.allclose(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_short_and_even_sizes_and_float32_are_left_alone() -> None:
+    def products(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y
+
+    for shape, dtype in (((9, 1032), torch.bfloat16), ((9, 1025), torch.float32)):
+        module = recorded(products, torch.randn(3, 9).to(dtype), torch.randn(shape).to(dtype))
+        aligned_products(module)
+        assert count(module, aten.constant_pad_nd.default) == 0
+
+
+POOLS = """
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+from purine.ops.rewrites import own_pools
+
+aten = torch.ops.aten
+torch.manual_seed(0)
+cases = [(3, 2, 0, True, 70), (3, 1, 1, False, 24), (2, 2, 0, False, 8), (5, 3, 2, True, 9)]
+for kernel, step, pad, ceil, channels in cases:
+    def pooled(x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = F.max_pool2d(x, kernel, step, pad, ceil_mode=ceil)
+            return y, torch.autograd.grad((y * y).sum(), x)[0]
+
+    x = torch.randn(2, channels, 9, 11).round(decimals=1)
+    x = x.contiguous(memory_format=torch.channels_last)
+    module = make_fx(pooled, tracing_mode="fake")(x)
+    own_pools(module)
+    module.recompile()
+    assert not module.graph.find_nodes(
+        op="call_function", target=aten.max_pool2d_with_indices_backward.default
+    )
+    for found, wanted in zip(module(x), pooled(x), strict=True):
+        assert found.stride() == wanted.stride()
+        assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-6), (kernel, step, pad, ceil)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_own_pools_give_the_numbers_of_torch() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", POOLS],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_pools_whose_places_are_asked_for_are_left_alone() -> None:
+    def pooled(x: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, [2, 2])
+        return found
+
+    x = torch.randn(2, 16, 4, 4).contiguous(memory_format=torch.channels_last)
+    module = recorded(pooled, x)
+    own_pools(module)
+    assert count(module, aten.max_pool2d_with_indices.default) == 1
