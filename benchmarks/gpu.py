@@ -425,6 +425,8 @@ def purine_steps(options: argparse.Namespace, setting: Setting) -> Callable[[int
     names = ("tokens", "targets") if tokens else ("image", "label")
     source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
     net = net if tokens else pu.data.prepare(net, source)
+    if options.device == "cuda":
+        net = pu.join(net)
     if options.precision == "bf16":
         net = pu.mixed(net, "bf16")
     if tokens:

@@ -42,6 +42,11 @@ def _attend_on_gpu(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What a net that was differentiated for a CPU calls for attention, on a GPU."""
+    if _has_cudnn(query, attn_mask):
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, dropout_p, is_causal, False, scale=scale
+        )
+        return found[0], found[1].squeeze(-1)
     if _has_flash(query, attn_mask):
         found = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
@@ -65,14 +70,21 @@ def _pull_on_gpu(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value of `_attend_on_gpu`."""
+    gradients: tuple[Tensor, Tensor, Tensor]
+    if _has_cudnn(query, attn_mask):
+        state = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout: not read
+        gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            *(grad_out, query, key, value, out, logsumexp.unsqueeze(-1), state, state),
+            *(None, None, None, query.shape[-2], key.shape[-2], dropout_p, is_causal),
+            scale=scale,
+        )
+        return gradients
     if _has_flash(query, attn_mask):
         state = torch.empty(2, dtype=torch.uint64, device=query.device)  # of dropout: not read
-        gradients: tuple[Tensor, Tensor, Tensor] = (
-            torch.ops.aten._scaled_dot_product_flash_attention_backward(
-                *(grad_out, query, key, value, out, logsumexp, None, None),
-                *(query.shape[-2], key.shape[-2], dropout_p, is_causal, state, state[:0]),
-                scale=scale,
-            )
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *(grad_out, query, key, value, out, logsumexp, None, None),
+            *(query.shape[-2], key.shape[-2], dropout_p, is_causal, state, state[:0]),
+            scale=scale,
         )
         return gradients
     weights = (_scores(query, key, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1)).exp()
@@ -86,6 +98,16 @@ def _pull_on_gpu(
 def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
     low = query.dtype in (torch.float16, torch.bfloat16)
     return low and mask is None and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+
+
+def _has_cudnn(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether cuDNN has the quickest kernel: from Hopper on, for heads that are not too wide."""
+    return (
+        _has_flash(query, mask)
+        and query.shape[-1] <= 128
+        and (torch.backends.cudnn.version() or 0) >= 90000
+        and torch.cuda.get_device_capability(query.device) >= (9, 0)
+    )
 
 
 def _factor(query: Tensor, scale: float | None) -> float:

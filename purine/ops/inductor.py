@@ -23,7 +23,10 @@ from purine.ops.rewrites import rewritten
 
 __all__ = ["compile_function", "scalars_first"]
 
-_OPTIONS = {"triton.cudagraphs": False}  # the run captures
+_OPTIONS = {
+    "triton.cudagraphs": False,  # the run captures
+    "triton.mix_order_reduction": False,  # ends with sums outside of its kernels
+}
 
 
 def compile_function(
@@ -34,7 +37,7 @@ def compile_function(
     with torch.no_grad():
         recorded = make_fx(function, tracing_mode="fake")(*arguments)
         scalars = scalars_first(recorded)
-        rewritten(recorded, gpu=any(value.is_cuda for value in arguments))
+        rewritten(recorded, gpu=_on_gpu(arguments))
         first = _compiled(scalars, arguments) if _returns(scalars) else scalars
         rest = _compiled(recorded, [*arguments, *first(*arguments)])
     return lambda *tensors: rest(*tensors, *first(*tensors))
@@ -42,9 +45,24 @@ def compile_function(
 
 def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     found: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
-        module, list(arguments), options=_OPTIONS
+        module, list(arguments), options={**_OPTIONS, "combo_kernels": _is_branched(module)}
     )
     return found
+
+
+def _is_branched(module: GraphModule) -> bool:
+    """Whether kernels of what is side by side are better put together.
+
+    The norms of an inception's branches are. Those of a transformer's layers become slower.
+    """
+    calls = module.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.native_batch_norm_backward.default
+    )
+    return any(value.meta["val"][0].is_cuda for value in calls)
+
+
+def _on_gpu(arguments: Sequence[Tensor]) -> bool:
+    return any(value.is_cuda for value in arguments)
 
 
 def _returns(module: GraphModule) -> bool:

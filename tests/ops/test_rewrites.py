@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.ops.rewrites import aligned_products, loss_gradients, own_pools
+from purine.ops.rewrites import aligned, own_pools
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def test_the_gradient_of_a_softmax_loss_is_written_down(reduction: int, ignored:
 
     scores, label = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 4, 2, 1, 3])
     module = recorded(gradient, scores, label)
-    loss_gradients(module)
+    aligned(module)
     module.recompile()
     assert count(module, aten._log_softmax_backward_data.default) == 0
     assert torch.allclose(module(scores, label), gradient(scores, label), rtol=1e-12, atol=1e-14)
@@ -54,7 +54,7 @@ def test_the_gradient_of_a_loss_by_pixels_is_left_alone() -> None:
             return torch.autograd.grad(torch.nn.functional.cross_entropy(given, label), given)[0]
 
     module = recorded(gradient, torch.randn(2, 5, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64))
-    loss_gradients(module)
+    aligned(module)
     assert count(module, aten._log_softmax_backward_data.default) == 1
 
 
@@ -67,7 +67,7 @@ def test_long_sizes_of_products_are_aligned_and_each_matrix_padded_once() -> Non
     arguments = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
     module = recorded(products, *arguments)
     expected = products(*arguments)
-    aligned_products(module)
+    aligned(module)
     module.recompile()
     sizes = {
         size
@@ -82,13 +82,36 @@ def test_long_sizes_of_products_are_aligned_and_each_matrix_padded_once() -> Non
         assert torch.allclose(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
 
 
+def test_scores_stay_wide_from_their_product_to_that_of_their_gradient() -> None:
+    def step(x: Tensor, weight: Tensor, label: Tensor) -> tuple[Tensor, ...]:
+        scores = (x @ weight.t()).view(2, 8, 1025).float().view(16, 1025)
+        logs = aten._log_softmax(scores, 1, False)
+        loss, total = aten.nll_loss_forward(logs, label, None, 1, -100)
+        one = torch.ones(())
+        pulled = aten.nll_loss_backward(one, logs, label, None, 1, -100, total)
+        back = aten._log_softmax_backward_data(pulled, logs, 1, torch.float32).view(2, 8, 1025)
+        low = back.to(torch.bfloat16).view(16, 1025)
+        return loss, low @ weight, low.t() @ x, scores.view(-1).amax()
+
+    x, weight = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((16, 24), (1025, 24)))
+    label = torch.randint(1025, (16,))
+    module = recorded(step, x, weight, label)
+    aligned(module)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    assert count(module, aten.constant_pad_nd.default) == 1  # of the weight
+    assert count(module, aten.slice.Tensor) == 2  # of its gradient, and for the greatest score
+    for found, wanted in zip(module(x, weight, label), step(x, weight, label), strict=True):
+        assert torch.allclose(found.float(), wanted.float(), rtol=2e-2, atol=1e-3)
+
+
 def test_short_and_even_sizes_and_float32_are_left_alone() -> None:
     def products(x: Tensor, y: Tensor) -> Tensor:
         return x @ y
 
     for shape, dtype in (((9, 1032), torch.bfloat16), ((9, 1025), torch.float32)):
         module = recorded(products, torch.randn(3, 9).to(dtype), torch.randn(shape).to(dtype))
-        aligned_products(module)
+        aligned(module)
         assert count(module, aten.constant_pad_nd.default) == 0
 
 
@@ -108,7 +131,7 @@ for kernel, step, pad, ceil, channels in cases:
             y = F.max_pool2d(x, kernel, step, pad, ceil_mode=ceil)
             return y, torch.autograd.grad((y * y).sum(), x)[0]
 
-    x = torch.randn(2, channels, 9, 11).round(decimals=1)
+    x = torch.randn(2, channels, 9, 11).round(decimals=1).bfloat16()
     x = x.contiguous(memory_format=torch.channels_last)
     module = make_fx(pooled, tracing_mode="fake")(x)
     own_pools(module)
@@ -118,7 +141,8 @@ for kernel, step, pad, ceil, channels in cases:
     )
     for found, wanted in zip(module(x), pooled(x), strict=True):
         assert found.stride() == wanted.stride()
-        assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-6), (kernel, step, pad, ceil)
+        assert torch.allclose(found, wanted, rtol=2e-2, atol=2e-2), (kernel, step, pad, ceil)
+    assert torch.equal(module(x)[0], pooled(x)[0])
 """
 
 
@@ -139,7 +163,7 @@ def test_pools_whose_places_are_asked_for_are_left_alone() -> None:
         found: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, [2, 2])
         return found
 
-    x = torch.randn(2, 16, 4, 4).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 4, 4).bfloat16().contiguous(memory_format=torch.channels_last)
     module = recorded(pooled, x)
     own_pools(module)
     assert count(module, aten.max_pool2d_with_indices.default) == 1

@@ -1,0 +1,36 @@
+"""Small helps for work on recorded functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeGuard
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+__all__ = ["Add", "adder", "is_call", "value_of"]
+
+Add: TypeAlias = Callable[..., Node]
+"""What adds a call of a function with arguments."""
+
+
+def adder(module: GraphModule, before: Node) -> Add:
+    """What adds calls in front of a node."""
+
+    def add(target: Any, *args: Any, **kwargs: Any) -> Node:
+        with module.graph.inserting_before(before):
+            return module.graph.call_function(target, args, kwargs)
+
+    return add
+
+
+def is_call(node: object, target: object) -> TypeGuard[Node]:
+    """Whether something is a call of a function."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target is target
+
+
+def value_of(node: Any) -> Tensor:
+    """What a recorded node makes, without its contents."""
+    value = node.meta["val"]
+    assert isinstance(value, Tensor)
+    return value
