@@ -8,7 +8,7 @@ from purine.graph import Blob, Builder, Graph, Location, Op, State
 from purine.importers.caffe import from_caffe
 from purine.importers.torch import from_torch
 from purine.ops import Net, check
-from purine.optimize import evaluation, fuse, inference, mixed, prune, recompute
+from purine.optimize import evaluation, fuse, inference, layout, mixed, prune, recompute
 from purine.parallel import to_device
 from purine.runtime.run import Result, Run, compute
 from purine.runtime.trace import Trace
@@ -35,6 +35,7 @@ __all__ = [
     "fuse",
     "graph",
     "inference",
+    "layout",
     "mixed",
     "ops",
     "optimize",

@@ -1,8 +1,9 @@
 """Transforms that keep a graph's results, to rounding, and change its cost."""
 
 from purine.optimize.fuse import fuse
+from purine.optimize.layout import layout
 from purine.optimize.mixed import mixed
 from purine.optimize.prune import evaluation, inference, prune
 from purine.optimize.recompute import recompute
 
-__all__ = ["evaluation", "fuse", "inference", "mixed", "prune", "recompute"]
+__all__ = ["evaluation", "fuse", "inference", "layout", "mixed", "prune", "recompute"]
