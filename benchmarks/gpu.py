@@ -435,9 +435,12 @@ def purine_steps(options: argparse.Namespace, setting: Setting) -> Callable[[int
         step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     step = pu.prune(step, ["loss"])
     if options.device == "cuda":
-        step = pu.fuse(pu.to_device(step, "cuda:0"), devices=["cuda:0"])
+        step = pu.to_device(step, "cuda:0")
+    step = pu.layout(step, "contiguous" if tokens else "channels-last")
+    if options.device == "cuda":
+        step = pu.fuse(step, devices=["cuda:0"])
     data = pu.data.DataSet("memory", source)
-    run = pu.Run(step, data=data, seed=0, channels_last=not tokens)
+    run = pu.Run(step, data=data, seed=0)
 
     def steps(count: int) -> None:
         for result in run.steps(count):

@@ -108,14 +108,8 @@ def work(options: argparse.Namespace) -> None:
     rows = [part.numpy() for part in samples(SETTING)]
     source = pu.data.ArraySource(*rows, classes=SETTING.classes)
     data = pu.data.DataSet("memory", source)
-    run = pu.Run(
-        graph,
-        data=data,
-        seed=0,
-        threads=1,
-        channels_last=True,
-        share_cores=options.share_cores,
-    )
+    graph = pu.layout(graph, "channels-last")
+    run = pu.Run(graph, data=data, seed=0, threads=1, share_cores=options.share_cores)
 
     def steps(count: int) -> None:
         for result in run.steps(count):

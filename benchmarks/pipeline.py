@@ -129,9 +129,9 @@ def measured_times(options: argparse.Namespace) -> Mapping[str, float]:
     torch.set_num_threads(1)
     options.micro = options.micro or 0
     setting = setting_of(options)
-    data, images = data_of(options, setting)
+    data = data_of(options, setting)
     step = step_of(options.net, options.batch)
-    with pu.Run(step, data=data, seed=0, threads=1, channels_last=images, record=True) as run:
+    with pu.Run(step, data=data, seed=0, threads=1, record=True) as run:
         for result in run.steps(RECORDED):
             assert result.loss == result.loss
         return run.trace.times()
@@ -142,14 +142,14 @@ def times_of(options: argparse.Namespace) -> Mapping[str, float]:
     return found
 
 
-def data_of(options: argparse.Namespace, setting: Setting) -> tuple[Any, bool]:
-    """The samples as a data set, and whether they are images."""
+def data_of(options: argparse.Namespace, setting: Setting) -> Any:
+    """The samples as a data set."""
     import purine as pu
 
     names = ("tokens", "targets") if options.net == "gpt2" else ("image", "label")
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
-    return pu.data.DataSet("memory", source), len(setting.sample) == 3
+    return pu.data.DataSet("memory", source)
 
 
 def compare(options: argparse.Namespace, count: int, schedule: str) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def step_of(net: str, batch: int) -> Graph:
     named = {"classes": setting.classes} if net != "gpt2" else {}
     graph = pu.zoo.NETS[net](batch=batch, **named, **setting.arguments)
     step = pu.solvers.sgd(pu.backward(graph), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    return pu.prune(step, ["loss"])
+    return pu.layout(pu.prune(step, ["loss"]), "contiguous" if net == "gpt2" else "channels-last")
 
 
 Worker = tuple[Callable[[int], object], Callable[[], dict[str, Any]]]
@@ -364,8 +364,8 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         chunks=chunks,
         times=times_of(options),
     )
-    data, images = data_of(options, setting)
-    run = pu.Run(graph, data=data, seed=0, threads=1, channels_last=images)
+    data = data_of(options, setting)
+    run = pu.Run(graph, data=data, seed=0, threads=1)
 
     def steps(count: int) -> None:
         for result in run.steps(count):
@@ -376,7 +376,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         from purine.runtime.overlap import overlap
 
         run.close()
-        recorded = pu.Run(graph, data=data, seed=0, threads=1, channels_last=images, record=True)
+        recorded = pu.Run(graph, data=data, seed=0, threads=1, record=True)
         with recorded:
             for result in recorded.steps(RECORDED):
                 assert result.loss == result.loss

@@ -171,7 +171,7 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, classes=setting.classes)
     data = pu.data.DataSet("memory", source)
-    run = pu.Run(step, data=data, seed=0, threads=1, channels_last=True)
+    run = pu.Run(pu.layout(step, "channels-last"), data=data, seed=0, threads=1)
 
     def steps(count: int) -> None:
         for result in run.steps(count):

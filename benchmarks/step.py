@@ -215,7 +215,8 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
     source = pu.data.ArraySource(*rows, names=names, classes=setting.classes)
     data = pu.data.DataSet("memory", source)
     threads = options.threads or None
-    run = pu.Run(pu.prune(step, ["loss"]), data=data, seed=0, threads=threads, channels_last=True)
+    step = pu.layout(pu.prune(step, ["loss"]), "channels-last")
+    run = pu.Run(step, data=data, seed=0, threads=threads)
 
     def steps(count: int) -> None:
         for result in run.steps(count):

@@ -8,7 +8,7 @@ from purine.graph import Blob, Builder, Graph, Location, Op, State
 from purine.importers.caffe import from_caffe
 from purine.importers.torch import from_torch
 from purine.ops import Net, check
-from purine.optimize import evaluation, fuse, inference, join, mixed, prune, recompute
+from purine.optimize import evaluation, fuse, inference, join, layout, mixed, prune, recompute
 from purine.parallel import to_device
 from purine.runtime.run import Result, Run, compute
 from purine.runtime.trace import Trace
@@ -36,6 +36,7 @@ __all__ = [
     "graph",
     "inference",
     "join",
+    "layout",
     "mixed",
     "ops",
     "optimize",

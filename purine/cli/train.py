@@ -101,7 +101,8 @@ def train(
         str | None,
         _option(
             "fp32, or bf16 or fp16 for convolutions, products and what follows them; weights and "
-            "losses stay in fp32, and fp16 scales the loss.",
+            "losses stay in fp32, and fp16 scales the loss. On GPUs also tf32: fp32 with "
+            "convolutions and products of fewer bits.",
             "fp32",
         ),
     ] = None,
@@ -191,8 +192,13 @@ def train(
     mirror: Annotated[
         bool | None, _option("Mirror images at random, not in tests.", "no-mirror")
     ] = None,
-    channels_last: Annotated[
-        bool | None, _option("Keep images and filters channels-last in memory.")
+    layout: Annotated[
+        str | None,
+        _option(
+            "How images and filters lie in memory: channels-last, contiguous, or auto, which is "
+            "channels-last where most of the work is convolutions.",
+            "auto on GPUs, else what the net's file says",
+        ),
     ] = None,
 ) -> None:
     """Train a net and write a run folder: config, net, metrics, summary and checkpoints.

@@ -89,7 +89,8 @@ def _prepare_op(
         if not image:
             raise _misfit(builder, op, source)
         raw = builder.fresh(f"{name}/raw")
-        builder.blob(raw, (blob.shape[0], *field.shape), field.dtype, blob.location)
+        shape = (blob.shape[0], *field.shape)
+        builder.blob(raw, shape, field.dtype, blob.location, layout=blob.layout)
         outputs[index] = raw
         chain: list[_Step] = []
         settings: dict[str, Attribute]

@@ -3,12 +3,23 @@
 from purine.graph.builder import Builder
 from purine.graph.dot import to_dot
 from purine.graph.graph import Graph
-from purine.graph.nodes import NOTHING, Attribute, Blob, Filler, Lane, Location, Op, State
+from purine.graph.nodes import (
+    CHANNELS_LAST,
+    NOTHING,
+    Attribute,
+    Blob,
+    Filler,
+    Lane,
+    Location,
+    Op,
+    State,
+)
 from purine.graph.text import to_text
 from purine.graph.verify import DTYPES, RULES, Kinds, Rule, problems, verify
 from purine.graph.yaml import from_yaml, load_yaml, save_yaml, to_yaml
 
 __all__ = [
+    "CHANNELS_LAST",
     "DTYPES",
     "NOTHING",
     "RULES",

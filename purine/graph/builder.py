@@ -42,10 +42,12 @@ class Builder:
         dtype: str = "float32",
         location: Location | None = None,
         where: str | None = None,
+        *,
+        layout: str = "",
     ) -> str:
         """Add a blob and return its name."""
         size = None if shape is None else tuple(shape)
-        self.add(Blob(name, size, dtype, location or Location(), where))
+        self.add(Blob(name, size, dtype, location or Location(), where, layout))
         return name
 
     def op(

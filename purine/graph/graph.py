@@ -117,7 +117,10 @@ class Graph:
 
 
 def _plain(node: Blob | Op | State) -> list[object]:
-    fields = (name for name in node.__dataclass_fields__ if name != "where")
+    left_out = {"where"}
+    if isinstance(node, Blob) and not node.layout:
+        left_out.add("layout")
+    fields = (name for name in node.__dataclass_fields__ if name not in left_out)
     return [_plain_value(getattr(node, name)) for name in fields]
 
 

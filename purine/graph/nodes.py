@@ -13,7 +13,17 @@ from typing import TypeAlias
 
 from purine.errors import GraphError
 
-__all__ = ["NOTHING", "Attribute", "Blob", "Filler", "Lane", "Location", "Op", "State"]
+__all__ = [
+    "CHANNELS_LAST",
+    "NOTHING",
+    "Attribute",
+    "Blob",
+    "Filler",
+    "Lane",
+    "Location",
+    "Op",
+    "State",
+]
 
 Attribute: TypeAlias = "bool | int | float | str | tuple[Attribute, ...] | None"
 """What an op's attribute may hold; lists become tuples."""
@@ -23,6 +33,9 @@ Lane: TypeAlias = str
 
 NOTHING = ""
 """Stands in `Op.outputs` for a result that nobody asked for: no blob, no buffer."""
+
+CHANNELS_LAST = "channels-last"
+"""The layout in which the channels of a pixel, or of a point of a filter, lie side by side."""
 
 _DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
 _LANE = re.compile(r"(compute(:[1-9][0-9]*)?|inbound|outbound|io)")
@@ -56,7 +69,8 @@ class Location:
 class Blob:
     """A data node: name, shape, dtype and location.
 
-    `shape` is None while it is still to be inferred from the op that produces the blob.
+    `shape` is None while it is still to be inferred from the op that produces the blob. `layout` is
+    how four dimensions lie in memory: `CHANNELS_LAST`, or empty where kernels may choose.
     `where` is the place in a file that declared it, and takes no part in equality.
     """
 
@@ -65,10 +79,11 @@ class Blob:
     dtype: str = "float32"
     location: Location = Location()
     where: str | None = field(default=None, compare=False)
+    layout: str = ""
 
     def __str__(self) -> str:
         shape = "?" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"
-        return f"{self.name}: {self.dtype} {shape}"
+        return " ".join(filter(None, (f"{self.name}:", self.dtype, shape, self.layout)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def to_text(graph: Graph) -> str:
 
 
 def type_text(blob: Blob | None) -> str:
-    """Dtype and shape of a blob, `?` for a blob that does not exist.
+    """Dtype, shape and layout of a blob, `?` for a blob that does not exist.
 
     >>> type_text(Blob("x", (2, 3)))
     'float32 2x3'
@@ -40,7 +40,7 @@ def type_text(blob: Blob | None) -> str:
     if blob is None:
         return "?"
     shape = "?" if blob.shape is None else "x".join(map(str, blob.shape)) or "scalar"
-    return f"{blob.dtype} {shape}"
+    return " ".join(filter(None, (blob.dtype, shape, blob.layout)))
 
 
 def _lines(graph: Graph) -> Iterator[str]:

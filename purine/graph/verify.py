@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import NOTHING, Blob, Op
+from purine.graph.nodes import CHANNELS_LAST, NOTHING, Blob, Op
 
 __all__ = ["DTYPES", "RULES", "Kinds", "Rule", "problems", "verify"]
 
@@ -321,6 +321,27 @@ def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             )
 
 
+def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
+    """A layout is `channels-last`, and that of a blob of four dimensions."""
+    for blob in graph.blobs.values():
+        if blob.layout not in ("", CHANNELS_LAST):
+            yield _bad_blob(
+                blob,
+                f"blob {blob.name!r} has the layout {blob.layout!r}",
+                expected=f"{CHANNELS_LAST!r}, or none",
+                found=repr(blob.layout),
+                remedy="correct the layout, or leave it out",
+            )
+        elif blob.layout and blob.shape is not None and len(blob.shape) != 4:
+            yield _bad_blob(
+                blob,
+                f"blob {blob.name!r} of {len(blob.shape)} dimensions is {blob.layout}",
+                expected="four dimensions: samples, channels, height and width",
+                found=str(list(blob.shape)),
+                remedy="leave the layout out",
+            )
+
+
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """No op waits for itself, over data and control edges; the first cycle found is shown.
 
@@ -421,6 +442,7 @@ RULES: tuple[Rule, ...] = (
     control_names_ops,
     shapes_are_sizes,
     dtypes_are_known,
+    layouts_fit,
     no_cycle,
     one_location,
     agrees_with_its_kind,

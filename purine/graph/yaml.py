@@ -123,6 +123,8 @@ def _blob_entry(blob: Blob) -> dict[str, object]:
         entry["size"] = blob.shape
     if blob.dtype != "float32":
         entry["dtype"] = blob.dtype
+    if blob.layout:
+        entry["layout"] = blob.layout
     return entry | _location_entry(blob.location)
 
 

@@ -205,10 +205,11 @@ class _Fields:
 
 
 def _blob(entry: _Fields, builder: Builder) -> None:
-    entry.only("type", "name", "size", "dtype", "location")
+    entry.only("type", "name", "size", "dtype", "layout", "location")
     shape = entry.sizes("size") if "size" in entry.keys else None
     dtype = entry.text("dtype", "float32")
-    builder.blob(entry.text("name"), shape, dtype, entry.location(), entry.where)
+    layout = entry.text("layout") if "layout" in entry.keys else ""
+    builder.blob(entry.text("name"), shape, dtype, entry.location(), entry.where, layout=layout)
 
 
 def _op(entry: _Fields, builder: Builder) -> None:

@@ -20,11 +20,12 @@ import yaml
 
 from purine.errors import ConfigError
 from purine.ops.registry import conforms, describe
+from purine.optimize.layout import Layout
 from purine.parallel import Scheme, parse_devices
 
 __all__ = ["Job", "Options", "Precision", "job_text", "merge", "read_options"]
 
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16"]
 Options: TypeAlias = Mapping[str, Any]
 """Options of a job by the names of its fields: only those that were given."""
 
@@ -71,7 +72,7 @@ class Job:
     crop: int | None = None
     pad: int = 0
     mirror: bool | None = None
-    channels_last: bool = False
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -82,6 +83,13 @@ class Job:
                 expected="one of them",
                 found=f"epochs {self.epochs}, iters {self.iters}",
                 remedy="leave one out",
+            )
+        if self.precision == "tf32" and "cuda" not in self.devices:
+            raise ConfigError(
+                "precision is tf32, and the job has no GPU",
+                expected="devices such as cuda:0, which have TF32",
+                found=f"devices {self.devices}",
+                remedy="leave --precision out for float32, or train on --devices cuda:0",
             )
         if self.mean is not None and self.mean_file is not None:
             raise ConfigError(

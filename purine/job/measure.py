@@ -10,7 +10,7 @@ from purine.data import open_data
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.folder import RunFolder
-from purine.job.placing import measuring_threads
+from purine.job.placing import laid_out, measuring_threads
 from purine.job.plan import measuring
 from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
@@ -49,7 +49,7 @@ def measure(
         )
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
-    graph = measuring(job, net, found.test, saved.values.get(MEAN_IMAGE))
+    graph = laid_out(job, measuring(job, net, found.test, saved.values.get(MEAN_IMAGE)))
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
     with Run(
@@ -57,7 +57,6 @@ def measure(
         data=found,
         seed=job.seed or 0,
         threads=measuring_threads(job),
-        channels_last=job.channels_last,
     ) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         means = run.evaluate(graph)

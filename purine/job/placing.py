@@ -14,7 +14,7 @@ from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
 from purine.ops.infer import size_in_bytes
-from purine.optimize import fuse
+from purine.optimize import fuse, join, layout
 from purine.parallel import (
     Scheme,
     bytes_moved,
@@ -29,6 +29,9 @@ from purine.runtime.devices import cores_of, threads_of
 __all__ = [
     "Placement",
     "fused",
+    "joined",
+    "laid_out",
+    "low_precision",
     "measuring_threads",
     "moved",
     "placed",
@@ -91,9 +94,29 @@ def placed(
         clip=clip,
         devices=job.devices,
         accumulate=job.accumulate,
-        precision=None if job.precision == "fp32" else job.precision,
+        precision=low_precision(job),
         scheme=scheme,
     )
+
+
+def joined(job: Job, net: Graph) -> Graph:
+    """A net for one device as it is differentiated: for a GPU with few large convolutions."""
+    return join(net) if "cuda" in job.devices else net
+
+
+def low_precision(job: Job) -> str | None:
+    """The precision that a job mixes with float32, if any; TF32 is a matter of the run."""
+    return None if job.precision in ("fp32", "tf32") else job.precision
+
+
+def laid_out(job: Job, graph: Graph) -> Graph:
+    """A graph in the layout that a job asks for.
+
+    Where it asks for none, a graph on GPUs is laid out by what it computes, and others stay as they
+    are.
+    """
+    form = job.layout or ("auto" if _gpus(graph) else None)
+    return graph if form is None else layout(graph, form)
 
 
 def moved(job: Job, graph: Graph) -> Graph:
@@ -104,9 +127,13 @@ def moved(job: Job, graph: Graph) -> Graph:
 
 def fused(step: Graph) -> Graph:
     """A step as it is run: on GPUs what lies between two transfers is one op."""
-    devices = {op.location.device for op in step.ops.values()}
-    gpus = sorted(device for device in devices if device.startswith("cuda"))
+    gpus = _gpus(step)
     return fuse(step, devices=gpus) if gpus else step
+
+
+def _gpus(graph: Graph) -> list[str]:
+    devices = {op.location.device for op in graph.ops.values()}
+    return sorted(device for device in devices if device.startswith("cuda"))
 
 
 def refuse_unfit(step: Graph, job: Job) -> None:

@@ -14,7 +14,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from purine.autodiff import backward
@@ -39,7 +38,16 @@ from purine.job.caffe import (
     with_transform,
 )
 from purine.job.config import Job
-from purine.job.placing import moved, placed, refuse_unfit, scheme_of, threads_for
+from purine.job.placing import (
+    joined,
+    laid_out,
+    low_precision,
+    moved,
+    placed,
+    refuse_unfit,
+    scheme_of,
+    threads_for,
+)
 from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.registry import lookup
@@ -139,14 +147,14 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     job = _settled(job, net, data, caffe, image)
     iterations = iterations_of(job, data)
     ready = prepared(job, net, data.train, image)
-    step = check(_updated(job, ready, caffe, iterations))
-    read_stream(step, data, layout=torch.contiguous_format)  # refuses data that does not fit
+    step = laid_out(job, check(_updated(job, ready, caffe, iterations)))
+    read_stream(step, data)  # refuses data that does not fit
     _check_labels(net, data)
     if test_net is not None:
         _check_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, image)
     refuse_unfit(step, job)
-    test = None if test is None else moved(job, test)
+    test = None if test is None else laid_out(job, moved(job, test))
     return Plan(
         job=job,
         data=data,
@@ -423,8 +431,9 @@ def _updated_as_caffe(job: Job, net: Graph, caffe: CaffeSolver, rate: Rate) -> G
 
 
 def _mixed(job: Job, net: Graph) -> Graph:
-    """The net in the precision that the job asks for."""
-    return net if job.precision == "fp32" else mixed(net, job.precision)
+    """The net for one device in the precision that the job asks for."""
+    low, net = low_precision(job), joined(job, net)
+    return net if low is None else mixed(net, low)
 
 
 def _images(job: Job) -> int:

@@ -78,15 +78,14 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
-        step = fused(plan.step)
         self._run = Run(
-            step,
+            fused(plan.step),
             data=plan.data,
             seed=job.seed or 0,
             prefetch=job.prefetch,
             threads=job.threads,
             share_cores=job.share_cores,
-            channels_last=job.channels_last or step is not plan.step,
+            tf32=job.precision == "tf32",
             record=job.trace,
             gather=gather_values,
             cut=shard_values,

@@ -245,7 +245,7 @@ class _Casts:
         """Add the cast of a blob, where the blob is."""
         blob = self.made.blobs[name]
         if result not in self.made.blobs:
-            self.made.blob(result, blob.shape, dtype, blob.location)
+            self.made.blob(result, blob.shape, dtype, blob.location, layout=blob.layout)
         self.made.op(
             self.made.fresh(f"{result}/cast") if result in self.made.ops else result,
             "aten._to_copy",

@@ -24,6 +24,7 @@ from purine.runtime.aliases import without_aliases
 from purine.runtime.buffers import Buffers
 from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin
+from purine.runtime.precision import hold, let_go
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
 from purine.runtime.streams import Streams, is_gpu
@@ -46,7 +47,8 @@ class Executor:
     bounds the iterations in flight. `cores` are those of each device; a compute lane uses as many
     threads as its device has cores, or `threads` where the device has no cores of its own. With
     `segments` ops of a lane are dispatched together where they can be. `fused` makes the kernels of
-    fused ops.
+    fused ops. While iterations are in flight float32 products of GPUs are in `tf32` or are not;
+    None leaves that to torch.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Executor:
         cores: Mapping[str, tuple[int, ...]] | None = None,
         segments: bool = False,
         fused: Callable[[Op, bool], Kernel] | None = None,
+        tf32: bool | None = None,
         record: bool = False,
     ) -> None:
         whole = without_aliases(graph)
@@ -92,6 +95,8 @@ class Executor:
         self._run = self.buffers.run if self._streams is None else self._streams.run
         self.threads = threads or torch.get_num_threads()
         self.cores = cores or {}
+        self._tf32 = tf32
+        self._holds = False
         self._results: dict[int, dict[str, Any]] = {}
         self._collected = start
         self._lock = threading.Lock()
@@ -124,12 +129,18 @@ class Executor:
 
     def extend(self, limit: int) -> None:
         """Let iterations below `limit` run."""
+        if self._tf32 is not None:
+            hold(self._tf32)
         with self._lock:
+            if self._holds:
+                let_go()  # one is enough
+            self._holds = self._tf32 is not None
             for token in self.core.extend(limit):
                 op = token % self.core.size
                 worker = self._place[op]
                 heappush(self._queues[worker], token + self._later[op])
                 self._ring(worker)
+            self._let_go_if_idle()
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
         """The outputs of an iteration, once all of it is complete."""
@@ -175,6 +186,8 @@ class Executor:
             self._host.notify_all()
         for thread in self._threads:
             thread.join()
+        with self._lock:
+            self._let_go_if_idle()
         if self._streams is not None:
             self._streams.synchronize()
 
@@ -262,7 +275,14 @@ class Executor:
                 outputs = self._streams.collect(self._collected, outputs)
             self._results[self._collected] = outputs
             self._collected += 1
+        self._let_go_if_idle()
         self._host.notify_all()
+
+    def _let_go_if_idle(self) -> None:
+        """End the hold on torch's settings where nothing is in flight. Holds the lock."""
+        if self._holds and (self._stopped or self.core.idle):
+            self._holds = False
+            let_go()
 
     def _raise_if_stopped(self) -> None:
         if self._failure is not None:
@@ -280,6 +300,7 @@ class Executor:
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
         self._stopped = True
+        self._let_go_if_idle()
         for worker in range(len(self._bells)):
             self._ring(worker)
         self._host.notify_all()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from purine.data import DataSet, Reader, Source
 from purine.errors import DataError
-from purine.graph import Graph, Op
+from purine.graph import NOTHING, Graph, Op
 from purine.ops.registry import Kernel
 from purine.runtime.layout import laid_out
+from purine.runtime.streams import is_gpu
 
 __all__ = ["batch_of", "data_ops", "pinned", "read_rows", "read_stream"]
 
@@ -22,27 +22,23 @@ def data_ops(graph: Graph) -> list[Op]:
     return [op for op in graph.ops.values() if op.kind == "Data"]
 
 
-def read_stream(
-    graph: Graph, data: DataSet | None, *, layout: torch.memory_format
-) -> Mapping[str, Kernel]:
+def read_stream(graph: Graph, data: DataSet | None) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads the batch of an iteration from the endless stream."""
     kernels: dict[str, Kernel] = {}
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernels[op.name] = _stream_kernel(graph, op, source, layout)
+        kernels[op.name] = _stream_kernel(graph, op, source)
     return kernels
 
 
-def read_rows(
-    graph: Graph, data: DataSet | None, start: int, *, layout: torch.memory_format
-) -> Mapping[str, Kernel]:
+def read_rows(graph: Graph, data: DataSet | None, start: int) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads its source from row `start` on, in order and once."""
     kernels: dict[str, Kernel] = {}
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernels[op.name] = _rows_kernel(source, start, batch_of(graph, op), layout)
+        kernels[op.name] = _rows_kernel(graph, op, source, start)
     return kernels
 
 
@@ -58,15 +54,16 @@ def pinned(kernel: Kernel) -> Kernel:
     return fetched
 
 
-def _stream_kernel(graph: Graph, op: Op, source: Source, layout: torch.memory_format) -> Kernel:
+def _stream_kernel(graph: Graph, op: Op, source: Source) -> Kernel:
     settings = {key: op.attributes.get(key, default) for key, default in _STREAM.items()}
     readers: dict[int, Reader] = {}
+    layouts = _layouts(graph, op)
 
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
         key = int(seed)
         if key not in readers:
             readers[key] = Reader(source, batch=batch_of(graph, op), seed=key, **settings)  # type: ignore[arg-type]
-        return _laid_out(readers[key].read(int(iteration)), layout)
+        return _laid_out(readers[key].read(int(iteration)), layouts)
 
     return kernel
 
@@ -74,18 +71,36 @@ def _stream_kernel(graph: Graph, op: Op, source: Source, layout: torch.memory_fo
 _STREAM: Mapping[str, object] = {"shuffle": True, "offset": 0, "whole": None}
 
 
-def _rows_kernel(source: Source, start: int, batch: int, layout: torch.memory_format) -> Kernel:
+def _rows_kernel(graph: Graph, op: Op, source: Source, start: int) -> Kernel:
+    batch, layouts = batch_of(graph, op), _layouts(graph, op)
+
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
         first = start + int(iteration) * batch
-        return _laid_out(source.batch(np.arange(first, first + batch)), layout)
+        return _laid_out(source.batch(np.arange(first, first + batch)), layouts)
 
     return kernel
 
 
-def _laid_out(
-    values: tuple[Tensor, ...], layout: torch.memory_format
-) -> tuple[Tensor, ...] | Tensor:
-    made = tuple(laid_out(value, layout) for value in values)
+def _layouts(graph: Graph, op: Op) -> tuple[str, ...]:
+    """How the batches that an op reads lie in memory.
+
+    Samples that only GPUs read go there as they are stored, and are laid out by what reads them.
+    """
+    return tuple(
+        "" if name == NOTHING or _for_gpus(graph, name) else graph.blobs[name].layout
+        for name in op.outputs
+    )
+
+
+def _for_gpus(graph: Graph, name: str) -> bool:
+    readers = graph.consumers[name]
+    return bool(readers) and all(
+        op.kind == "Copy" and is_gpu(graph.blobs[op.outputs[0]].location) for op in readers
+    )
+
+
+def _laid_out(values: tuple[Tensor, ...], layouts: tuple[str, ...]) -> tuple[Tensor, ...] | Tensor:
+    made = tuple(laid_out(*pair) for pair in zip(values, layouts, strict=True))
     return made if len(made) > 1 else made[0]
 
 

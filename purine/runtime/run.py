@@ -64,9 +64,10 @@ class Run:
 
     `prefetch` is how many iterations `Data` ops may be ahead. `threads` is the number of threads
     that one kernel may use: the number of cores of a device, where the graph is on several, which
-    may `share_cores` where there are too few, and so may GPUs. `channels_last` says how images and
-    filters lie in memory; `record` keeps a trace. Fused ops are `compiled` where they are on a GPU,
-    unless this says always or never.
+    may `share_cores` where there are too few, and so may GPUs. `record` keeps a trace. Fused ops
+    are `compiled` where they are on a GPU, unless this says always or never. With `tf32` products
+    and convolutions of float32 numbers on GPUs are in TF32, which keeps 10 bits of 23; without it
+    they are not, whatever torch is set to.
 
     What is loaded, saved and measured has the states of the graph, unless `gather` makes those of
     another form of it (the net before it was sharded) and `cut` the graph's own of these.
@@ -90,8 +91,8 @@ class Run:
         prefetch: int = 2,
         threads: int | None = None,
         share_cores: bool = False,
-        channels_last: bool = False,
         compiled: bool | None = None,
+        tf32: bool = False,
         record: bool = False,
         gather: Convert | None = None,
         cut: Convert | None = None,
@@ -109,16 +110,24 @@ class Run:
         self.credit = prefetch + 1
         self.threads = threads
         self._cores = cores_of(self.graph, threads=threads, share=share_cores)
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.record = record
         self.compiled = compiled
         self._compiled: dict[tuple[str, bool], Callable[..., list[Tensor]]] = {}
-        self._gpus = any(is_gpu(op.location) for op in self.graph.ops.values())
+        self._gpus = _on_gpus(self.graph)
+        if tf32 and not self._gpus:
+            raise ConfigError(
+                "tf32 is asked for, and no op is on a GPU",
+                expected="a graph with ops on GPUs, which have TF32",
+                found="devices "
+                + ", ".join(sorted({op.location.device for op in self.graph.ops.values()})),
+                remedy="leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')",
+            )
+        self._tf32 = tf32 if self._gpus else None
         self._gather = gather
         self._cut = cut
         self.iteration = 0
         """The next iteration whose result `steps` gives."""
-        self._sources = self._reading(read_stream(self.graph, data, layout=self._host_layout))
+        self._sources = self._reading(read_stream(self.graph, data))
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
         self._events: tuple[Event, ...] = ()
@@ -291,8 +300,7 @@ class Run:
             raise self._failure
         if self._executor is None:
             self._states = {
-                name: laid_out(_at_home(self.graph, name, value), self.layout)
-                for name, value in self._states.items()
+                name: _at_home(self.graph, name, value) for name, value in self._states.items()
             }
             self._executor = Executor(
                 self.graph,
@@ -304,14 +312,10 @@ class Run:
                 cores=self._cores,
                 segments=not (self.record or self._gpus) and pays(self.graph),
                 fused=self._fused,
+                tf32=self._tf32,
                 record=self.record,
             )
         return self._executor
-
-    @property
-    def _host_layout(self) -> torch.memory_format:
-        """How samples lie in memory: as they are stored, where a GPU can turn them."""
-        return torch.contiguous_format if self._gpus else self.layout
 
     def _reading(self, sources: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
         """Kernels that read batches, into memory that GPUs can fetch them from."""
@@ -340,13 +344,13 @@ class Run:
                 keeps = state.next == name
                 states[name] = values[name] if keeps else values[name].clone()
         states = {name: _at_home(graph, name, value) for name, value in states.items()}
-        rows = read_rows(graph, data, start, layout=self._host_layout)
         executor = Executor(
             graph,
             states=states,
-            sources=self._reading(rows),
+            sources=self._reading(read_rows(graph, data, start)),
             credit=self.credit,
             threads=len({core for own in self._cores.values() for core in own}) or self.threads,
+            tf32=bool(self._tf32) if _on_gpus(graph) else None,
         )
         totals = dict.fromkeys(graph.outputs, 0.0)
         try:
@@ -359,9 +363,14 @@ class Run:
         return totals
 
 
+def _on_gpus(graph: Graph) -> bool:
+    return any(is_gpu(op.location) for op in graph.ops.values())
+
+
 def _at_home(graph: Graph, name: str, value: Tensor) -> Tensor:
-    """The value of a state on the device of its blob."""
-    return value.to(device_of(graph.blobs[name].location))
+    """The value of a state on the device and in the layout of its blob."""
+    blob = graph.blobs[name]
+    return laid_out(value.to(device_of(blob.location)), blob.layout)
 
 
 def initial_states(graph: Graph, seed: int) -> dict[str, Tensor]:
@@ -403,10 +412,12 @@ def compute(
                 remedy=f"add {name!r} to feeds",
             )
         _check_value(graph, name, feeds[name])
+    feeds = {name: laid_out(feeds[name], graph.blobs[name].layout) for name in graph.inputs}
     values = {name: value.clone() for name, value in (states or {}).items()}
-    executor = Executor(
-        graph, states={**initial_states(graph, seed), **values}, feeds=feeds, credit=1
-    )
+    first = {**initial_states(graph, seed), **values}
+    first = {name: laid_out(first[name], graph.blobs[name].layout) for name in graph.states}
+    tf32 = False if _on_gpus(graph) else None
+    executor = Executor(graph, states=first, feeds=feeds, credit=1, tf32=tf32)
     try:
         executor.extend(1)
         return executor.wait(0)

@@ -79,7 +79,7 @@ def attach(
         weight, state = builder.blobs[name], builder.states[name]
         states = [f"{slot}/{name}" for slot in slots]
         for item in states:
-            builder.blob(item, weight.shape, weight.dtype, weight.location)
+            builder.add(replace(weight, name=item, where=None))
             builder.state(item, _following(builder, item, weight), Filler())
         builder.states[name] = replace(state, next=_following(builder, name, weight))
         settings: dict[str, Attribute] = {
@@ -115,4 +115,5 @@ def _made(builder: Builder, name: str, like: Blob) -> str:
 
 def _following(builder: Builder, name: str, like: Blob) -> str:
     """Add the blob that carries a state on."""
-    return builder.blob(f"{name}/next", like.shape, like.dtype, like.location)
+    builder.add(replace(like, name=f"{name}/next", where=None))
+    return f"{name}/next"

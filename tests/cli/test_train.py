@@ -13,6 +13,10 @@ import pytest
 
 import purine as pu
 from purine.graph import load_yaml, save_yaml
+from purine.job import read_options
+from purine.job.config import Job, merge
+from purine.job.placing import laid_out, low_precision
+from purine.job.plan import make_plan
 from purine.runtime.trace import Trace
 from tests.cli.runs import SMALL, metrics, same_bits, states
 from tests.command import call
@@ -108,7 +112,7 @@ def test_options_count_more_than_the_job_file(tmp_path: Path) -> None:
 def test_every_option_reaches_the_step(tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = "--solver adamw --lr 0.002 --lr-policy step:step=2,gamma=0.5 --clip 0.5 --crop 24"
-    more = "--accumulate 2 --pad 2 --mirror --mean 100 --scale 0.01 --channels-last --threads 1"
+    more = "--accumulate 2 --pad 2 --mirror --mean 100 --scale 0.01 --layout auto --threads 1"
     called = call(*ITERS, *options.split(), *more.split(), "--log-every", "1", "--out", out)
     assert called.code == 0, called.err
     rows = [row for row in metrics(out) if "lr" in row]
@@ -246,6 +250,36 @@ def test_low_precision_trains_near_float32_and_resumes(
     other = call("train", "--resume", "--out", parts, "--precision", "fp32", "--iters", "6")
     assert other.code == 2
     assert "precision" in other.err
+
+
+def test_tf32_is_for_gpus(tmp_path: Path) -> None:
+    called = call(*ITERS, "--precision", "tf32", "--out", tmp_path / "out")
+    assert called.code == 2
+    assert "precision is tf32, and the job has no GPU" in called.err
+    job = tmp_path / "job.yaml"
+    job.write_text("net: lenet\nprecision: tf32\ndevices: cuda:0\n")
+    assert merge(read_options(job)).precision == "tf32"
+    assert low_precision(merge(read_options(job))) is None
+
+
+def test_layouts_of_a_job(tmp_path: Path) -> None:
+    nets = {}
+    for form in ("channels-last", "contiguous"):
+        plan = make_plan(Job(net="lenet", batch=8, iters=1, layout=form))
+        nets[form] = plan.step.blobs["conv1/weight"].layout
+        assert plan.test is not None
+        assert plan.test.blobs["conv1/weight"].layout == nets[form]
+        assert not plan.net.blobs["conv1/weight"].layout
+    assert nets == {"channels-last": "channels-last", "contiguous": ""}
+    open_job = Job(net="lenet")
+    step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(8)), lr=0.1)
+    assert laid_out(open_job, step) == step
+    assert laid_out(open_job, pu.layout(step)) == pu.layout(step)
+    moved = pu.to_device(step, "cuda:0")
+    assert laid_out(open_job, moved) == pu.layout(moved, "channels-last")
+    called = call(*ITERS, "--layout", "channels_last", "--out", tmp_path / "out")
+    assert called.code == 2
+    assert "layout is text 'channels_last'" in called.err
 
 
 def test_a_dry_run_tells_the_precision(tmp_path: Path) -> None:

@@ -161,9 +161,9 @@ def test_rewritten_steps_train_as_the_steps_they_come_from() -> None:
     found = []
     for form in (lambda net: net, pu.join):
         step = pu.solvers.sgd(pu.backward(pu.mixed(form(net))), lr=0.02, momentum=0.9)
-        graph = fused(pu.to_device(step, "cuda:0"))
+        graph = fused(pu.to_device(pu.layout(step, "channels-last"), "cuda:0"))
         for compiled in (False, None):
-            with pu.Run(graph, data=data, seed=1, channels_last=True, compiled=compiled) as run:
+            with pu.Run(graph, data=data, seed=1, compiled=compiled) as run:
                 found.append([result.loss for result in run.steps(60)])
     first = found[0]
     assert sum(first[-10:]) < 0.5 * sum(first[:10])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from purine.errors import GraphError
@@ -28,7 +30,7 @@ def test_equality_and_digest_ignore_order_and_where() -> None:
 
 def test_the_digest_tells_graphs_apart() -> None:
     changed = []
-    for change in range(7):
+    for change in range(8):
         b = Builder(small())
         if change == 0:
             b.blob("more", (1,))
@@ -42,10 +44,12 @@ def test_the_digest_tells_graphs_apart() -> None:
             b.outputs.clear()
         elif change == 5:
             b.op("more", "Relu", ["x"], [], {"slope": 1})
+        elif change == 6:
+            b.blobs["x"] = replace(b.blobs["x"], layout="channels-last")
         else:
             b.blob("more", (1,), location=Location(device="cpu:1"))
         changed.append(b.graph())
-    assert len({graph.digest for graph in (small(), *changed)}) == 8
+    assert len({graph.digest for graph in (small(), *changed)}) == 9
     assert all(graph != small() for graph in changed)
 
 

@@ -45,6 +45,14 @@ def test_golden() -> None:
     assert str(graph) == to_text(graph)
 
 
+def test_layouts_are_told() -> None:
+    b = Builder()
+    b.blob("x", (2, 3, 4, 4), layout="channels-last")
+    b.op("relu", "Relu", ["x"], [b.blob("y", (2, 3, 4, 4))])
+    assert to_text(b.graph()).splitlines()[1] == "input x: float32 2x3x4x4 channels-last"
+    assert str(b.blobs["x"]) == "x: float32 2x3x4x4 channels-last"
+
+
 def test_an_empty_graph_is_an_empty_text() -> None:
     assert to_text(Graph()) == ""
 

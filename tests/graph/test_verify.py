@@ -222,6 +222,21 @@ def test_dtypes_are_known() -> None:
     assert "float" in error.remedy
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout", "what"),
+    [
+        ((2, 3, 4, 5), "nhwc", "blob 'z' has the layout 'nhwc'"),
+        ((2, 3), "channels-last", "blob 'z' of 2 dimensions is channels-last"),
+    ],
+)
+def test_layouts_fit(shape: tuple[int, ...], layout: str, what: str) -> None:
+    b = good()
+    b.blob("z", shape, layout=layout)
+    assert only(b.graph()).what == what
+    b.blobs["z"] = Blob("z", (2, 3, 4, 5), layout="channels-last")
+    assert problems(b.graph()) == []
+
+
 def test_a_cycle_over_data_is_shown_with_its_blobs() -> None:
     b = Builder()
     for name in ("x", "y", "z", "after"):

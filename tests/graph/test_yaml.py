@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from purine.errors import FormatError, GraphError, PurineError
 from purine.graph import (
+    CHANNELS_LAST,
     NOTHING,
     Attribute,
     Blob,
@@ -96,6 +97,13 @@ def test_golden_both_ways() -> None:
     assert to_yaml(rich()) == TEXT
     assert from_yaml(TEXT) == rich()
     assert from_yaml(TEXT).digest == rich().digest
+
+
+def test_a_layout_is_written_where_there_is_one() -> None:
+    text = "- {type: blob, name: w, size: [8, 3, 5, 5], layout: channels-last}\n"
+    assert from_yaml(text).blobs["w"] == Blob("w", (8, 3, 5, 5), layout=CHANNELS_LAST)
+    assert to_yaml(from_yaml(text)).startswith(text)
+    assert "layout" not in to_yaml(rich())
 
 
 def test_the_posters_entries_load() -> None:
@@ -215,7 +223,13 @@ lanes = st.sampled_from(["compute", "compute:1", "compute:23", "io", "inbound", 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     blobs = [
-        Blob(name, draw(shapes), draw(st.sampled_from(["float32", "int64"])), draw(locations))
+        Blob(
+            name,
+            draw(shapes),
+            draw(st.sampled_from(["float32", "int64"])),
+            draw(locations),
+            layout=draw(st.sampled_from(["", CHANNELS_LAST])),
+        )
         for name in draw(st.lists(names, max_size=5, unique=True))
     ]
     declared = st.sampled_from([blob.name for blob in blobs]) if blobs else st.nothing()
@@ -326,6 +340,8 @@ MISTAKES = [
     (blob("size: [1, true]"), "1", "'size'", "from 0", "true", "correct"),
     (blob("size: [1.0]"), "1", "'size'", "from 0", "float 1.0", "correct"),
     (blob("size: [[1]]"), "1", "'size'", "from 0", "a list", "correct"),
+    (blob("layout: 4"), "1", "'layout' that is not text", "text", "integer 4", "quote it"),
+    (blob("layot: x"), "1", "'layot' is no key", "layout", "layot", "'layout'?"),
     (blob("size: ~"), "1", "'size' that is not a list", "list", "null", "["),
     ("- type: blob\n  name: x\n  sise: [1]\n", "3", "'sise' is no key", "size", "sise", "'size'?"),
     (blob("name: y"), "1", "has the key 'name' twice", "once", "'name'", "remove"),

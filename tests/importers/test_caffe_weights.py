@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from purine import Run, backward
+from purine import Run, backward, layout
 from purine.data.messages import append, new_message
 from purine.errors import ConfigError, FormatError, PurineError
 from purine.importers.caffe import Imported, from_caffe
@@ -188,7 +188,7 @@ def test_weights_go_back_to_caffe(tmp_path: Path, dtype: str) -> None:
     brought = bring(tmp_path, text, dtype=dtype)
     step = sgd(backward(brought.net), lr=0.1)
     path = tmp_path / "trained.caffemodel"
-    with Run(step, channels_last=True) as run:
+    with Run(layout(step, "channels-last")) as run:
         brought.to_caffe(run, path)
         states = run.states()
     again = bring(tmp_path, text, dtype=dtype, weights=path)

@@ -162,7 +162,8 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 def test_images_with_channels_last() -> None:
     data = images((2, 5, 5))
     step = replicate(step_of(small(6), lr=0.1), "cpu:0-1", batch_norm="synchronised")
-    with pu.Run(step, data=data, seed=3, threads=1, share_cores=True, channels_last=True) as run:
+    step = pu.layout(step, "channels-last")
+    with pu.Run(step, data=data, seed=3, threads=1, share_cores=True) as run:
         found = Trained([result.loss for result in run.steps(10)], run.states())
     agree(found, trained(step_of(small(12), lr=0.1), data=data))
 

@@ -175,13 +175,14 @@ def test_states_can_be_set() -> None:
             run.set_states({"fc9/bias": torch.zeros(1)})
 
 
-def test_channels_last_gives_the_same_numbers() -> None:
+def test_both_layouts_give_the_same_numbers() -> None:
     data = small_data()
     step, test = training(data, pu.zoo.nin(batch=4, image=(1, 28, 28)))
     found = []
-    for channels_last in (False, True):
-        with pu.Run(step, data=data, channels_last=channels_last) as run:
-            found.append([result.loss for result in run.steps(4)] + [run.evaluate(test)["loss"]])
+    for form in ("contiguous", "channels-last"):
+        with pu.Run(pu.layout(step, form), data=data) as run:
+            measured = run.evaluate(pu.layout(test, form))["loss"]
+            found.append([*(result.loss for result in run.steps(4)), measured])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 

@@ -83,7 +83,7 @@ def executed(
     executor = Executor(
         step,
         states={name: value.clone() for name, value in states.items()},
-        sources=read_stream(step, data, layout=torch.contiguous_format),
+        sources=read_stream(step, data),
         threads=1,
         segments=segments,
     )

@@ -1,0 +1,137 @@
+"""How images and filters lie in memory, said by the graph.
+
+Convolutions compute in the layout of what they read, and what follows them keeps it. So a run only
+has to lay out what no op makes: batches and inputs, filters, and what solvers keep for these. The
+results are the same to rounding.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
+
+from purine.errors import ConfigError
+from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op
+from purine.ops.fused import refuse_fused
+from purine.ops.infer import complete, cost
+from purine.ops.sized import PREFIX as SIZED
+
+__all__ = ["Layout", "layout"]
+
+Layout: TypeAlias = Literal["auto", "channels-last", "contiguous"]
+"""What people ask for."""
+
+_FORWARD = frozenset(
+    (
+        *("Conv", "Deconv", "aten._convolution", "aten.convolution"),
+        *("aten.conv2d", "aten.conv_transpose2d"),
+    )
+)
+_BACKWARD = "aten.convolution_backward"
+_COPIES = ("Copy", "aten._to_copy")
+
+
+def layout(graph: Graph, form: str = "auto") -> Graph:
+    """The graph with the layout of its images and filters set.
+
+    `channels-last` lays out what a run has to: blobs of four dimensions that a `Data` op gives or
+    the caller feeds, states that are the filters of convolutions, what solvers keep for these, and
+    copies and casts of all of them. `contiguous` takes all layouts out. `auto` decides for the
+    graph as a whole: `channels-last` where more than half of its floating-point operations are
+    convolutions of images, forward or backward, and `contiguous` elsewhere.
+
+    Other transforms carry layouts along, so the place among them is free; `fuse` comes behind it.
+
+    >>> from purine.zoo import lenet, mlp
+    >>> str(layout(lenet(batch=2)).blobs["conv1/weight"])
+    'conv1/weight: float32 20x1x5x5 channels-last'
+    >>> layout(mlp(batch=2)) == mlp(batch=2)
+    True
+    """
+    forms = get_args(Layout)
+    if form not in forms:
+        close = difflib.get_close_matches(form, forms, n=1)
+        raise ConfigError(
+            f"there is no layout {form!r}",
+            expected=f"one of {', '.join(forms)}",
+            found=repr(form),
+            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+        )
+    refuse_fused(graph, "layout")
+    builder = Builder(graph)
+    for name, blob in graph.blobs.items():
+        if blob.layout:
+            builder.blobs[name] = replace(blob, layout="")
+    known = complete(graph)
+    if form == CHANNELS_LAST or (form == "auto" and _mostly_convolutions(known)):
+        for name in _laid_out(known):
+            if name in builder.blobs:
+                builder.blobs[name] = replace(builder.blobs[name], layout=CHANNELS_LAST)
+    return builder.graph()
+
+
+def _mostly_convolutions(graph: Graph) -> bool:
+    inside = whole = 0
+    for op in graph.ops.values():
+        flops = cost(op, graph.blobs).flops
+        whole += flops
+        if _base(op) in (*_FORWARD, _BACKWARD) and _is_image(graph, op.inputs[0]):
+            inside += flops
+    return 2 * inside > whole
+
+
+def _laid_out(graph: Graph) -> set[str]:
+    """The blobs that are laid out, in a graph whose shapes are known."""
+    given = {name for op in graph.ops.values() if op.kind == "Data" for name in op.outputs}
+    found = {name for name in (*graph.inputs, *given) if _is_image(graph, name)}
+    filters = set(_filters(graph))
+    for name in [*filters]:
+        filters.update(_kept_for(graph, name))
+    found |= filters | {graph.states[name].next for name in filters}
+    for name in graph.order:
+        op = graph.ops[name]
+        if _is_copy(op) and op.inputs[0] in found:
+            found.add(op.outputs[0])
+    return found
+
+
+def _filters(graph: Graph) -> Iterator[str]:
+    """The states that convolutions of images read, themselves or by copies and casts."""
+    for op in graph.ops.values():
+        if _base(op) not in _FORWARD or not _is_image(graph, op.inputs[1]):
+            continue
+        name = op.inputs[1]
+        while name in graph.producers and _is_copy(graph.producers[name]):
+            name = graph.producers[name].inputs[0]
+        if name in graph.states:
+            yield name
+
+
+def _kept_for(graph: Graph, name: str) -> Iterator[str]:
+    """The states of the shape of a filter that its update reads beside it."""
+    for op in graph.consumers[name]:
+        if op.outputs and _base(op) not in (*_FORWARD, _BACKWARD):
+            for other in op.inputs:
+                alike = graph.blobs[other].shape == graph.blobs[name].shape
+                if other in graph.states and alike:
+                    yield other
+
+
+def _base(op: Op) -> str:
+    """The kind of an op without its form `sized.` and, of an ATen op, without its overload."""
+    kind = op.kind.removeprefix(SIZED)
+    return ".".join(kind.split(".")[:2])
+
+
+def _is_copy(op: Op) -> bool:
+    return _base(op) in _COPIES
+
+
+def _is_image(graph: Graph, name: str) -> bool:
+    """Whether a blob has the dimensions of images, or of filters for them."""
+    if name == NOTHING:
+        return False
+    shape = graph.blobs[name].shape
+    return shape is not None and len(shape) == 4
