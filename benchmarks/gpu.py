@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which none starts")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds for one answer")
     parser.add_argument(
-        "--together", action="store_true", help="compile all at once first: quicker, busier starts"
+        "--together", action="store_true", help="start all rows at once: quicker, busier starts"
     )
     parser.add_argument("--keep-caches", action="store_true", help="start with what was compiled")
     parser.add_argument("--logs", type=Path, help="folder for what the contenders say")
@@ -105,11 +105,16 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True) as caches:
         options.caches = caches
+        crews = {row: start(*row, options) for row in rows} if options.together else {}
+        for crew in crews.values():
+            for worker in crew.values():
+                worker.ready()
         for net, batch in rows:
             if time.monotonic() > options.ends:
                 print(f"{net}:{batch} is left out: {options.limit:g} s are over", flush=True)
                 continue
-            found[f"{net}:{batch}"] = summary(net, batch, options, compare(net, batch, options))
+            measured = compare(net, batch, options, crews.get((net, batch)))
+            found[f"{net}:{batch}"] = summary(net, batch, options, measured)
     print(table(found))
     print(json.dumps({"precision": options.precision, "rows": found}))
 
@@ -134,22 +139,19 @@ class Measured:
     reserved: float = 0.0
 
 
-def compare(net: str, batch: int, options: argparse.Namespace) -> dict[str, Measured]:
-    """Start the contenders of a row, let them take turns, and end them."""
-    workers: dict[str, Worker] = {}
-    starts: dict[str, float | None] = {}
-    if options.together:
-        early = [Worker(name, net, batch, options) for name in options.contenders]
-        for worker in early:
-            worker.ready()
-            starts[worker.name] = worker.measured.start
-        for worker in early:
-            worker.end()
+def start(net: str, batch: int, options: argparse.Namespace) -> dict[str, Worker]:
+    return {name: Worker(name, net, batch, options) for name in options.contenders}
+
+
+def compare(
+    net: str, batch: int, options: argparse.Namespace, crew: dict[str, Worker] | None
+) -> dict[str, Measured]:
+    """Let the contenders of a row take turns, and end them; those that are not there yet start."""
+    workers = crew or {}
     try:
-        for name in options.contenders:
+        for name in options.contenders if crew is None else ():
             workers[name] = worker = Worker(name, net, batch, options)
             worker.ready()
-            worker.measured.start = starts.get(name) or worker.measured.start
         for turn in range(options.turns):
             for worker in workers.values():
                 worker.turn()
@@ -382,7 +384,12 @@ def _serve(options: argparse.Namespace, answer: Callable[..., None]) -> None:
         import purine  # noqa: F401
 
         begin = time.perf_counter()
-        run = purine_steps(options, setting)
+        job = purine_run(options.net, options.batch, options, setting)
+
+        def run(count: int) -> None:
+            for result in job.steps(count):
+                assert result.loss == result.loss
+
         run(options.warm)
         synchronise(options.device)
         start, note = time.perf_counter() - begin, ""
@@ -412,13 +419,16 @@ def _serve(options: argparse.Namespace, answer: Callable[..., None]) -> None:
             answer(seconds=(time.perf_counter() - begin) / count)
 
 
-def purine_steps(options: argparse.Namespace, setting: Setting) -> Callable[[int], None]:
+def purine_run(
+    name: str, batch: int, options: argparse.Namespace, setting: Setting, *, record: bool = False
+) -> Any:
+    """A run of Purine's step, as a job on the device runs it."""
     import purine as pu
 
-    tokens = options.net == "gpt2"
+    tokens = name == "gpt2"
     sizes = {"vocabulary" if tokens else "classes": setting.classes}
     sizes |= {} if tokens else {"image": setting.sample}
-    net = pu.zoo.NETS[options.net](batch=options.batch, **sizes, **setting.arguments)
+    net = pu.zoo.NETS[name](batch=batch, **sizes, **setting.arguments)
     rows = [part.numpy() for part in samples(setting)]
     if not tokens:  # images are stored as bytes, go to the GPU as such, and are scaled there
         rows[0] = (rows[0] * 40 + 128).clip(0, 255).astype("uint8")
@@ -440,13 +450,7 @@ def purine_steps(options: argparse.Namespace, setting: Setting) -> Callable[[int
     if options.device == "cuda":
         step = pu.fuse(step, devices=["cuda:0"])
     data = pu.data.DataSet("memory", source)
-    run = pu.Run(step, data=data, seed=0)
-
-    def steps(count: int) -> None:
-        for result in run.steps(count):
-            assert result.loss == result.loss
-
-    return steps
+    return pu.Run(step, data=data, seed=0, record=record)
 
 
 if __name__ == "__main__":
