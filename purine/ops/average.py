@@ -13,7 +13,7 @@ from torch import Tensor
 
 from purine.ops.registry import kind
 
-__all__ = ["Average"]
+__all__ = ["Average", "is_flat"]
 
 _PIECE = 1 << 15
 """Long sums are made in pieces of this many elements, so that each stays in the cache."""
@@ -31,7 +31,7 @@ def _averages(
         parts += [list(row[group::groups]) for group in range(groups)]
     count = len(parts[0])
     shares = [1.0 / count] if weights is None else list(weights)
-    flat = [all(_is_flat(part, group[0]) for part in group) for group in parts]
+    flat = [all(is_flat(part, group[0]) for part in group) for group in parts]
     with _COMPILING:
         add_all = _compiled()
     made = add_all(parts, shares, flat, _PIECE)
@@ -109,7 +109,7 @@ def _compiled() -> Any:
         return torch.jit.script(_add_all)
 
 
-def _is_flat(part: Tensor, like: Tensor) -> bool:
+def is_flat(part: Tensor, like: Tensor) -> bool:
     """Whether the elements lie in memory in the order of `like`, without gaps."""
     if part.stride() != like.stride() or part.dtype != like.dtype:
         return False

@@ -27,6 +27,7 @@ from purine.runtime.devices import pin
 from purine.runtime.precision import hold, let_go
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
+from purine.runtime.shares import in_shares
 from purine.runtime.streams import Streams, is_gpu
 from purine.runtime.threads import set_kernel_threads
 from purine.runtime.trace import Event, Trace, edges_of
@@ -67,7 +68,8 @@ class Executor:
         tf32: bool | None = None,
         record: bool = False,
     ) -> None:
-        whole = without_aliases(graph)
+        divided = in_shares(without_aliases(graph))
+        whole = divided.graph
         found = joined(whole) if segments else Segmented(whole, {})
         self.graph = graph = found.graph
         self.plan = compile_plan(graph)
@@ -78,7 +80,7 @@ class Executor:
             compile_program(
                 graph,
                 self.plan,
-                sources or {},
+                {**(sources or {}), **divided.kernels},
                 whole=whole,
                 members=found.members,
                 fused=fused,

@@ -25,7 +25,7 @@ from purine.ops.tracing import Inferred
 from purine.runtime.core import Plan
 from purine.runtime.segments import segment_kernel
 
-__all__ = ["Program", "Step", "compile_program"]
+__all__ = ["Program", "Step", "compile_program", "families"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def compile_program(
     kernel of a fused op, that writes states over or not; without it their ops run one by one.
     """
     members = members or {}
-    layout = _Layout(graph, _families(whole or graph), members, fused)
+    layout = _Layout(graph, families(whole or graph), members, fused)
     fine = layout if whole is None else _Layout(whole, layout.family, {}, fused)
     kernels = dict(sources)
     for name, ops in members.items():
@@ -205,7 +205,7 @@ class _Layout:
         return None
 
 
-def _families(graph: Graph) -> dict[str, str]:
+def families(graph: Graph) -> dict[str, str]:
     """For each blob the first of those it may share memory with.
 
     The two blobs of a state share memory too, but in different iterations: `_Layout` sees to that.
