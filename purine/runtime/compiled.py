@@ -1,5 +1,8 @@
 """Fused ops as kernels: compiled at their first call, and on a GPU captured as CUDA graphs.
 
+What a compiler cannot do must not end a job: then the ops of a body run one after the other, which
+is said once.
+
 A captured kernel is replayed at fixed addresses. States stay where they are, since it writes them
 over; whatever else it reads is copied to its place first, and its other results are copied out, so
 that others may read them while it is replayed again. Learning rate, iteration and seed are blobs,
@@ -50,8 +53,14 @@ def compiled(op: Op, *, overwrite: bool) -> Callable[..., list[Tensor]]:
         if made is None:
             begin, count = time.perf_counter(), len(body_of(op).ops)
             _log.info("compiling %s: %d ops at %s", op.name, count, op.location)
-            made = compile_function(written, tensors)
-            _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
+            try:
+                made = compile_function(written, tensors)
+                _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
+            except Exception as error:
+                made = written
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                _log.warning("%s is not compiled and runs op by op: %s", op.name, reason)
+                _log.debug("why %s is not compiled", op.name, exc_info=True)
         found = iter(made(*tensors))
         count = len(op.outputs)
         return [tensors[over[k]] if k in over else next(found) for k in range(count)]

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.ops.rewrites import aligned, own_pools
+from purine.ops._aligned import aligned
+from purine.ops.rewrites import own_pools
 
 aten = torch.ops.aten
 
@@ -82,26 +83,38 @@ def test_long_sizes_of_products_are_aligned_and_each_matrix_padded_once() -> Non
         assert torch.allclose(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
 
 
-def test_scores_stay_wide_from_their_product_to_that_of_their_gradient() -> None:
+def loss_step(classes: int) -> Callable[..., tuple[Tensor, ...]]:
+    """Scores, their loss, and the gradients by what they are a product of."""
+
     def step(x: Tensor, weight: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        scores = (x @ weight.t()).view(2, 8, 1025).float().view(16, 1025)
+        scores = (x @ weight.t()).view(2, 8, classes).float().view(16, classes)
         logs = aten._log_softmax(scores, 1, False)
-        loss, total = aten.nll_loss_forward(logs, label, None, 1, -100)
-        one = torch.ones(())
-        pulled = aten.nll_loss_backward(one, logs, label, None, 1, -100, total)
-        back = aten._log_softmax_backward_data(pulled, logs, 1, torch.float32).view(2, 8, 1025)
-        low = back.to(torch.bfloat16).view(16, 1025)
+        loss, total = aten.nll_loss_forward(logs, label, None, 1, 3)
+        two = torch.full((), 2.0)
+        pulled = aten.nll_loss_backward(two, logs, label, None, 1, 3, total)
+        back = aten._log_softmax_backward_data(pulled, logs, 1, torch.float32)
+        low = back.view(2, 8, classes).to(torch.bfloat16).view(16, classes)
         return loss, low @ weight, low.t() @ x, scores.view(-1).amax()
 
-    x, weight = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((16, 24), (1025, 24)))
-    label = torch.randint(1025, (16,))
-    module = recorded(step, x, weight, label)
+    return step
+
+
+def loss_inputs(classes: int) -> list[Tensor]:
+    label = torch.randint(classes, (16,))
+    label[1] = 3
+    shapes = ((16, 24), (classes, 24))
+    return [*(torch.randn(shape, dtype=torch.bfloat16) for shape in shapes), label]
+
+
+def test_scores_stay_wide_from_their_product_to_that_of_their_gradient() -> None:
+    step, arguments = loss_step(1025), loss_inputs(1025)
+    module = recorded(step, *arguments)
     aligned(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     assert count(module, aten.constant_pad_nd.default) == 1  # of the weight
     assert count(module, aten.slice.Tensor) == 2  # of its gradient, and for the greatest score
-    for found, wanted in zip(module(x, weight, label), step(x, weight, label), strict=True):
+    for found, wanted in zip(module(*arguments), step(*arguments), strict=True):
         assert torch.allclose(found.float(), wanted.float(), rtol=2e-2, atol=1e-3)
 
 
@@ -146,10 +159,34 @@ for kernel, step, pad, ceil, channels in cases:
 """
 
 
+LOSSES = """
+import torch
+from purine.ops import gpu_loss
+from purine.ops._aligned import aligned
+from tests.ops.test_rewrites import aten, count, loss_inputs, loss_step, recorded
+
+gpu_loss._BLOCK = 1024
+torch.manual_seed(0)
+for classes in (4101, 4160):
+    step, arguments = loss_step(classes), loss_inputs(classes)
+    module = recorded(step, *arguments)
+    aligned(module, own=True)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    assert count(module, torch.ops.purine.softmax_loss.default) == 1
+    assert count(module, aten._log_softmax.default) == 0
+    assert count(module, aten._to_copy.default) == 2  # of the count, and for the greatest score
+    for found, wanted in zip(module(*arguments), step(*arguments), strict=True):
+        assert found.shape == wanted.shape
+        torch.testing.assert_close(found.float(), wanted.float(), rtol=2e-2, atol=4e-3)
+"""
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_own_pools_give_the_numbers_of_torch() -> None:
+@pytest.mark.parametrize("script", [POOLS, LOSSES], ids=["pools", "losses"])
+def test_our_own_kernels_give_the_numbers_of_torch(script: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", POOLS],
+        [sys.executable, "-c", script],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

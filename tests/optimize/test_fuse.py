@@ -151,3 +151,17 @@ def test_updates_of_many_parameters_are_those_of_one_each(
     made = found.each(*columns, *([item, item] for item in clock), **settings)
     for row, values in zip(rows, zip(*made, strict=True), strict=True):
         torch.testing.assert_close(values, found.function(*row, *clock, **settings))
+
+
+def test_what_cannot_be_compiled_runs_op_by_op(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise AssertionError("of the compiler")
+
+    monkeypatch.setattr("purine.runtime.compiled.compile_function", fails)
+    step = made("mlp")
+    losses, _ = trained(pu.fuse(step), compiled=True)
+    assert losses == pytest.approx(trained(step)[0], rel=1e-5)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == "fused/0 is not compiled and runs op by op: AssertionError: of the compiler"
