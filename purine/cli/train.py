@@ -125,8 +125,8 @@ def train(
             "Also micro=N micro-batches of a replica's batch (twice the pipeline's devices), "
             "schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N stages on "
             "each device (interleaved), cut=NAME|NAME where stages begin, recompute=N blocks or "
-            "NAME|NAME, topology=sharded|server|tree|ring, batch_norm=replica|synchronised, "
-            "bucket=BYTES.",
+            "NAME|NAME, topology=sharded|server|tree|ring|native, "
+            "batch_norm=replica|synchronised, bucket=BYTES.",
             "a replica on each device",
             metavar="KEY=VALUE,...",
         ),

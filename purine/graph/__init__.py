@@ -5,6 +5,7 @@ from purine.graph.dot import to_dot
 from purine.graph.graph import Graph
 from purine.graph.nodes import (
     CHANNELS_LAST,
+    COLLECTIVES,
     NOTHING,
     Attribute,
     Blob,
@@ -20,6 +21,7 @@ from purine.graph.yaml import from_yaml, load_yaml, save_yaml, to_yaml
 
 __all__ = [
     "CHANNELS_LAST",
+    "COLLECTIVES",
     "DTYPES",
     "NOTHING",
     "RULES",

@@ -15,6 +15,7 @@ from purine.errors import GraphError
 
 __all__ = [
     "CHANNELS_LAST",
+    "COLLECTIVES",
     "NOTHING",
     "Attribute",
     "Blob",
@@ -36,6 +37,9 @@ NOTHING = ""
 
 CHANNELS_LAST = "channels-last"
 """The layout in which the channels of a pixel, or of a point of a filter, lie side by side."""
+
+COLLECTIVES = frozenset(("Reduce",))
+"""Kinds that read blobs where these are, at several locations, and write at the op's own."""
 
 _DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
 _LANE = re.compile(r"(compute(:[1-9][0-9]*)?|inbound|outbound|io)")

@@ -2,7 +2,7 @@
 
 A rule yields one error per mistake and never stumbles over what another rule reports, so all the
 mistakes of a graph can be shown at once. A graph that passes has one producer per blob, no cycle
-and no op that reaches over to another location without a `Copy`.
+and no op that reaches over to another location, unless it is a `Copy` or a collective.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import CHANNELS_LAST, NOTHING, Blob, Op
+from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op
 
 __all__ = ["DTYPES", "RULES", "Kinds", "Rule", "problems", "verify"]
 
@@ -395,11 +395,12 @@ def _cycle_text(graph: Graph, members: list[str]) -> str:
 
 
 def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """An op and its blobs are at one location, unless it is a `Copy`."""
+    """An op and its blobs are at one location, but for a `Copy` and what a collective reads."""
     for op in graph.ops.values():
         if op.kind == "Copy":
             continue
-        reads = ((name, "reads") for name in op.inputs)
+        read = () if op.kind in COLLECTIVES else op.inputs
+        reads = ((name, "reads") for name in read)
         writes = ((name, "writes") for name in op.outputs)
         for name, verb in dict.fromkeys((*reads, *writes)):
             blob = graph.blobs.get(name)

@@ -1,19 +1,26 @@
-"""Means over replicas: of gradients, statistics and losses, which no gradient passes."""
+"""Means over replicas: of gradients, statistics and losses, which no gradient passes.
+
+`Average` reads what is at its own location. `Reduce` is the same as a collective: it reads the
+parts where they are, and how they come together is the run's choice.
+"""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from purine.ops.registry import kind
+from purine.graph import Op
+from purine.ops.aten import device_of
+from purine.ops.registry import Kernel, kind, kinds, register
 
-__all__ = ["Average", "is_flat"]
+__all__ = ["Average", "Reduce", "is_flat"]
 
 _PIECE = 1 << 15
 """Long sums are made in pieces of this many elements, so that each stays in the cache."""
@@ -61,6 +68,27 @@ def Average(
         for group in range(groups)
     )
     return made[0] if groups == 1 else made
+
+
+def _reduce(op: Op) -> Kernel:
+    """The parts brought to the device of the op and added up there, in their order."""
+    device = device_of(op.location)
+    average = kinds()["Average"].bind(op)
+
+    def reduce(*parts: Tensor) -> tuple[Tensor, ...] | Tensor:
+        here = (
+            part
+            if part.device == device or part.is_meta
+            else part.to(device, non_blocking=device.type != "cpu")
+            for part in parts
+        )
+        return average(*here)
+
+    return reduce
+
+
+Reduce = register(replace(kinds()["Average"], name="Reduce", binder=_reduce, many=None))
+"""The mean, at the location of the op, of parts that are at several locations."""
 
 
 def _add_up(parts: list[Tensor], shares: list[float], result: Tensor) -> Tensor:

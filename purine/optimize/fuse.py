@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from purine.errors import ConfigError
-from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
 from purine.ops.fused import FUSED, fused_op
 from purine.ops.infer import cost
 from purine.ops.registry import lookup
 
 __all__ = ["fuse"]
 
-_APART = ("Copy", FUSED)
+_APART = ("Copy", *COLLECTIVES, FUSED)
 
 
 def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None) -> Graph:

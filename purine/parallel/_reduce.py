@@ -1,7 +1,8 @@
-"""How the gradients of replicas become one: by their owner, along a tree, or around a ring.
+"""How the gradients of replicas become one: by their owner, along a tree, around a ring, natively.
 
 Every way gives blob `g` at its owner from the blobs `replica0/g`, `replica1/g`, ... The order of
-additions is fixed by the graph, so the bits are the same in every run.
+additions is fixed by the graph, so the bits are the same in every run; that of `native` is the
+backend's where it has a collective, and else that of `sharded`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from purine.parallel._parts import BESIDE
 
 __all__ = ["TOPOLOGIES", "Reduction", "Topology"]
 
-Topology: TypeAlias = Literal["sharded", "server", "tree", "ring"]
+Topology: TypeAlias = Literal["sharded", "server", "tree", "ring", "native"]
 TOPOLOGIES: tuple[str, ...] = get_args(Topology)
 
 
@@ -53,6 +54,7 @@ class Reduction:
         }
         names = sorted(gradients, key=lambda name: made[f"{self.prefixes[0]}/{name}"])
         waiting: dict[Location, list[str]] = {}
+        kind = "Reduce" if topology == "native" else "Average"
         for name in names:
             blob, owner = gradients[name]
             small = size_in_bytes(blob) <= bucket
@@ -64,14 +66,14 @@ class Reduction:
                 group = waiting.setdefault(owner, [])
                 group.append(name)
                 if sum(size_in_bytes(gradients[item][0]) for item in group) >= bucket:
-                    self._average([gradients[item][0] for item in waiting.pop(owner)], owner)
+                    self._mean([gradients[item][0] for item in waiting.pop(owner)], owner, kind)
             else:
-                self._average([blob], owner)
+                self._mean([blob], owner, kind)
         for owner, group in waiting.items():
-            self._average([gradients[item][0] for item in group], owner)
+            self._mean([gradients[item][0] for item in group], owner, kind)
 
-    def _average(self, blobs: Sequence[Blob], owner: Location) -> None:
-        """The owner reads the parts of all replicas and adds them up."""
+    def _mean(self, blobs: Sequence[Blob], owner: Location, kind: str = "Average") -> None:
+        """The parts of all replicas are added up at their owner, by it or by a collective."""
         for blob in blobs:
             self.builder.add(replace(blob, location=owner))
         parts = [f"{prefix}/{blob.name}" for prefix in self.prefixes for blob in blobs]
@@ -80,7 +82,7 @@ class Reduction:
             settings["groups"] = len(blobs)
         name = f"reduce/{blobs[0].name}"
         names = [blob.name for blob in blobs]
-        self.builder.op(name, "Average", parts, names, settings, location=owner, lane=BESIDE)
+        self.builder.op(name, kind, parts, names, settings, location=owner, lane=BESIDE)
 
     def _scaled(self, blob: Blob) -> list[str]:
         """The parts of all replicas, with their weights where these differ."""
@@ -133,7 +135,7 @@ class Reduction:
         assert blob.shape is not None
         extent = blob.shape[0] if blob.shape else 1
         if extent < count:
-            self._average([blob], owner)
+            self._mean([blob], owner)
             return
         sizes = [extent // count + (k < extent % count) for k in range(count)]
         shares = [self._cut(part, group[k], sizes) for k, part in enumerate(parts)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
+from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Location, Op
 from purine.ops.infer import size_in_bytes
 from purine.parallel.devices import is_cpu, shares_memory
 
@@ -20,6 +20,7 @@ __all__ = ["add_copy", "bytes_moved", "copy_name", "insert_copies", "without_cop
 def insert_copies(graph: Graph) -> Graph:
     """The graph with a `Copy` before every op that reads a blob of another location.
 
+    Collectives read where their inputs are, and need none.
     Copies that are there already serve where they fit, so a second call changes nothing.
 
     >>> from purine.graph import Builder
@@ -37,6 +38,8 @@ def insert_copies(graph: Graph) -> Graph:
             settings = _settings(*(graph.blobs[n].location for n in (*op.inputs, *op.outputs)))
             if settings != op.attributes:
                 builder.ops[op.name] = replace(op, attributes=settings)
+            continue
+        if op.kind in COLLECTIVES:
             continue
         inputs = tuple(copies.at(name, op.location) for name in op.inputs)
         if inputs != op.inputs:
@@ -107,9 +110,10 @@ def bytes_moved(graph: Graph) -> int:
     """
     total = 0
     for op in graph.ops.values():
-        if op.kind == "Copy":
-            source, target = graph.blobs[op.inputs[0]], graph.blobs[op.outputs[0]]
-            total += size_in_bytes(target) if source.location != target.location else 0
+        if op.kind == "Copy" or op.kind in COLLECTIVES:
+            target = graph.blobs[op.outputs[0]].location
+            read = (graph.blobs[name] for name in op.inputs)
+            total += sum(size_in_bytes(blob) for blob in read if blob.location != target)
     return total
 
 

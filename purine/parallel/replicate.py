@@ -23,7 +23,7 @@ from purine.parallel._parts import BESIDE, Part, add_part, average, is_scalar
 from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
 from purine.parallel.batch_norm import synchronise
 from purine.parallel.copies import insert_copies, without_copies
-from purine.parallel.devices import as_locations, devices_of, refuse_repeated
+from purine.parallel.devices import as_locations, devices_of, is_cpu, refuse_repeated
 
 __all__ = ["BatchNorms", "replicate"]
 
@@ -45,8 +45,9 @@ def replicate(
     that differ in their batch alone.
 
     `topology` says who adds up gradients: `sharded` (each parameter has an owner), `server` (one
-    device owns all), `tree`, or `ring`. Gradients of at most `bucket` bytes with one owner are
-    averaged together.
+    device owns all), `tree`, `ring`, or `native` (owners as in `sharded`, and the collective of the
+    backend: NCCL between GPUs). Gradients of at most `bucket` bytes with one owner are averaged
+    together.
 
     With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
     the running statistics are the mean of all. With `"synchronised"` it sees the samples of all
@@ -73,6 +74,8 @@ def replicate(
     if count == 1:
         return _moved(base, dict(zip(own, places, strict=True)))
     plan = _Replicas(steps, [places[k * len(own) : (k + 1) * len(own)] for k in range(count)])
+    if topology == "native":
+        _refuse_unlike(plan)
     graph = plan.graph(topology, bucket)
     if batch_norm == "synchronised":
         graph = synchronise(graph, [part.prefix for part in plan.parts], plan.weights)
@@ -113,7 +116,7 @@ class _Replicas:
         reduction = Reduction(
             builder,
             [part.prefix for part in self.parts],
-            {location: self._group(location) for location in self.own},
+            {location: self.group(location) for location in self.own},
             self.weights,
         )
         reduction.add(
@@ -129,7 +132,7 @@ class _Replicas:
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
 
-    def _group(self, location: Location) -> list[Location]:
+    def group(self, location: Location) -> list[Location]:
         """The devices that hold the replicas of what is at a location of the step."""
         return [onto[self.own.index(location)] for onto in self.places]
 
@@ -139,7 +142,7 @@ class _Replicas:
         owners: dict[str, Location] = {}
         size = {p: size_in_bytes(self.base.blobs[p]) for p in halves.gradients}
         for name in sorted(halves.gradients, key=lambda p: (-size[p], p)):
-            group = self._group(self.base.blobs[name].location)
+            group = self.group(self.base.blobs[name].location)
             owner = group[0] if topology == "server" else min(group, key=load.__getitem__)
             load[owner] += size[name]
             owners[name] = owner
@@ -221,6 +224,19 @@ def _refuse_other(what: str, found: str, known: Sequence[str]) -> None:
             found=repr(found),
             remedy="use one of these",
         )
+
+
+def _refuse_unlike(plan: _Replicas) -> None:
+    """Only devices of one sort, in one machine, have a collective of their own."""
+    for location in plan.own:
+        group = plan.group(location)
+        if len({(place.host, is_cpu(place)) for place in group}) > 1:
+            raise ConfigError(
+                "these devices have no collective in common",
+                expected="topology 'native' over GPUs, or over CPU devices, of one machine",
+                found=", ".join(map(str, group)),
+                remedy="name devices of one sort, or use topology 'sharded'",
+            )
 
 
 def _refuse(

@@ -22,6 +22,7 @@ from purine.ops.registry import Kernel
 from purine.ops.script import keep_order
 from purine.runtime.aliases import without_aliases
 from purine.runtime.buffers import Buffers
+from purine.runtime.collectives import without_collectives
 from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin
 from purine.runtime.precision import hold, let_go
@@ -68,7 +69,8 @@ class Executor:
         tf32: bool | None = None,
         record: bool = False,
     ) -> None:
-        divided = in_shares(without_aliases(graph))
+        settled = without_collectives(without_aliases(graph))
+        divided = in_shares(settled.graph)
         whole = divided.graph
         found = joined(whole) if segments else Segmented(whole, {})
         self.graph = graph = found.graph
@@ -80,7 +82,7 @@ class Executor:
             compile_program(
                 graph,
                 self.plan,
-                {**(sources or {}), **divided.kernels},
+                {**(sources or {}), **settled.kernels, **divided.kernels},
                 whole=whole,
                 members=found.members,
                 fused=fused,

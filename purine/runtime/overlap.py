@@ -21,7 +21,7 @@ __all__ = ["DeviceTime", "Report", "devices_of_trace", "overlap"]
 _Wait: TypeAlias = Literal["data", "transfers", "peers", "other"]
 
 _TRANSFER_LANES = ("inbound", "outbound")
-_TRANSFER_KINDS = ("Copy", "Average")
+_TRANSFER_KINDS = ("Copy", "Average", "Reduce")
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,10 @@ def compile_program(
 ) -> Program:
     """Decide for every op of a plan what its execution does.
 
-    `sources` are the kernels of ops whose kind has none of its own, by op name. Where `graph` has
-    segments, `whole` is the graph without, and `members` has the ops of each. `fused` makes the
-    kernel of a fused op, that writes states over or not; without it their ops run one by one.
+    `sources` are kernels by op name, for ops whose kind has none of its own or that run by another
+    in this run. Where `graph` has segments, `whole` is the graph without, and `members` has the ops
+    of each. `fused` makes the kernel of a fused op, that writes states over or not; without it
+    their ops run one by one.
     """
     members = members or {}
     layout = _Layout(graph, families(whole or graph), members, fused)
@@ -145,7 +146,7 @@ class _Layout:
         over = tuple(
             (place, self.watched[self.family[op.inputs[place]]]) for place in self._over(op)
         )
-        if kind.function is None:
+        if kind.function is None or op.name in sources:
             kernel = sources[op.name]
         elif op.kind == FUSED and self.fused is not None:
             kernel = self.fused(op, bool(over))

@@ -21,6 +21,7 @@ LENET = ("train", "--net", "lenet", "--data", "fashion-mini", "--batch", "32", "
 SHORT = (*LENET, "--iters", "8", "--save-every", "4", "--test-every", "8", "--log-every", "1")
 SCHEMES = {
     "data": ("cpu:0-1", "data=2"),
+    "native": ("cpu:0-1", "data=2,topology=native"),
     "pipeline": ("cpu:0-3", "data=2,pipeline=2"),
     "model": ("cpu:0-1", "model=2"),
     "hybrid": ("cpu:0-1", "model=2,hybrid=true"),

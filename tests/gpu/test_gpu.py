@@ -86,12 +86,13 @@ def test_one_gpu_trains_as_the_cpu_does(
     [
         lambda step, kind: replicate(step, f"{kind}:0-1"),
         lambda step, kind: replicate(step, f"{kind}:0-1", topology="ring"),
+        lambda step, kind: replicate(step, f"{kind}:0-1", topology="native"),
         lambda step, kind: pipeline(step, 2, devices=f"{kind}:0-1", micro=4),
         lambda step, kind: pipeline(
             step, 2, devices=f"{kind}:0-1", micro=4, schedule="zero-bubble"
         ),
     ],
-    ids=["replicate", "ring", "pipeline", "zero-bubble"],
+    ids=["replicate", "ring", "native", "pipeline", "zero-bubble"],
 )
 def test_two_devices_train_as_two_sets_of_cores_do(
     scheme: Callable[[Graph, str], Graph], form: Callable[[Graph], Graph]

@@ -284,6 +284,15 @@ def test_one_location_unless_it_is_a_copy() -> None:
     assert problems(b.graph()) == []
 
 
+def test_a_collective_reads_from_everywhere_and_writes_where_it_is() -> None:
+    b = good()
+    b.op("mean", "Reduce", ["y"], [b.blob("out", (2, 3), location=FAR)], location=FAR)
+    assert problems(b.graph()) == []
+    b = good()
+    b.op("mean", "Reduce", ["y"], [b.blob("out", (2, 3), location=FAR)])
+    assert " writes 'out' at host 10.0.0.2, cuda:0" in only(b.graph()).what
+
+
 class Fussy:
     """Kinds that dislike `Mul`, and remember what they were asked."""
 

@@ -229,6 +229,8 @@ NOT_DIFFERENTIATED = [
     Case("Average", (real(3, 5), real(3, 5), real(3, 5))),
     Case("Average", (real(4), real(2, 3), real(4), real(2, 3)), {"groups": 2}),
     Case("Average", (real(2), real(2)), {"weights": (0.25, 0.75)}),
+    Case("Reduce", (real(4), real(2, 3), real(4), real(2, 3)), {"groups": 2}),
+    Case("Reduce", (real(2), real(2)), {"weights": (0.25, 0.75)}),
     Case("BatchNormGradient", (IMAGE, IMAGE, real(4), real(4), positive(4), real(4), real(4))),
     Case("BatchNormStatistics", (IMAGE,)),
     Case("BatchNormStatistics", (real(5, 3),)),

@@ -118,7 +118,7 @@ STEPS: dict[str, Transform] = {
     "pipeline": lambda step: pipeline(step, devices="cpu:0-1", micro=2),
     **{
         f"replicate {name}": partial(replicate, devices="cpu:0-2", topology=name)
-        for name in ("sharded", "server", "tree", "ring")
+        for name in ("sharded", "server", "tree", "ring", "native")
     },
 }
 

@@ -33,6 +33,7 @@ def serial() -> Trained:
         "data=2,recompute=conv1|conv2",
         "data=3,topology=ring,bucket=0",
         "data=3,micro=4,topology=tree",
+        "data=2,pipeline=2,micro=2,topology=native",
         "model=2,pipeline=2,micro=2",
         "data=2,model=2,pipeline=2,micro=2,schedule=gpipe",
         "data=2,pipeline=2,micro=3,recompute=4,schedule=zero-bubble",

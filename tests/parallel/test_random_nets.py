@@ -66,7 +66,7 @@ def net_of(layers: list[str]) -> Graph:
 @given(
     layers=st.lists(st.sampled_from(sorted(LAYERS)), max_size=5),
     shares=st.lists(st.integers(1, 4), min_size=2, max_size=4),
-    topology=st.sampled_from(["sharded", "server", "tree", "ring"]),
+    topology=st.sampled_from(["sharded", "server", "tree", "ring", "native"]),
     bucket=st.sampled_from([0, 500, 1 << 16]),
     momentum=st.sampled_from([0.0, 0.9]),
     again=st.sampled_from([None, 3]),

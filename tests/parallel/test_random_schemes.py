@@ -118,7 +118,7 @@ def cases(draw: st.DrawFn) -> Case:
         schedule=schedule,
         chunks=chunks,
         micro=micro,
-        topology=draw(st.sampled_from(["sharded", "server", "tree", "ring"])),
+        topology=draw(st.sampled_from(["sharded", "server", "tree", "ring", "native"])),
         bucket=draw(st.sampled_from([0, 500, 1 << 16])),
         batch_norm="synchronised",
         recompute=draw(st.sampled_from([None, None, 2, 3, (block,)])),

@@ -7,12 +7,13 @@ import torch
 
 import purine as pu
 from purine.errors import ConfigError, GraphError
-from purine.graph import Graph
-from purine.parallel import place, replicate
-from tests.parallel.nets import agree, lenet, trained
+from purine.graph import Graph, from_yaml, to_yaml
+from purine.parallel import insert_copies, place, replicate
+from purine.parallel.copies import bytes_moved
+from tests.parallel.nets import agree, lenet, same_bits, trained
 
 
-@pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring"])
+@pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring", "native"])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_replicas_train_as_one_large_batch(topology: str, count: int) -> None:
     expected = trained(lenet(24))
@@ -39,6 +40,43 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     first, second = trained(step), trained(step)
     assert first.losses == second.losses
     assert all(torch.equal(first.states[name], second.states[name]) for name in first.states)
+
+
+@pytest.mark.parametrize("bucket", [0, 1 << 12, 1 << 30])
+@pytest.mark.parametrize("batches", [(6, 6, 12), (8, 8, 8)])
+def test_a_native_reduction_gives_the_bits_of_owners(batches: tuple[int, ...], bucket: int) -> None:
+    steps = [lenet(batch) for batch in batches]
+    found, expected = (
+        trained(replicate(steps, "cpu:0-2", topology=topology, bucket=bucket))
+        for topology in ("native", "sharded")
+    )
+    same_bits(found, expected)
+    agree(found, trained(lenet(24)))
+
+
+def test_a_native_reduction_reads_gradients_where_they_are() -> None:
+    step = replicate(lenet(8), "cuda:0-2", topology="native")
+    found = [op for op in step.ops.values() if op.kind == "Reduce"]
+    assert found
+    for op in found:
+        places = [step.blobs[name].location.device for name in op.inputs]
+        count = len(op.outputs)
+        assert places == [f"cuda:{k}" for k in range(3) for _ in range(count)]
+        assert all(step.blobs[name].location == op.location for name in op.outputs)
+    sharded = replicate(lenet(8), "cuda:0-2")
+    assert bytes_moved(step) == bytes_moved(sharded)
+    assert {name: step.blobs[name] for name in step.states} == {
+        name: sharded.blobs[name] for name in sharded.states
+    }
+    assert insert_copies(step) == step
+    assert from_yaml(to_yaml(step)) == step
+
+
+def test_native_reductions_inside_of_other_schemes() -> None:
+    inner = replicate(lenet(6), "cpu:0-1", topology="native")
+    expected = trained(lenet(24))
+    agree(trained(pu.solvers.accumulate(inner, 2)), expected)
+    agree(trained(replicate(inner, "cpu:0-3", topology="native")), expected)
 
 
 def test_replicas_of_accumulated_steps() -> None:
@@ -74,6 +112,11 @@ def no_solver() -> Graph:
         (lambda: replicate(lenet(4), ["cpu:0", "cpu:0"]), ConfigError, "named twice"),
         (lambda: replicate([lenet(4)] * 3, "cpu:0-1"), ConfigError, "cannot be laid over 2"),
         (lambda: replicate(lenet(4), "cpu:0-1", topology="star"), ConfigError, "no topology"),
+        (
+            lambda: replicate(lenet(4), ["cpu:0", "cuda:0"], topology="native"),
+            ConfigError,
+            "no collective in common",
+        ),
         (lambda: replicate(no_solver(), "cpu:0-1"), GraphError, "has no gradients"),
         (lambda: replicate(lenet(4), "cpu:3-1"), ConfigError, "devices are 'cpu:3-1'"),
         (lambda: replicate(lenet(4), "gpu:0"), ConfigError, "devices are 'gpu:0'"),

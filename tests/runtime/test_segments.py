@@ -130,7 +130,7 @@ def test_modules_of_pytorch_keep_their_bits(case) -> None:  # type: ignore[no-un
     same(found, expected)
 
 
-@pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring"])
+@pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring", "native"])
 @pytest.mark.parametrize("bucket", [0, 1 << 30])
 def test_replicas_keep_their_bits(topology: str, bucket: int) -> None:
     net, data = net_of("lenet")

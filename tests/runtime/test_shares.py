@@ -61,12 +61,10 @@ def test_replicas_of_different_sizes(request: pytest.FixtureRequest) -> None:
 
 
 def test_filters_in_another_order_than_their_gradients(request: pytest.FixtureRequest) -> None:
-    step = replicate(steps_of(), "cpu:0-1", bucket=0)
+    step = pu.layout(replicate(steps_of(), "cpu:0-1", bucket=0), "channels-last")
 
     def run() -> Trained:
-        with pu.Run(
-            step, data=images(), seed=3, threads=1, share_cores=True, channels_last=True
-        ) as run:
+        with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True) as run:
             return Trained([result.loss for result in run.steps(5)], run.states())
 
     expected = run()
