@@ -144,7 +144,10 @@ def start(net: str, batch: int, options: argparse.Namespace) -> dict[str, Worker
 
 
 def compare(
-    net: str, batch: int, options: argparse.Namespace, crew: dict[str, Worker] | None
+    net: str,
+    batch: int,
+    options: argparse.Namespace,
+    crew: dict[str, Worker] | None = None,
 ) -> dict[str, Measured]:
     """Let the contenders of a row take turns, and end them; those that are not there yet start."""
     workers = crew or {}

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from purine.runtime.trace import Event, Trace
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -97,3 +99,21 @@ def test_gpu_notes_a_contender_that_ends_and_one_that_is_too_late(
     row = gpu["summary"]("nin", 2, options(), late)
     assert row["ms"] == {}
     assert set(row["notes"]) == {"eager", "default"}
+
+
+def test_idle_time_and_hidden_transfers_are_read_from_a_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    idle = runpy.run_path(str(BENCHMARKS / "gpu_idle.py"))["idle"]
+    card = "host 127.0.0.1, cuda:0"
+    events = [Event("step", "Fused", 0, card, "compute", 0, 100)]
+    for turn in range(1, 5):  # of 100 each, 90 of them busy; the copy for the next sticks out
+        start = 100 * turn
+        events.append(Event("step", "Fused", turn, card, "compute", start, start + 90))
+        events.append(Event("copy", "Copy", turn, card, "inbound", start + 70, start + 95))
+    found = idle(Trace(tuple(sorted(events, key=lambda event: event.start)), ()), 1)
+    assert found["iterations"] == 4
+    assert found["idle"] == pytest.approx(30 / 390)
+    assert found["gap_us"] == pytest.approx(0.01)
+    assert found["input_hidden"] == pytest.approx(20 / 25)
