@@ -8,6 +8,7 @@ folder is `PURINE_CACHE`, or `purine` among the user's caches.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,11 @@ _OPTIONS = {
     "triton.mix_order_reduction": False,  # ends with sums outside of its kernels
 }
 
+_CAREFUL = {"loop_ordering_after_fusion": False}
+"""What torch 2.11 fails over, where updates and norms read the same gradients."""
+
+_log = logging.getLogger("purine")
+
 
 def compile_function(
     function: Callable[..., Any], arguments: Sequence[Tensor]
@@ -44,9 +50,14 @@ def compile_function(
 
 
 def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    found: Callable[..., Sequence[Tensor]] = torch._inductor.compile(
-        module, list(arguments), options={**_OPTIONS, "combo_kernels": _is_branched(module)}
-    )
+    settings = {**_OPTIONS, "combo_kernels": _is_branched(module)}
+    found: Callable[..., Sequence[Tensor]]
+    try:
+        found = torch._inductor.compile(module, list(arguments), options=settings)
+    except Exception:
+        _log.debug("the compiler failed and is tried once more, with care", exc_info=True)
+        settings |= _CAREFUL
+        found = torch._inductor.compile(module, list(arguments), options=settings)
     return found
 
 
