@@ -72,7 +72,7 @@ def _pull_on_gpu(
     """The gradients of query, key and value of `_attend_on_gpu`."""
     gradients: tuple[Tensor, Tensor, Tensor]
     if _has_cudnn(query, attn_mask):
-        state = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout: not read
+        state = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout: not read
         gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *(grad_out, query, key, value, out, logsumexp.unsqueeze(-1), state, state),
             *(None, None, None, query.shape[-2], key.shape[-2], dropout_p, is_causal),

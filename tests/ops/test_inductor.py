@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -50,3 +53,21 @@ def test_compiled_functions_write_into_their_arguments() -> None:
     (total,) = compiled(weight, rate, count)
     torch.testing.assert_close(weight, wanted)
     torch.testing.assert_close(total, wanted.sum())
+
+
+def test_a_compiler_that_fails_is_tried_once_more_with_care(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, asked = torch._inductor.compile, []
+
+    def fails_at_first(*args: Any, options: dict[str, Any]) -> Any:
+        asked.append(options.get("loop_ordering_after_fusion"))
+        if len(asked) == 1:
+            raise AssertionError
+        return real(*args, options=options)
+
+    monkeypatch.setattr(torch._inductor, "compile", fails_at_first)
+    x = torch.arange(6.0)
+    made = compile_function(lambda x: (x * 2 + 1,), [x])
+    assert asked == [None, False]
+    assert made(x)[0].tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
