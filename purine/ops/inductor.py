@@ -50,7 +50,7 @@ def compile_function(
 
 
 def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    settings = {**_OPTIONS, "combo_kernels": _is_branched(module)}
+    settings = {**_OPTIONS, **_for_norms(module)}
     found: Callable[..., Sequence[Tensor]]
     try:
         found = torch._inductor.compile(module, list(arguments), options=settings)
@@ -61,15 +61,26 @@ def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[...,
     return found
 
 
-def _is_branched(module: GraphModule) -> bool:
-    """Whether kernels of what is side by side are better put together.
+def _for_norms(module: GraphModule) -> dict[str, object]:
+    """What a step with batch norms on a GPU is compiled with.
 
-    The norms of an inception's branches are. Those of a transformer's layers become slower.
+    Norms of what is side by side, as in the branches of an inception, are put together; those of a
+    transformer's layers become slower by it. And what a norm's gradient reads is computed where it
+    is read, up to a number of sources: with more than these the sums of residual nets are read
+    again and again.
     """
-    calls = module.graph.find_nodes(
-        op="call_function", target=torch.ops.aten.native_batch_norm_backward.default
+    aten = torch.ops.aten
+    norms = module.graph.find_nodes(
+        op="call_function", target=aten.native_batch_norm_backward.default
     )
-    return any(value.meta["val"][0].is_cuda for value in calls)
+    if not any(node.meta["val"][0].is_cuda for node in norms):
+        return {}
+    sums = module.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
+    return {
+        "combo_kernels": True,
+        "realize_reads_threshold": 6 if sums else 7,
+        "realize_opcount_threshold": 100,
+    }
 
 
 def _on_gpu(arguments: Sequence[Tensor]) -> bool:

@@ -5,6 +5,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `aligned`: rows of scores that wide loads can read, and softmax losses in fewer passes.
 - `own_pools`: maximum pooling by kernels of our own.
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
+- `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW, aligned
 from purine.ops._image_conv import image_convolutions
+from purine.ops._masks import masks_from_inputs
 from purine.ops._recorded import adder, is_call, value_of
 
 __all__ = ["own_pools", "rewritten"]
@@ -35,6 +37,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     aligned(module, own=triton)
     if triton:
         own_pools(module)
+    masks_from_inputs(module)
     image_convolutions(module)
     module.graph.eliminate_dead_code()
     module.recompile()
