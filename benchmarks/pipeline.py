@@ -6,12 +6,14 @@ Contenders, each with one core for each device: Purine, one process whose device
 take turns, so that whatever else the machine does hits both alike. Reported are medians over turns.
 Both are cut into stages by the times that ops took in a recorded run on one core.
 
-`bubble` is the part of all devices' time in which a recorded run of Purine's did not compute,
-`bubble_formula` what textbooks promise for stages that take equally long, `bubble_simulated` what
-the schedule gives on paper with the times that its units took (without sums of gradients and
-updates, which the measured one counts as compute). PyTorch's zero bubble schedule has
-two stages on each device, Purine's one. Memory is the peak of a process beyond what it held after
-its imports; predicted is what `peak_memory` says of each device. The last line is JSON.
+`bubble` is the part of all devices' time in which a recorded run of Purine's did not compute; it
+dispatches ops in segments, as the runs that are timed do. `bubble_formula` is what textbooks say
+for stages that take equally long, `bubble_schedule` what the schedule gives on paper with the times
+that its units took in a run recorded op by op, sums of gradients and updates included. What that is
+above the formula is due to unequal stages; what was measured above it, to the runtime and to
+whatever else the machine did. PyTorch's zero bubble schedule has two stages on each device, ours
+has one. Memory is the peak of a process beyond what it held after its imports; predicted is what
+`peak_memory` says of each device. The last line is JSON.
 
     python benchmarks/pipeline.py --net resnet50 --stages 2,4
 """
@@ -32,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -41,8 +43,9 @@ from scaling import free_port
 from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, held, samples
 
 if TYPE_CHECKING:
-    from purine.graph import Graph
+    from purine.graph import Graph, Op
     from purine.parallel.schedule import Letter, Schedule, Unit
+    from purine.runtime.trace import Event, Trace
 
 NETS = {"googlenet": 4, "gpt2": 1, "resnet50": 2}
 """Each with the samples of a micro-batch."""
@@ -375,22 +378,23 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         from purine.parallel.schedule import named_schedule
         from purine.runtime.overlap import overlap
 
+        def recorded(record: bool | Literal["segments"]) -> Trace:
+            with pu.Run(graph, data=data, seed=0, threads=1, record=record) as other:
+                for result in other.steps(RECORDED):
+                    assert result.loss == result.loss
+                return other.trace
+
         run.close()
-        recorded = pu.Run(graph, data=data, seed=0, threads=1, record=True)
-        with recorded:
-            for result in recorded.steps(RECORDED):
-                assert result.loss == result.loss
-            trace = recorded.trace
         plan = named_schedule(options.schedule, options.count, options.micro, chunks=chunks)
-        lasting = unit_times(step, plan, trace.events, times_of(options))
+        lasting = unit_times(step, graph, plan, recorded(True).events, times_of(options))
         formula = pu.parallel.bubble_formula(
             options.schedule, options.count, options.micro, chunks=chunks
         )
         predicted = pu.parallel.peak_memory(graph)
         return {
-            "bubble": round(overlap(trace).bubble, 4),
+            "bubble": round(overlap(recorded("segments")).bubble, 4),
             "bubble_formula": round(formula, 4),
-            "bubble_simulated": round(simulated_bubble(plan, lasting), 4),
+            "bubble_schedule": round(schedule_bubble(plan, lasting), 4),
             "predicted_peak_mb": [round(value / 1e6, 1) for value in predicted.values()],
         }
 
@@ -398,9 +402,13 @@ def purine_worker(options: argparse.Namespace) -> Worker:
 
 
 def unit_times(
-    step: Graph, plan: Schedule, events: Sequence[Any], times: Mapping[str, float]
+    step: Graph, graph: Graph, plan: Schedule, events: Sequence[Event], times: Mapping[str, float]
 ) -> Mapping[Unit, float]:
-    """How long each unit of a schedule computed, the median over iterations but the first."""
+    """How long each unit of a schedule computed, the median over iterations but the first.
+
+    A sum of gradients belongs to the unit that made the last part of it, and what is done once to
+    the last unit of its device.
+    """
     from purine.ops.infer import check
     from purine.parallel._flow import flow_of, weight_ops
     from purine.parallel._halves import halve
@@ -413,28 +421,40 @@ def unit_times(
     stage = balanced_cut(step, plan.stages, times=times)
     forward = set(flow.forward)
     weights = weight_ops(step, flow, halves, stage) if plan.split else set()
+
+    def unit_of(op: Op) -> Unit:
+        if op.kind == "AddScaled":
+            op = graph.producers[op.inputs[1]]
+        prefix, _, name = op.name.partition("/") if plan.micro > 1 else ("micro0", "/", op.name)
+        if name not in stage:
+            return plan.rows[int(op.location.device.removeprefix("cpu:"))][-1]
+        letter: Letter = "F" if name in forward else "W" if name in weights else "B"
+        return Unit(letter, int(prefix.removeprefix("micro")), stage[name])
+
     spent: dict[Unit, dict[int, float]] = {unit: defaultdict(float) for unit in plan.device_of}
     for event in events:
-        prefix, _, name = event.op.partition("/")
-        if plan.micro == 1:
-            prefix, name = "micro0", event.op
-        if event.iteration and event.lane.startswith("compute") and name in stage:
-            letter: Letter = "F" if name in forward else "W" if name in weights else "B"
-            unit = Unit(letter, int(prefix.removeprefix("micro")), stage[name])
-            spent[unit][event.iteration] += event.end - event.start
+        if event.iteration and event.lane.startswith("compute"):
+            spent[unit_of(graph.ops[event.op])][event.iteration] += event.end - event.start
     return {unit: statistics.median(found.values() or [0]) for unit, found in spent.items()}
 
 
-def simulated_bubble(plan: Schedule, lasting: Mapping[Unit, float]) -> float:
-    """The part of the devices' time that is idle where each unit takes its own time."""
-    ends: dict[Unit, float] = {}
+def schedule_bubble(plan: Schedule, lasting: Mapping[Unit, float]) -> float:
+    """The part of the devices' time that is idle where each unit takes its own time.
+
+    It is that of an iteration that follows others: a device begins it once its own part of the one
+    before is done.
+    """
     free = [0.0] * plan.devices
     order = plan.times()  # whatever a unit waits for starts before it, whoever is slow
-    for unit in sorted(order, key=order.__getitem__):
-        device = plan.device_of[unit]
-        begin = max(free[device], *(ends[other] for other in plan.needs(unit)), 0.0)
-        ends[unit] = free[device] = begin + lasting[unit]
-    return 1 - sum(lasting.values()) / (max(free) * plan.devices)
+    before, end = 0.0, 0.0
+    for _ in range(plan.devices + 1):
+        ends: dict[Unit, float] = {}
+        for unit in sorted(order, key=order.__getitem__):
+            device = plan.device_of[unit]
+            begin = max(free[device], *(ends[other] for other in plan.needs(unit)), 0.0)
+            ends[unit] = free[device] = begin + lasting[unit]
+        before, end = end, max(free)
+    return 1 - sum(lasting.values()) / ((end - before) * plan.devices)
 
 
 def torch_worker(options: argparse.Namespace) -> Worker:
@@ -457,16 +477,18 @@ def torch_worker(options: argparse.Namespace) -> Worker:
 
 
 def report(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
-    print(f"\n{options.net}, {options.batch} samples in a micro-batch; idle: measured (formula)")
+    print(f"\n{options.net}, {options.batch} samples in a micro-batch")
+    print("idle: measured (by the schedule with its measured times, by the formula)")
     head = ("purine ms", "torch ms", "ratio", "idle", "purine MB (predicted)", "torch MB")
     print(
         f"{'stages':>6} {'schedule':12}{'micro':>6}"
-        f"{head[0]:>11}{head[1]:>11}{head[2]:>7}{head[3]:>16}{head[4]:>26}  {head[5]}"
+        f"{head[0]:>11}{head[1]:>11}{head[2]:>7}{head[3]:>22}{head[4]:>26}  {head[5]}"
     )
     for row in rows:
         idle = ours = "-"
         if "bubble" in row:
-            idle = f"{row['bubble']:.1%} ({row['bubble_formula']:.1%})"
+            paper = f"{row['bubble_schedule']:.1%}, {row['bubble_formula']:.1%}"
+            idle = f"{row['bubble']:.1%} ({paper})"
             predicted = "+".join(f"{value:.0f}" for value in row["predicted_peak_mb"])
             ours = f"{row['purine_peak_mb'][0]:.0f} ({predicted})"
         theirs = "+".join(f"{value:.0f}" for value in row.get("torch_peak_mb", ())) or "-"
@@ -475,7 +497,7 @@ def report(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> No
         ratio = f"{cells[2]:.3f}" if cells[2] else "-"
         print(
             f"{row['stages']:6} {row['schedule']:12}{row['micro']:6}"
-            f"{milliseconds[0]:>11}{milliseconds[1]:>11}{ratio:>7}{idle:>16}{ours:>26}  {theirs}"
+            f"{milliseconds[0]:>11}{milliseconds[1]:>11}{ratio:>7}{idle:>22}{ours:>26}  {theirs}"
         )
         for name in CONTENDERS:
             if f"{name}_error" in row:

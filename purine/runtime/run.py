@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -64,10 +64,11 @@ class Run:
 
     `prefetch` is how many iterations `Data` ops may be ahead. `threads` is the number of threads
     that one kernel may use: the number of cores of a device, where the graph is on several, which
-    may `share_cores` where there are too few, and so may GPUs. `record` keeps a trace. Fused ops
-    are `compiled` where they are on a GPU, unless this says always or never. With `tf32` products
-    and convolutions of float32 numbers on GPUs are in TF32, which keeps 10 bits of 23; without it
-    they are not, whatever torch is set to.
+    may `share_cores` where there are too few, and so may GPUs. `record` keeps a trace: of single
+    ops, or of the "segments" that they are dispatched in where nothing is recorded. Fused ops are
+    `compiled` where they are on a GPU, unless this says always or never. With `tf32` products and
+    convolutions of float32 numbers on GPUs are in TF32, which keeps 10 bits of 23; without it they
+    are not, whatever torch is set to.
 
     What is loaded, saved and measured has the states of the graph, unless `gather` makes those of
     another form of it (the net before it was sharded) and `cut` the graph's own of these.
@@ -93,7 +94,7 @@ class Run:
         share_cores: bool = False,
         compiled: bool | None = None,
         tf32: bool = False,
-        record: bool = False,
+        record: bool | Literal["segments"] = False,
         gather: Convert | None = None,
         cut: Convert | None = None,
     ) -> None:
@@ -102,6 +103,10 @@ class Run:
                 raise ConfigError(
                     f"{name} is {value}", expected=f"{least} or more", found=str(value)
                 )
+        if record not in (False, True, "segments"):
+            raise ConfigError(
+                f"record is {record!r}", expected='True, False or "segments"', found=repr(record)
+            )
         self.graph = check(graph)
         if not self.graph.ops:
             raise ConfigError("the graph has no ops", expected="at least one op", found="none")
@@ -131,6 +136,7 @@ class Run:
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
         self._events: tuple[Event, ...] = ()
+        self._dispatched: Graph | None = None
         self._failure: RunError | None = None
         if not self._gpus:
             tune_heap(self.graph)
@@ -241,11 +247,11 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """What was recorded since the run was made; empty without `record=True`."""
+        """What was recorded since the run was made; empty without `record`."""
         events = self._events
         if self._executor is not None:
             events += self._executor.trace().events
-        return Trace(events, edges_of(without_aliases(self.graph)))
+        return Trace(events, edges_of(self._dispatched or without_aliases(self.graph)))
 
     def close(self) -> None:
         """End the lanes, after the iterations in flight.
@@ -310,11 +316,12 @@ class Run:
                 credit=self.credit,
                 threads=self.threads,
                 cores=self._cores,
-                segments=not (self.record or self._gpus) and pays(self.graph),
+                segments=self.record in (False, "segments") and not self._gpus and pays(self.graph),
                 fused=self._fused,
                 tf32=self._tf32,
-                record=self.record,
+                record=bool(self.record),
             )
+            self._dispatched = self._executor.graph
         return self._executor
 
     def _reading(self, sources: Mapping[str, Kernel]) -> Mapping[str, Kernel]:

@@ -3,8 +3,8 @@
 Dispatching an op costs some microseconds under the interpreter's lock, which a dozen lanes cannot
 all have at once. So ops of a compute lane that follow each other are put together into segments,
 each of which is one op to the dispatcher and one call without the lock. A segment ends where
-another device waits for its result, and when it is long enough: gradients leave at its end, and
-the parameters that it reads must all be there at its start.
+another device waits for its result, before an op that waits for another device, and when it is long
+enough: gradients leave at its end, and the parameters that it reads must all be there at its start.
 
 Ops of one kind that takes many (updates, means) become one call that reads all it needs at its
 start, so none of them reads from another.
@@ -68,12 +68,22 @@ _SHORT = 1e-4
 
 
 def joined(graph: Graph) -> Segmented:
-    """The graph with the ATen ops of its compute lanes in segments."""
+    """The graph with the ATen ops of its compute lanes in segments, plain sums among them."""
+    graph = _with_plain_sums(graph)
     return segmented(
         graph,
         cost=lambda op: _seconds(graph, op),
         team=_team,
     )
+
+
+def _with_plain_sums(graph: Graph) -> Graph:
+    """The graph with sums of two that are not scaled as ATen ops, which they are."""
+    builder = Builder(graph)
+    for op in graph.ops.values():
+        if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
+            builder.ops[op.name] = replace(op, kind="aten.add.Tensor", attributes={})
+    return builder.graph()
 
 
 def _team(op: Op) -> object:
@@ -175,6 +185,7 @@ class _Grouping:
         self.ready: dict[Station, dict[object, list[tuple[int, str]]]] = {k: {} for k in total}
         """By lane and team, what is ready, the most urgent first."""
         self.eager = self._eager()
+        self.late = self._late()
 
     def groups(self) -> list[list[Op]]:
         for name, count in self.waiting.items():
@@ -198,7 +209,8 @@ class _Grouping:
             return []
         team = min(teams, key=lambda found: teams[found][0])
         queue = teams[team]
-        if lookup(self.graph.ops[queue[0][1]]).many is not None:
+        many = lookup(self.graph.ops[queue[0][1]]).many is not None
+        if many:
             # All at once: what becomes ready on the way reads from these, and has to come later.
             self.ready[station][team] = []
         group: list[Op] = []
@@ -213,6 +225,8 @@ class _Grouping:
                     self._offer(target)
             if team is None or name in self.eager or length >= self.limit[station]:
                 break
+            if not many and queue and queue[0][1] in self.late:
+                break  # what is in the group need not wait for another device
         left = self.ready[station][team]
         if left is not queue:
             for item in queue:
@@ -245,6 +259,17 @@ class _Grouping:
             elif stations:
                 found.add(name)
         return found
+
+    def _late(self) -> set[str]:
+        """Ops of compute lanes that wait for the compute of another lane, over others or not."""
+        brought: set[str] = set()
+        for name in self.graph.order:
+            computes = self.station[name][1].startswith("compute")
+            if computes or name in brought:
+                for target in self.graph.successors[name]:
+                    if not computes or self.station[target] != self.station[name]:
+                        brought.add(target)
+        return brought
 
 
 class SegmentError(Exception):

@@ -422,6 +422,27 @@ def test_the_trace_outlives_the_lanes() -> None:
     assert {event.iteration for event in run.trace.events} == {0, 1, 2}
 
 
+def test_a_trace_of_segments_is_that_of_what_was_dispatched() -> None:
+    data = small_data()
+    step, _ = training(data)
+    losses = []
+    for record in (False, True, "segments"):
+        with pu.Run(step, data=data, record=record) as run:  # type: ignore[arg-type]
+            losses.append([result.loss for result in run.steps(3)])
+    assert losses[0] == losses[1] == losses[2]
+    assert "Segment" in {event.kind for event in run.trace.events}
+    names = {event.op for event in run.trace.events}
+    assert len(names) < len(step.ops)
+    assert run.trace.edges
+    assert all({before, after} <= names for before, after, _ in run.trace.edges)
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    step, _ = training(small_data())
+    with pytest.raises(ConfigError, match="record is 'lanes'"):
+        pu.Run(step, record="lanes")  # type: ignore[arg-type]
+
+
 def test_measuring_with_a_training_step_leaves_the_parameters_alone() -> None:
     data = small_data()
     step, _ = training(data, pu.zoo.mlp(batch=23, hidden=(16,)))

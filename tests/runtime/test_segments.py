@@ -234,6 +234,27 @@ def test_what_another_device_waits_for_ends_its_segment(
     for members in found.members.values():
         for op in members[:-1]:
             assert not feeds_another_device(whole, op), op.name
+    fed = {
+        target
+        for name, op in whole.ops.items()
+        for target in whole.successors[name]
+        if op.lane.startswith("compute") and whole.ops[target].location != op.location
+    }
+    for members in found.members.values():
+        if lookup(members[0]).many is None:
+            assert fed.isdisjoint(op.name for op in members[1:])
+
+
+def test_sums_over_micro_batches_are_in_segments_and_keep_their_bits() -> None:
+    net, data = net_of("googlenet")
+    step = pu.solvers.sgd(pu.backward(net), lr=0.01, momentum=0.9)
+    step = pipeline(step, devices="cpu:0-1", micro=4)
+    found = joined(without_aliases(step))
+    inside = {op.name for members in found.members.values() for op in members}
+    plain = [op for op in step.ops.values() if op.kind == "AddScaled" and not op.attributes]
+    assert plain
+    assert len([op for op in plain if op.name in inside]) > 0.9 * len(plain)
+    same(executed(step, data, segments=True), executed(step, data, segments=False))
 
 
 def feeds_another_device(graph: Graph, op: Op) -> bool:
