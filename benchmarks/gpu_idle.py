@@ -38,6 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     options.device = "cuda"
     torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
     found = {}
     for item in options.rows.split(","):
         net, batch = parse_row(parser, item)

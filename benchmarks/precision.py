@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -97,6 +98,7 @@ def main() -> None:
 def compare(case: Case, name: str, options: argparse.Namespace) -> dict[str, float]:
     calm = replace(case, net=case.calm[0], solver=case.calm[1])
     cpu, gpu = (losses(calm, device, None, options.steps) for device in ("cpu:0", options.device))
+    assert all(map(math.isfinite, (*cpu, *gpu)))
     row = {
         "first_loss": round(cpu[0], 5),
         "cpu_loss": round(cpu[-1], 5),

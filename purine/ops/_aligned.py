@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import GraphModule, Node
 
 from purine.ops._recorded import adder, is_call, value_of
@@ -35,6 +34,8 @@ def aligned(module: GraphModule, *, own: bool = False) -> None:
 
     With `own`, losses of many classes are made by a kernel that needs Triton.
     """
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
     rows = _Rows(module, own=own)
     for node in list(module.graph.nodes):
         step = _STEPS.get(node.target)
@@ -46,8 +47,8 @@ def aligned(module: GraphModule, *, own: bool = False) -> None:
 class _Rows:
     """A module in work.
 
-    `wide` has, by node, one with the same rows and zeros behind them, `logs` one with logarithms
-    of nothing behind them.
+    `wide` has, by node, one with the same rows and zeros behind them (or NaN, in a row that has NaN
+    or infinities), `logs` one with logarithms of nothing behind them.
     """
 
     def __init__(self, module: GraphModule, *, own: bool) -> None:
@@ -121,13 +122,15 @@ class _Rows:
     def loss(self, node: Node) -> None:
         """A loss takes of each row of scores the one at its label, wherever the row ends."""
         logs = node.args[0]
-        if logs in self.logs:
+        if logs in self.logs and node.args[2] is None:
             node.replace_input_with(logs, self.logs[logs])
 
     def pull(self, node: Node) -> None:
         """The gradient of a softmax loss by its scores."""
         pulled, logs = node.args[:2]
-        if not is_call(pulled, aten.nll_loss_backward.default):
+        if not is_call(pulled, aten.nll_loss_backward.default) or node.args[2] not in (1, -1):
+            return
+        if value_of(node).dtype != value_of(logs).dtype:
             return
         gradient, of, label, weight, reduction, ignored, count = pulled.args
         if of is not logs or weight is not None or reduction == 0 or value_of(logs).dim() != 2:
@@ -157,9 +160,9 @@ class _Rows:
         rows, classes = value_of(logs).shape
         simple = scores is not None and classes >= _MANY and set(pulled.users) == {node}
         simple &= len(losses) == 1 and readers == {losses[0], pulled, node}
-        if not simple or losses[0].args[2:] != (None, reduction, ignored):
+        if not simple or losses[0].args[1:] != (label, None, reduction, ignored):
             return False
-        if _needs(gradient, losses[0]):
+        if value_of(logs).dtype != torch.float32 or _needs(gradient, losses[0]):
             return False
         from purine.ops import gpu_loss  # noqa: F401  (makes the op known; needs Triton)
 
@@ -182,6 +185,8 @@ class _Rows:
 
     def _low_scores(self, logs: Node) -> Node | None:
         """The scores in low precision that a log-softmax of float32 is made of."""
+        if not is_call(logs, aten._log_softmax.default):
+            return None
         node = logs.args[0]
         while isinstance(node, Node) and value_of(node).dtype not in LOW:
             if not is_call(node, aten.view.default) and not is_call(node, aten._to_copy.default):

@@ -22,8 +22,9 @@ __all__ = ["image_convolutions"]
 
 aten = torch.ops.aten
 
-_FEW, _WINDOW = 4, 128
-"""Channels of an image at most, and numbers in a window that a matrix is made of."""
+_FEW, _WINDOW, _PIXELS = 4, 128, 64 * 64
+"""Channels of an image at most; numbers in a window and pixels in an image for which a matrix is
+made, which is kept for the backward."""
 
 
 def image_convolutions(module: GraphModule) -> None:
@@ -51,7 +52,9 @@ def _form(node: Node) -> tuple[_Squares | _Windows, list[Node]] | None:
     gradients = [
         user
         for user in x.users
-        if user.target is aten.convolution_backward.default and user.args[1:3] == (x, w)
+        if user.target is aten.convolution_backward.default
+        and user.args[1:3] == (x, w)
+        and user.args[4:10] == node.args[3:9]
     ]
     simple = not transposed and groups == 1 and list(dilation) == [1, 1]
     simple &= value_of(node).is_contiguous(memory_format=torch.channels_last)
@@ -63,7 +66,8 @@ def _form(node: Node) -> tuple[_Squares | _Windows, list[Node]] | None:
     if list(step) == [2, 2]:
         return _Squares(x, w, bias, list(pad), value_of(node)), gradients
     filters = value_of(w)
-    if list(step) == [1, 1] and filters[0].numel() <= _WINDOW:
+    small = filters[0].numel() <= _WINDOW and value.shape[2] * value.shape[3] <= _PIXELS
+    if list(step) == [1, 1] and small:
         return _Windows(x, w, bias, list(pad), value_of(node)), gradients
     return None
 

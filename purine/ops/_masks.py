@@ -31,7 +31,7 @@ def masks_from_inputs(module: GraphModule) -> None:
         add = adder(module, node)
         value = value_of(node)
         nothing = add(aten.full.default, [], 0.0, dtype=value.dtype, device=value.device)
-        masked = add(aten.where.self, _is_above(add, norm), gradient, nothing)
+        masked = add(aten.where.self, _is_shut(add, norm), nothing, gradient)
         masked.meta["val"] = value
         node.replace_all_uses_with(masked)
         module.graph.erase_node(node)
@@ -50,8 +50,8 @@ def _norm_before(result: object) -> Node | None:
     return norm if norm.args[1] is not None and norm.args[2] is not None else None
 
 
-def _is_above(add: Add, norm: Node) -> Node:
-    """Whether what a norm makes is above zero, in the order of operations of the norm itself."""
+def _is_shut(add: Add, norm: Node) -> Node:
+    """Whether what a norm makes is not above zero, in the norm's own order of operations."""
     x, weight, bias = norm.args[:3]
     shape = [1, -1, *([1] * (value_of(x).dim() - 2))]
 
@@ -59,7 +59,8 @@ def _is_above(add: Add, norm: Node) -> Node:
         return add(aten.reshape.default, value, shape)
 
     mean, deviation = (add(operator.getitem, norm, place) for place in (1, 2))
-    wide = add(aten._to_copy.default, x, dtype=torch.float32)
+    dtype = torch.promote_types(value_of(x).dtype, torch.float32)
+    wide = add(aten._to_copy.default, x, dtype=dtype)
     normed = add(aten.mul.Tensor, add(aten.sub.Tensor, wide, each(mean)), each(deviation))
     scaled = add(aten.add.Tensor, add(aten.mul.Tensor, normed, each(weight)), each(bias))
-    return add(aten.gt.Scalar, scaled, 0)
+    return add(aten.le.Scalar, scaled, 0)

@@ -42,12 +42,12 @@ def _attend_on_gpu(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What a net that was differentiated for a CPU calls for attention, on a GPU."""
-    if _has_cudnn(query, attn_mask):
+    if _has_cudnn(query, key, is_causal, attn_mask):
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, dropout_p, is_causal, False, scale=scale
         )
         return found[0], found[1].squeeze(-1)
-    if _has_flash(query, attn_mask):
+    if _has_flash(query, key, is_causal, attn_mask):
         found = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
@@ -71,7 +71,7 @@ def _pull_on_gpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value of `_attend_on_gpu`."""
     gradients: tuple[Tensor, Tensor, Tensor]
-    if _has_cudnn(query, attn_mask):
+    if _has_cudnn(query, key, is_causal, attn_mask):
         state = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout: not read
         gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *(grad_out, query, key, value, out, logsumexp.unsqueeze(-1), state, state),
@@ -79,7 +79,7 @@ def _pull_on_gpu(
             scale=scale,
         )
         return gradients
-    if _has_flash(query, attn_mask):
+    if _has_flash(query, key, is_causal, attn_mask):
         state = torch.empty(2, dtype=torch.uint64, device=query.device)  # of dropout: not read
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             *(grad_out, query, key, value, out, logsumexp, None, None),
@@ -95,18 +95,25 @@ def _pull_on_gpu(
     return scores @ key, scores.transpose(-2, -1) @ query, values
 
 
-def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
+def _has_flash(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
+    """Whether a fused kernel does it; these mean another mask where lengths differ."""
     low = query.dtype in (torch.float16, torch.bfloat16)
-    return low and mask is None and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    square = not causal or query.shape[-2] == key.shape[-2]
+    fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    return low and mask is None and square and fits and _capability(query) >= (8, 0)
 
 
-def _has_cudnn(query: Tensor, mask: Tensor | None) -> bool:
+def _capability(value: Tensor) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(value.device) if value.is_cuda else (0, 0)
+
+
+def _has_cudnn(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
     """Whether cuDNN has the quickest kernel: from Hopper on, for heads that are not too wide."""
     return (
-        _has_flash(query, mask)
+        _has_flash(query, key, causal, mask)
         and query.shape[-1] <= 128
         and (torch.backends.cudnn.version() or 0) >= 90000
-        and torch.cuda.get_device_capability(query.device) >= (9, 0)
+        and _capability(query) >= (9, 0)
     )
 
 

@@ -43,7 +43,8 @@ def _loss(  # type: ignore[no-untyped-def]
         value = tl.load(scores + row * stride + column, column < WIDTH, float("-inf"))
         value = tl.where(column < classes, value.to(tl.float32), float("-inf"))
         higher = tl.maximum(most, tl.max(value, 0))
-        total = total * tl.exp(most - higher) + tl.sum(tl.exp(value - higher), 0)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(most - base) + tl.sum(tl.exp(value - base), 0)
         most = higher
     log = most + tl.log(total)
     own = tl.load(scores + row * stride + label, counts, 0.0).to(tl.float32)

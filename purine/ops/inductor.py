@@ -143,12 +143,16 @@ def _is_early(node: Node, early: Mapping[Node, Node]) -> bool:
         and all(source in early for source in node.all_input_nodes)
         and isinstance(node.target, torch._ops.OpOverload)
         and not node.target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
     )
 
 
 def _use_cache() -> None:
     home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     folder = Path(os.environ.get("PURINE_CACHE", home / "purine"))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # Importing it has set the folder, unless somebody had asked for another one.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
-    import torch._inductor  # noqa: F401  (its settings read the environment)

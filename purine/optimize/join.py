@@ -40,11 +40,14 @@ def join(net: Graph) -> Graph:
 def _siblings(net: Graph) -> Iterator[list[Op]]:
     """Convolutions that differ in their filters alone."""
     found: dict[tuple[object, ...], list[Op]] = {}
+    ordered = {name for edge in net.control for name in edge}
     for name in net.order:
         op = net.ops[name]
         if op.kind not in _KINDS or op.attributes.get("groups", 1) != 1:
             continue
         if op.attributes.get("transposed") or any(i not in net.states for i in op.inputs[1:]):
+            continue
+        if len(net.blobs[op.outputs[0]].shape or ()) != 4 or op.name in ordered:
             continue
         weight = spec_of(net.blobs[op.inputs[1]])
         key = (

@@ -30,6 +30,7 @@ _FORWARD = frozenset(
     )
 )
 _BACKWARD = "aten.convolution_backward"
+_JOINTS = ("Concat", "aten.cat")
 _COPIES = ("Copy", "aten._to_copy")
 
 
@@ -98,15 +99,18 @@ def _laid_out(graph: Graph) -> set[str]:
 
 
 def _filters(graph: Graph) -> Iterator[str]:
-    """The states that convolutions of images read, themselves or by copies and casts."""
+    """The states that convolutions of images read, themselves, copied, cast or joined."""
     for op in graph.ops.values():
         if _base(op) not in _FORWARD or not _is_image(graph, op.inputs[1]):
             continue
-        name = op.inputs[1]
-        while name in graph.producers and _is_copy(graph.producers[name]):
-            name = graph.producers[name].inputs[0]
-        if name in graph.states:
-            yield name
+        stack = [op.inputs[1]]
+        while stack:
+            name = stack.pop()
+            maker = graph.producers.get(name)
+            if name in graph.states:
+                yield name
+            elif maker is not None and (_is_copy(maker) or _base(maker) in _JOINTS):
+                stack += maker.inputs
 
 
 def _kept_for(graph: Graph, name: str) -> Iterator[str]:

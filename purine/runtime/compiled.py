@@ -79,7 +79,7 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
 
     def capture(tensors: Sequence[Tensor]) -> None:
         nonlocal graph, fixed, results
-        fixed = [value if k in states else value.clone() for k, value in enumerate(tensors)]
+        fixed = [value if k in states else _copy(value) for k, value in enumerate(tensors)]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -97,7 +97,7 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
                 mine.copy_(given)
         graph.replay()
         return _as_results(
-            [value if place in over else value.clone() for place, value in enumerate(results)]
+            [value if place in over else _copy(value) for place, value in enumerate(results)]
         )
 
     return replay
@@ -106,6 +106,14 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
 def as_kernel(kernel: Callable[..., list[Tensor]]) -> Kernel:
     """A compiled kernel as others are: one result is not in a list."""
     return lambda *tensors: _as_results(kernel(*tensors))
+
+
+def _copy(value: Tensor) -> Tensor:
+    """A copy that lies in memory as the value does: what reads it was compiled for that."""
+    if 0 in value.stride():
+        return value.clone()
+    room = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    return room.copy_(value)
 
 
 def _as_results(values: list[Tensor]) -> Results:

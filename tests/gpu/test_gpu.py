@@ -188,6 +188,23 @@ def test_gpt2_trains_with_flash_attention() -> None:
     assert found[1] == pytest.approx(found[0], rel=2e-2)
 
 
+def test_pieces_hand_over_what_is_not_dense() -> None:
+    """Queries, keys and values are views of one blob, and cross from piece to piece."""
+    net = pu.zoo.gpt2(batch=2, context=32, layers=2, width=64, heads=2, vocabulary=50, dropout=0.0)
+    rows = torch.randint(50, (16, 33), generator=torch.Generator().manual_seed(0))
+    source = pu.data.ArraySource(
+        rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), names=("tokens", "targets"), classes=50
+    )
+    data = pu.data.DataSet("tokens", source)
+    step = pu.to_device(pu.solvers.adamw(pu.backward(pu.mixed(net)), lr=1e-3), "cuda:0")
+    found = []
+    for pieces in (1, 3, 7):
+        with pu.Run(pu.fuse(step, pieces=pieces, devices=GPUS), data=data, seed=0) as run:
+            found.append([result.loss for result in run.steps(10)])
+    assert found[1] == pytest.approx(found[0], rel=2e-2)
+    assert found[2] == pytest.approx(found[0], rel=2e-2)
+
+
 def test_transfers_hide_behind_compute_in_a_trace() -> None:
     step = fused(pu.to_device(step_of("nin", batch=64), "cuda:0"))
     data = pu.data.fashion_mini()

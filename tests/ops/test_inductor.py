@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +75,30 @@ def test_a_compiler_that_fails_is_tried_once_more_with_care(
     made = compile_function(lambda x: (x * 2 + 1,), [x])
     assert asked == [None, False]
     assert made(x)[0].tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+
+
+CACHED = """
+import sys
+import purine
+assert "torch._inductor" not in sys.modules
+import torch
+from purine.ops.inductor import compile_function
+x = torch.arange(4.0)
+print(compile_function(lambda x: (x * 3,), [x])(x)[0].tolist())
+"""
+
+
+def test_importing_does_not_load_the_compiler_and_results_stay_in_our_cache(
+    tmp_path: Path,
+) -> None:
+    own = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # set by what was compiled here before
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
+    found = subprocess.run(
+        [sys.executable, "-c", CACHED],
+        env=inherited | {"PURINE_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines()[-1] == "[0.0, 3.0, 6.0, 9.0]"
+    assert any(path.is_file() for path in (tmp_path / "inductor").rglob("*"))

@@ -24,13 +24,20 @@ def step(
     return y, *aten.native_batch_norm_backward(back, x, *rest)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_numbers_stay_as_they_are(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+@pytest.mark.parametrize("broken", [False, True], ids=["numbers", "NaN"])
+def test_the_numbers_stay_as_they_are(dtype: torch.dtype, broken: bool) -> None:
     channels = 6
+    wide = torch.promote_types(dtype, torch.float32)
+    x = torch.randn(4, channels, 5, 5, dtype=torch.float64)
+    if broken:
+        x[1, 1, 2, 3] = float("nan")
     given = [
-        torch.randn(4, channels, 5, 5).to(dtype).contiguous(memory_format=torch.channels_last),
-        *(torch.randn(channels) for _ in range(2)),
-        *(torch.zeros(channels), torch.ones(channels)),
+        x.to(dtype).contiguous(memory_format=torch.channels_last),
+        *(torch.randn(channels, dtype=wide) for _ in range(2)),
+        *(torch.zeros(channels, dtype=wide), torch.ones(channels, dtype=wide)),
         torch.randn(4, channels, 5, 5).to(dtype),
     ]
     module = make_fx(step, tracing_mode="fake")(*given)
@@ -38,7 +45,7 @@ def test_the_numbers_stay_as_they_are(dtype: torch.dtype) -> None:
     module.recompile()
     assert not module.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
     for found, wanted in zip(module(*given), step(*given), strict=True):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
 def test_rectifiers_of_anything_else_are_left_alone() -> None:

@@ -48,6 +48,42 @@ def test_the_gradient_of_a_softmax_loss_is_written_down(reduction: int, ignored:
     assert torch.allclose(module(scores, label), gradient(scores, label), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_other_axes_and_parts_of_a_loss_are_left_alone(own: bool) -> None:
+    """A softmax over samples, and a gradient whose log-softmax was made elsewhere."""
+
+    def gradient(logs: Tensor, label: Tensor, axis: int) -> Tensor:
+        one, total = torch.ones(()), torch.full((), 5.0)
+        pulled = aten.nll_loss_backward(one, logs, label, None, 1, -100, total)
+        found: Tensor = aten._log_softmax_backward_data(pulled, logs, axis, logs.dtype)
+        return found
+
+    label = torch.randint(5, (5,))
+    logs = torch.randn(5, 5).log_softmax(0)
+    module = recorded(lambda logs, label: gradient(logs, label, 0), logs, label)
+    aligned(module, own=own)
+    assert count(module, aten._log_softmax_backward_data.default) == 1
+    logs = torch.randn(5, 4100).log_softmax(1)
+    module = recorded(lambda logs, label: gradient(logs, label, 1), logs, label)
+    aligned(module, own=own)
+    module.recompile()
+    assert torch.allclose(module(logs, label), gradient(logs, label, 1), atol=1e-7)
+
+
+def test_weights_of_classes_keep_the_rows_of_a_loss_as_they_are() -> None:
+    def loss(x: Tensor, weight: Tensor, label: Tensor, classes: Tensor) -> Tensor:
+        logs = aten._log_softmax((x @ weight.t()).float(), 1, False)
+        found: Tensor = aten.nll_loss_forward(logs, label, classes, 1, -100)[0]
+        return found
+
+    x, weight = torch.randn(4, 8).bfloat16(), torch.randn(1025, 8).bfloat16()
+    given = (x, weight, torch.randint(1025, (4,)), torch.rand(1025))
+    module = recorded(loss, *given)
+    aligned(module)
+    module.recompile()
+    assert torch.allclose(module(*given), loss(*given), rtol=1e-2)
+
+
 def test_the_gradient_of_a_loss_by_pixels_is_left_alone() -> None:
     def gradient(scores: Tensor, label: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -179,6 +215,13 @@ for classes in (4101, 4160):
     for found, wanted in zip(module(*arguments), step(*arguments), strict=True):
         assert found.shape == wanted.shape
         torch.testing.assert_close(found.float(), wanted.float(), rtol=2e-2, atol=4e-3)
+
+scores, label = torch.randn(2, 4160).bfloat16(), torch.tensor([3000, 4000])
+scores[:, :2048] = float("-inf")
+losses, gradient = gpu_loss.softmax_loss(scores, label, torch.ones(()), 4160, -100)
+expected = torch.nn.functional.cross_entropy(scores.float(), label, reduction="none")
+torch.testing.assert_close(losses, expected)
+assert gradient.isfinite().all()
 """
 
 

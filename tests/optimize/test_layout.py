@@ -13,6 +13,7 @@ import torch
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import CHANNELS_LAST, Builder, Graph, Location, from_yaml, to_yaml
+from purine.ops import Net, conv
 from purine.ops.fused import FUSED, body_of
 from purine.ops.infer import complete, with_batch
 from purine.parallel import compose, hybrid, insert_copies, pipeline, place, replicate, shard
@@ -226,3 +227,12 @@ def test_a_checkpoint_of_one_layout_loads_in_the_other(tmp_path: Path) -> None:
             assert [result.loss for result in run.steps(2)] == pytest.approx(expected, rel=1e-4)
             wanted = other == CHANNELS_LAST
             assert is_channels_last(run.states()["conv2/weight"]) == wanted
+
+
+def test_filters_of_joined_convolutions_are_laid_out_too() -> None:
+    net = Net()
+    x = net.input("x", (2, 4, 5, 5))
+    net.output(*(conv(x, 3, kernel=3, name=name) for name in ("a", "b")))
+    found = pu.layout(pu.join(net.graph()), "channels-last")
+    for name in ("a/weight", "b/weight"):
+        assert found.blobs[name].layout == "channels-last"

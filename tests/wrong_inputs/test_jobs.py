@@ -25,7 +25,7 @@ JOBS: dict[str, tuple[str, list[str]]] = {
     ),
     "unknown precision": (
         "net: mlp\nprecision: half\n",
-        ["job.yaml:2", "precision is text 'half'", "expected: one of fp32, bf16, fp16"],
+        ["job.yaml:2", "precision is text 'half'", "expected: one of fp32, tf32, bf16, fp16"],
     ),
     "precision by a number": ("precision: 16\n", ["job.yaml:1", "precision is 16"]),
     "truth for a number": ("lr: true\n", ["job.yaml:1", "lr is bool True", "expected: a number"]),

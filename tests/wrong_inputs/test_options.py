@@ -29,7 +29,11 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "weight decay negative": ("--weight-decay -1", ["weight_decay is -1.0", "0 or more"]),
     "unknown precision": (
         "--precision fp8",
-        ["precision is text 'fp8'", "expected: one of fp32, bf16, fp16", "change --precision"],
+        [
+            "precision is text 'fp8'",
+            "expected: one of fp32, tf32, bf16, fp16",
+            "change --precision",
+        ],
     ),
     "clip 0": ("--clip 0", ["clip is 0.0", "above 0"]),
     "unknown solver": (
