@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import purine as pu
+from purine.data.synthetic import synthetic_tokens
 from purine.graph import Graph
 from purine.ops import (
     Net,
@@ -173,14 +174,14 @@ def test_rewritten_steps_train_as_the_steps_they_come_from() -> None:
         assert sum(other[-10:]) == pytest.approx(sum(first[-10:]), rel=0.1)
 
 
-def test_gpt2_trains_with_flash_attention() -> None:
+def small_gpt2() -> tuple[Graph, pu.data.DataSet]:
     net = pu.zoo.gpt2(batch=2, context=32, layers=2, width=64, heads=2, vocabulary=50, dropout=0.0)
-    rows = torch.randint(50, (16, 33), generator=torch.Generator().manual_seed(0))
-    source = pu.data.ArraySource(
-        rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), names=("tokens", "targets"), classes=50
-    )
-    data = pu.data.DataSet("tokens", source)
-    step = pu.solvers.adamw(pu.backward(pu.mixed(net)), lr=1e-3)
+    data = synthetic_tokens(32, vocabulary=50, count=16)
+    return pu.solvers.adamw(pu.backward(pu.mixed(net)), lr=1e-3), data
+
+
+def test_gpt2_trains_with_flash_attention() -> None:
+    step, data = small_gpt2()
     found = []
     for graph in (step, fused(pu.to_device(step, "cuda:0"))):
         with pu.Run(graph, data=data, seed=0) as run:
@@ -190,13 +191,8 @@ def test_gpt2_trains_with_flash_attention() -> None:
 
 def test_pieces_hand_over_what_is_not_dense() -> None:
     """Queries, keys and values are views of one blob, and cross from piece to piece."""
-    net = pu.zoo.gpt2(batch=2, context=32, layers=2, width=64, heads=2, vocabulary=50, dropout=0.0)
-    rows = torch.randint(50, (16, 33), generator=torch.Generator().manual_seed(0))
-    source = pu.data.ArraySource(
-        rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), names=("tokens", "targets"), classes=50
-    )
-    data = pu.data.DataSet("tokens", source)
-    step = pu.to_device(pu.solvers.adamw(pu.backward(pu.mixed(net)), lr=1e-3), "cuda:0")
+    step, data = small_gpt2()
+    step = pu.to_device(step, "cuda:0")
     found = []
     for pieces in (1, 3, 7):
         with pu.Run(pu.fuse(step, pieces=pieces, devices=GPUS), data=data, seed=0) as run:
