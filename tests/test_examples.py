@@ -33,7 +33,7 @@ def test_the_job_for_nin_on_cifar10_fits_its_images() -> None:
     options = read_options(EXAMPLES / "nin_cifar10.yaml")
     plan = make_plan(merge(options, {"data": "synthetic:image=3x32x32,dtype=uint8,count=256"}))
     kinds = {op.kind for op in plan.step.ops.values()}
-    assert {"Crop", "Mirror", "Normalize", "MomentumUpdate"} <= kinds
+    assert {"Crop", "Mirror", "Normalize", "AdamUpdate"} <= kinds
 
 
 def small_package(folder: Path, labels: list[int]) -> npt.NDArray[np.uint8]:
