@@ -73,7 +73,7 @@ def _form(node: Node) -> tuple[_Squares | _Windows, list[Node]] | None:
 
 
 class _Form:
-    """A convolution in another form. `made` is what `forward` prepares for `pull`."""
+    """A convolution in another form; `pull` uses what `forward` has prepared."""
 
     def __init__(self, x: Node, w: Node, bias: Any, pad: list[int], size: Tensor) -> None:
         self.x, self.w, self.bias, self.pad = x, w, bias, pad
