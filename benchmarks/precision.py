@@ -5,7 +5,7 @@ compiled and captured op, and the largest relative difference of the two; then 3
 in float32 and in low precision, and the mean losses of the last 20. All with the same seed, data
 and random masks. The last line is JSON.
 
-    python benchmarks/precision.py --nets lenet gpt2
+    python benchmarks/precision.py --nets lenet gpt2 --workers 4
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -90,25 +93,40 @@ def main() -> None:
     parser.add_argument("--more", type=int, default=300, help="steps in each precision")
     parser.add_argument("--low", nargs="+", choices=("bf16", "fp16"), default=["bf16"])
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
-    found = {name: compare(CASES[name], name, options) for name in options.nets}
+    runs = [
+        (name, *run)
+        for name in options.nets
+        for run in (
+            ("cpu:0", None, True, options.steps),
+            (options.device, None, True, options.steps),
+            *((options.device, low, False, options.more) for low in (None, *options.low)),
+        )
+    ]
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        begun = {run: pool.submit(losses, *run) for run in runs}
+        found = {name: compare(name, options, begun) for name in options.nets}
     print(json.dumps({"steps": options.steps, "more": options.more, "nets": found}))
 
 
-def compare(case: Case, name: str, options: argparse.Namespace) -> dict[str, float]:
-    calm = replace(case, net=case.calm[0], solver=case.calm[1])
-    cpu, gpu = (losses(calm, device, None, options.steps) for device in ("cpu:0", options.device))
+def compare(
+    name: str, options: argparse.Namespace, begun: Mapping[Any, Future[list[float]]]
+) -> dict[str, float]:
+    def result(device: str, low: str | None, calm: bool, count: int) -> list[float]:
+        return begun[name, device, low, calm, count].result()
+
+    cpu, gpu = (result(place, None, True, options.steps) for place in ("cpu:0", options.device))
     assert all(map(math.isfinite, (*cpu, *gpu)))
     row = {
         "first_loss": round(cpu[0], 5),
         "cpu_loss": round(cpu[-1], 5),
         "gpu_loss": round(gpu[-1], 5),
         "difference": max(abs(a - b) / abs(a) for a, b in zip(cpu, gpu, strict=True)),
+        "fp32": round(last(result(options.device, None, False, options.more)), 5),
     }
-    print(name, json.dumps(row), flush=True)
-    row["fp32"] = round(last(losses(case, options.device, None, options.more)), 5)
     for low in options.low:
-        row[low] = round(last(losses(case, options.device, low, options.more)), 5)
+        row[low] = round(last(result(options.device, low, False, options.more)), 5)
         row[f"{low}_difference"] = abs(row[low] - row["fp32"]) / row["fp32"]
     print(name, json.dumps(row), flush=True)
     return row
@@ -118,19 +136,24 @@ def last(values: list[float]) -> float:
     return sum(values[-20:]) / len(values[-20:])
 
 
-def losses(case: Case, device: str, precision: str | None, count: int) -> list[float]:
+def losses(name: str, device: str, precision: str | None, calm: bool, count: int) -> list[float]:
     """The losses of so many steps, as a job on the device runs them."""
+    case = CASES[name]
+    make, solver = case.calm if calm else (case.net, case.solver)
     data = case.data()
-    net = pu.data.prepare(case.net(), data.train)
+    net = pu.data.prepare(make(), data.train)
     if device.startswith("cuda"):
         net = pu.join(net)
     if precision is not None:
         net = pu.mixed(net, precision)
-    step = pu.prune(case.solver(pu.backward(net)), ["loss"])
+    step = pu.prune(solver(pu.backward(net)), ["loss"])
     if device.startswith("cuda"):
         step = pu.fuse(pu.to_device(step, device), devices=[device])
-    with pu.Run(step, data=data, seed=0) as run:
-        return [result.loss for result in run.steps(count)]
+    with pu.Run(step, data=data, seed=0, share_cores=True) as run:
+        found = [result.loss for result in run.steps(count)]
+    what = f"{name}, {device}, {precision or 'float32'}"
+    print(f"{what}: {found[0]:.4f} to {found[-1]:.4f}", flush=True)
+    return found
 
 
 if __name__ == "__main__":
