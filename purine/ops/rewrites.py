@@ -5,6 +5,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `aligned`: rows of scores that wide loads can read, and softmax losses in fewer passes.
 - `own_pools`: maximum pooling by kernels of our own.
 - `own_norms`: gradients of layer norms with all their sums in one pass.
+- `short_gelus`: GELU with fewer instructions.
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
 - `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
 """
@@ -18,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW, aligned
+from purine.ops._gelu import short_gelus
 from purine.ops._image_conv import image_convolutions
 from purine.ops._masks import masks_from_inputs
 from purine.ops._norms import own_norms
@@ -40,6 +42,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     if triton:
         own_pools(module)
         own_norms(module)
+    short_gelus(module)
     masks_from_inputs(module)
     image_convolutions(module)
     module.graph.eliminate_dead_code()
