@@ -62,23 +62,24 @@ def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[...,
 
 
 def _for_norms(module: GraphModule) -> dict[str, object]:
-    """What a step with batch norms on a GPU is compiled with.
+    """What a step with norms on a GPU is compiled with.
 
-    Norms of what is side by side, as in the branches of an inception, are put together; those of a
-    transformer's layers become slower by it. And what a norm's gradient reads is computed where it
-    is read, up to a number of sources: with more than these the sums of residual nets are read
-    again and again.
+    Batch norms of what is side by side, as in the branches of an inception, are put together; layer
+    norms of a transformer become slower by it. And what a batch norm's gradient reads is computed
+    where it is read, up to a number of sources: with more than these the sums of residual nets are
+    read again and again. Where our own kernel pulls back through layer norms every sum of a
+    residual net is made once, for this kernel wants it too.
     """
     aten = torch.ops.aten
-    norms = module.graph.find_nodes(
-        op="call_function", target=aten.native_batch_norm_backward.default
-    )
-    if not any(node.meta["val"][0].is_cuda for node in norms):
+    calls = {node.target: node for node in module.graph.nodes}
+    if any(str(target) == "purine.layer_norm_gradient.default" for target in calls):
+        return {"realize_reads_threshold": 1}
+    norm = calls.get(aten.native_batch_norm_backward.default)
+    if norm is None or not norm.meta["val"][0].is_cuda:
         return {}
-    sums = module.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
     return {
         "combo_kernels": True,
-        "realize_reads_threshold": 6 if sums else 7,
+        "realize_reads_threshold": 6 if aten.threshold_backward.default in calls else 7,
         "realize_opcount_threshold": 100,
     }
 

@@ -4,6 +4,8 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 
 - `aligned`: rows of scores that wide loads can read, and softmax losses in fewer passes.
 - `own_pools`: maximum pooling by kernels of our own.
+- `own_norms`: gradients of layer norms with all their sums in one pass.
+- `short_gelus`: GELU with fewer instructions.
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
 - `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
 """
@@ -17,8 +19,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW, aligned
+from purine.ops._gelu import short_gelus
 from purine.ops._image_conv import image_convolutions
 from purine.ops._masks import masks_from_inputs
+from purine.ops._norms import own_norms
 from purine.ops._recorded import adder, is_call, value_of
 
 __all__ = ["own_pools", "rewritten"]
@@ -37,6 +41,8 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     aligned(module, own=triton)
     if triton:
         own_pools(module)
+        own_norms(module)
+    short_gelus(module)
     masks_from_inputs(module)
     image_convolutions(module)
     module.graph.eliminate_dead_code()

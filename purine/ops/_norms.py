@@ -1,0 +1,120 @@
+"""Layer norms whose gradients make all their sums on the way.
+
+A kernel of our own pulls a gradient back through a norm, adds the gradient that goes around it, and
+sums up for the weight, the bias, and the bias of the layer in front, which has the same gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from purine.ops._aligned import LOW
+from purine.ops._recorded import adder, is_call, value_of
+
+__all__ = ["own_norms"]
+
+aten = torch.ops.aten
+_MANY, _WIDE = 1024, 8192
+"""Rows from which the kernel is worth it, and columns up to which it is."""
+
+
+def own_norms(module: GraphModule) -> None:
+    """Gradients of layer norms in low precision by a kernel that needs Triton."""
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    for node in module.graph.find_nodes(
+        op="call_function", target=aten.native_layer_norm_backward.default
+    ):
+        if _fits(node):
+            _replace(module, node)
+    stable_topological_sort(module.graph)
+
+
+def _fits(node: Node) -> bool:
+    gradient, x, shape, _, _, weight, *_ = node.args
+    values = [value_of(gradient), value_of(x)]
+    rows = values[1].numel() // math.prod(shape)
+    return (
+        len(shape) == 1
+        and isinstance(weight, Node)
+        and shape[0] <= _WIDE
+        and rows >= _MANY
+        and all(value.dtype in LOW and value.is_contiguous() for value in values)
+        and values[0].dtype == values[1].dtype
+        and any(user.args[1] == 0 for user in node.users)
+    )
+
+
+def _replace(module: GraphModule, node: Node) -> None:
+    from purine.ops import gpu_norm  # noqa: F401  (makes the op known; needs Triton)
+
+    gradient, x, _, mean, scale, weight, *_ = node.args
+    taken = {user.args[1]: user for user in node.users}
+    pulled = taken[0]
+    sum_of = _sum_with_another(pulled)
+    last, more = (pulled, None) if sum_of is None else (sum_of, _other(sum_of, pulled))
+    add = adder(module, last)
+    made = add(
+        *(torch.ops.purine.layer_norm_gradient.default, gradient, x),
+        *(mean, scale, weight, more),
+    )
+    result = add(operator.getitem, made, 0)
+    result.meta["val"] = value_of(last)
+    sums = add(aten.sum.dim_IntList, add(operator.getitem, made, 1), [1])
+
+    def swap(old: Node, place: int) -> None:
+        value = value_of(old)
+        found = add(aten.select.int, sums, 0, place)
+        found = add(aten._to_copy.default, found, dtype=value.dtype)
+        found = add(aten.view.default, found, list(value.shape))
+        found.meta["val"] = value
+        old.replace_all_uses_with(found)
+        module.graph.erase_node(old)
+
+    for place in (1, 2):
+        if place in taken:
+            swap(taken[place], place - 1)
+    for total in list(_row_sums(last)):
+        swap(total, 2)
+    last.replace_all_uses_with(result)
+    module.graph.erase_node(last)
+    if last is not pulled:
+        module.graph.erase_node(pulled)
+    module.graph.erase_node(node)
+
+
+def _sum_with_another(pulled: Node) -> Node | None:
+    """The sum of a gradient with the one that goes around the norm, if nobody else reads it."""
+    users = list(pulled.users)
+    if len(users) != 1 or not is_call(users[0], aten.add.Tensor) or users[0].kwargs:
+        return None
+    other = _other(users[0], pulled)
+    if other is None:
+        return None
+    mine, theirs = value_of(pulled), value_of(other)
+    alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype and theirs.is_contiguous()
+    return users[0] if alike else None
+
+
+def _other(total: Node, pulled: Node) -> Node | None:
+    others = [item for item in total.args if item is not pulled]
+    return others[0] if len(others) == 1 and isinstance(others[0], Node) else None
+
+
+def _row_sums(node: Node) -> Iterator[Node]:
+    """Sums over all rows of what a node makes."""
+    columns = value_of(node).shape[-1]
+    for user in node.users:
+        if is_call(user, aten.view.default) and list(value_of(user).shape) == [
+            value_of(node).numel() // columns,
+            columns,
+        ]:
+            for total in user.users:
+                summed = is_call(total, aten.sum.dim_IntList) and total.args[1] == [0]
+                if summed and not total.kwargs:
+                    yield total

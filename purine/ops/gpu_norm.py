@@ -1,0 +1,113 @@
+"""Gradients of layer norms on GPUs, with all their sums, by one kernel.
+
+The gradients of a norm's weight and bias are sums over all rows, and so is that of the bias in
+front of a residual sum. A compiler makes them in passes of their own over what the kernel of the
+rows has just had in its registers. Ours keeps the three sums of its rows and writes them at its
+end; adding up what the programs found is left to the compiler. The order is fixed, so bits are the
+same from run to run.
+
+Importing this module needs Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["layer_norm_gradient"]
+
+_PROGRAMS, _ROWS, _WARPS = 528, 2, 8
+"""Programs there are at most, rows that each takes at once, and its warps."""
+
+
+@triton.jit
+def _pull(  # type: ignore[no-untyped-def]
+    gradient,
+    x,
+    mean,
+    scale,
+    weight,
+    more,
+    result,
+    parts,
+    rows,
+    columns,
+    TURNS: tl.constexpr,
+    MORE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)
+    known = column < columns
+    factor = tl.load(weight + column, known, 0.0).to(tl.float32)[None, :]
+    of_weight = tl.zeros((ROWS, COLUMNS), tl.float32)
+    of_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    of_result = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for turn in range(TURNS):
+        row = (turn * programs + program) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & known[None, :]
+        place = row.to(tl.int64)[:, None] * columns + column[None, :]
+        slope = tl.load(scale + row, row < rows, 0.0)[:, None]
+        centre = tl.load(mean + row, row < rows, 0.0)[:, None]
+        pulled = tl.load(gradient + place, inside, 0.0).to(tl.float32)
+        normed = (tl.load(x + place, inside, 0.0).to(tl.float32) - centre) * slope
+        normed = tl.where(inside, normed, 0.0)
+        scaled = pulled * factor
+        along = tl.sum(scaled * normed, 1)[:, None] / columns
+        level = tl.sum(scaled, 1)[:, None] / columns
+        found = (scaled - level - normed * along) * slope
+        if MORE:
+            found += tl.load(more + place, inside, 0.0).to(tl.float32)
+        low = found.to(result.dtype.element_ty)
+        tl.store(result + place, low, inside)
+        of_weight += pulled * normed
+        of_bias += pulled
+        of_result += tl.where(inside, low.to(tl.float32), 0.0)
+    to = parts + program * columns + column
+    tl.store(to, tl.sum(of_weight, 0), known)
+    tl.store(to + programs * columns, tl.sum(of_bias, 0), known)
+    tl.store(to + 2 * programs * columns, tl.sum(of_result, 0), known)
+
+
+@torch.library.custom_op("purine::layer_norm_gradient", mutates_args=())
+def layer_norm_gradient(
+    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, more: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a layer norm over the last axis by x, with `more` added, and sums of rows.
+
+    The sums are of [3, parts, columns] in float32: parts of the gradients of weight and bias, and
+    of the sum of the first result over all rows.
+    """
+    given = (gradient.contiguous(), x.contiguous(), mean.contiguous(), scale.contiguous())
+    result, parts = _results(x)
+    columns, programs = x.shape[-1], parts.shape[1]
+    rows = x.numel() // columns
+    _pull[(programs,)](
+        *given,
+        weight.contiguous(),
+        x if more is None else more.contiguous(),
+        *(result, parts, rows, columns),
+        TURNS=triton.cdiv(rows, programs * _ROWS),
+        MORE=more is not None,
+        ROWS=_ROWS,
+        COLUMNS=triton.next_power_of_2(columns),
+        num_warps=_WARPS,
+    )
+    return result, parts
+
+
+@layer_norm_gradient.register_fake
+def _(
+    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, more: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return _results(x)
+
+
+def _results(x: Tensor) -> tuple[Tensor, Tensor]:
+    columns = x.shape[-1]
+    programs = min(-(-x.numel() // columns // _ROWS), _PROGRAMS)
+    parts = torch.empty((3, programs, columns), dtype=torch.float32, device=x.device)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), parts

@@ -1,0 +1,101 @@
+"""Gradients of layer norms by our own kernel: the same numbers, and no sums beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from purine.ops import _norms
+
+aten = torch.ops.aten
+
+
+def norm_step(*, around: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """A norm's gradients as a transformer has them, with or without a gradient around it."""
+
+    def step(pulled: Tensor, x: Tensor, weight: Tensor, bias: Tensor, more: Tensor) -> object:
+        width = x.shape[-1]
+        _, mean, scale = aten.native_layer_norm(x, [width], weight, bias, 1e-5)
+        every = [True, True, True]
+        found = aten.native_layer_norm_backward(
+            pulled, x, [width], mean, scale, weight, bias, every
+        )
+        last = more + found[0] if around else found[0]
+        flat = last.view(-1, width)
+        return last, found[1], found[2], flat.sum(0, keepdim=True).view(width), flat @ flat.T
+
+    return step  # type: ignore[return-value]
+
+
+def arguments(dtype: torch.dtype, *, rows: int = 3, columns: int = 96) -> list[Tensor]:
+    pulled, x, more = torch.randn(3, rows, 5, columns).to(dtype)
+    weight, bias = torch.randn(2, columns).to(dtype)
+    return [pulled, x, weight, bias, more]
+
+
+def recorded(step: Callable[..., object], given: list[Tensor]) -> GraphModule:
+    found: GraphModule = make_fx(step, tracing_mode="fake")(*given)
+    return found
+
+
+def targets(module: GraphModule) -> list[object]:
+    return [node.target for node in module.graph.nodes]
+
+
+KERNEL = """
+import torch
+from purine.ops import _norms, gpu_norm
+from tests.ops.test_norms import arguments, aten, norm_step, recorded, targets
+
+torch.manual_seed(0)
+_norms._MANY, gpu_norm._PROGRAMS = 4, 3
+for around in (True, False):
+    for columns in (96, 128):
+        step = norm_step(around=around)
+        given = arguments(torch.bfloat16, columns=columns)
+        module = recorded(step, given)
+        _norms.own_norms(module)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        calls = targets(module)
+        assert calls.count(torch.ops.purine.layer_norm_gradient.default) == 1
+        assert aten.native_layer_norm_backward.default not in calls
+        assert calls.count(aten.sum.dim_IntList) == 1
+        assert aten.add.Tensor not in calls
+        exact = norm_step(around=around)(*(value.double() for value in given))
+        for found, wanted, plain in zip(module(*given), exact, step(*given), strict=True):
+            assert found.shape == plain.shape and found.dtype == plain.dtype
+            torch.testing.assert_close(found.double(), wanted, rtol=3e-2, atol=8e-2)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_our_own_kernel_gives_the_numbers_of_torch() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", KERNEL],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float32, 300), (torch.bfloat16, 3)], ids=["float32", "few rows"]
+)
+def test_other_norms_are_left_alone(dtype: torch.dtype, rows: int) -> None:
+    given = arguments(dtype, rows=rows)
+    module = recorded(norm_step(around=True), given)
+    before = targets(module)
+    _norms.own_norms(module)
+    assert sorted(map(str, targets(module))) == sorted(map(str, before))
