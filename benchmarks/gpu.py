@@ -73,6 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", default=ROWS, help=f"nets with batches (default {ROWS})")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=(),
+        metavar="ROW/CONTENDER",
+        help="who takes no part in a row, such as googlenet:128/max-autotune",
+    )
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn, about")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -100,6 +107,10 @@ def main() -> None:
         work(options)
         return
     rows = [parse_row(parser, item) for item in options.rows.split(",")]
+    known = {f"{net}:{batch}/{name}" for net, batch in rows for name in options.contenders}
+    for item in options.without:
+        if item not in known:
+            parser.error(f"--without: {item!r} takes no part anyway; expected {min(known)}, ...")
     begin = time.monotonic()
     options.ends = begin + options.limit if options.limit else float("inf")
     found: dict[str, dict[str, Any]] = {}
@@ -140,7 +151,12 @@ class Measured:
 
 
 def start(net: str, batch: int, options: argparse.Namespace) -> dict[str, Worker]:
-    return {name: Worker(name, net, batch, options) for name in options.contenders}
+    return {name: Worker(name, net, batch, options) for name in entered(net, batch, options)}
+
+
+def entered(net: str, batch: int, options: argparse.Namespace) -> list[str]:
+    """Who takes part in a row."""
+    return [name for name in options.contenders if f"{net}:{batch}/{name}" not in options.without]
 
 
 def compare(
@@ -152,7 +168,7 @@ def compare(
     """Let the contenders of a row take turns, and end them; those that are not there yet start."""
     workers = crew or {}
     try:
-        for name in options.contenders if crew is None else ():
+        for name in entered(net, batch, options) if crew is None else ():
             workers[name] = worker = Worker(name, net, batch, options)
             worker.ready()
         for turn in range(options.turns):

@@ -41,6 +41,7 @@ def options(**more: object) -> Namespace:
         "logs": None,
         "together": False,
         "caches": "",
+        "without": (),
     }
     return Namespace(**(settings | more))
 
@@ -48,7 +49,7 @@ def options(**more: object) -> Namespace:
 @pytest.mark.multiprocess
 def test_gpu_compares_contenders_in_turns() -> None:
     command = "--device cpu --tiny --precision fp32 --rows gpt2:1 --turns 2"
-    command += " --seconds 0.01 --contenders purine eager"
+    command += " --seconds 0.01 --contenders purine eager default --without gpt2:1/default"
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "gpu.py", *command.split()],
         capture_output=True,
@@ -63,6 +64,18 @@ def test_gpu_compares_contenders_in_turns() -> None:
     for key in ("reserved_mb", "start_s", "spread_ms"):
         assert set(row[key]) == {"purine", "eager"}
     assert {"eager_ratio", "memory_ratio"} <= set(row)
+
+
+def test_gpu_refuses_to_leave_out_who_takes_no_part() -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "gpu.py", "--rows", "nin:8", "--without", "nin:9/eager"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "--without: 'nin:9/eager' takes no part anyway; expected nin:8/default" in done.stderr
 
 
 def test_gpu_ratios_are_of_turns_and_of_the_best_mode(

@@ -12,8 +12,10 @@ so nothing has to be captured again.
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,7 +84,8 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
         fixed = [value if k in states else _copy(value) for k, value in enumerate(tensors)]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        thread = {"capture_error_mode": "thread_local"}
+        with _one_segment(), torch.cuda.graph(graph, stream=stream, **thread):
             results = kernel(*fixed)
 
     def replay(*tensors: Tensor) -> Results:
@@ -101,6 +104,22 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
         )
 
     return replay
+
+
+@contextmanager
+def _one_segment() -> Iterator[None]:
+    """Let the memory of a captured graph grow in place: pieces of fixed sizes leave gaps for good.
+
+    Whoever has chosen settings of torch's allocator keeps them.
+    """
+    if any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def as_kernel(kernel: Callable[..., list[Tensor]]) -> Kernel:
