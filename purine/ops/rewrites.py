@@ -6,6 +6,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `own_pools`: maximum pooling by kernels of our own.
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
 - `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
+- `sums_on_the_way`: gradients of biases by the kernels that write what they are sums of.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from purine.ops._aligned import LOW, aligned
 from purine.ops._image_conv import image_convolutions
 from purine.ops._masks import masks_from_inputs
 from purine.ops._recorded import adder, is_call, value_of
+from purine.ops._sums import sums_on_the_way
 
 __all__ = ["own_pools", "rewritten"]
 
@@ -37,6 +39,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     aligned(module, own=triton)
     if triton:
         own_pools(module)
+        sums_on_the_way(module)
     masks_from_inputs(module)
     image_convolutions(module)
     module.graph.eliminate_dead_code()
