@@ -38,8 +38,8 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     triton = importlib.util.find_spec("triton") is not None
     aligned(module, own=triton)
     if triton:
-        own_pools(module)
         sums_on_the_way(module)
+        own_pools(module)
     masks_from_inputs(module)
     image_convolutions(module)
     module.graph.eliminate_dead_code()
