@@ -37,6 +37,8 @@ def own_norms(module: GraphModule) -> None:
 
 def _fits(node: Node) -> bool:
     gradient, x, shape, _, _, weight, *_ = node.args
+    if not _is_known(gradient) or not _is_known(x):
+        return False
     values = [value_of(gradient), value_of(x)]
     rows = values[1].numel() // math.prod(shape)
     return (
@@ -94,7 +96,7 @@ def _sum_with_another(pulled: Node) -> Node | None:
     if len(users) != 1 or not is_call(users[0], aten.add.Tensor) or users[0].kwargs:
         return None
     other = _other(users[0], pulled)
-    if other is None:
+    if other is None or not _is_known(other):
         return None
     mine, theirs = value_of(pulled), value_of(other)
     alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype and theirs.is_contiguous()
@@ -109,12 +111,16 @@ def _other(total: Node, pulled: Node) -> Node | None:
 def _row_sums(node: Node) -> Iterator[Node]:
     """Sums over all rows of what a node makes."""
     columns = value_of(node).shape[-1]
+    shape = (value_of(node).numel() // columns, columns)
     for user in node.users:
-        if is_call(user, aten.view.default) and list(value_of(user).shape) == [
-            value_of(node).numel() // columns,
-            columns,
-        ]:
+        view = is_call(user, aten.view.default) and _is_known(user)
+        if view and value_of(user).shape == shape:
             for total in user.users:
                 summed = is_call(total, aten.sum.dim_IntList) and total.args[1] == [0]
                 if summed and not total.kwargs:
                     yield total
+
+
+def _is_known(node: Node) -> bool:
+    """Whether the form of what a node makes is known; it is not where a rewrite has added it."""
+    return "val" in node.meta

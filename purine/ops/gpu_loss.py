@@ -1,22 +1,52 @@
 """The softmax loss of many classes on GPUs, with its gradient, by one kernel.
 
 A row of scores is read from memory once and its gradient written once: the second look at it, when
-its maximum and sum are known, finds it in the cache. The scale of the gradient has to be known
-beforehand, so the loss is computed where its gradient is wanted.
+its maximum and sum are known, finds it in the cache, or in registers. The scale of the gradient has
+to be known beforehand, so the loss is computed where its gradient is wanted.
 
 Importing this module needs Triton.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["softmax_loss"]
+__all__ = ["LAUNCH", "Launch", "softmax_loss"]
 
-_BLOCK, _WARPS = 8192, 8
+_WIDEST = 65536
+"""The widest row that registers hold."""
+_GROUP = 8
+"""Neighbours that one thread reads at once. They have a maximum and a sum of their own, so that
+threads need not wait for each other before the end of a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the kernel goes through a row: in blocks, or `whole` and kept in registers.
+
+    `hints` asks the cache to keep scores until their second look, and nothing after it.
+    """
+
+    block: int
+    warps: int
+    whole: bool
+    hints: bool
+
+    def block_of(self, width: int) -> int:
+        """The numbers at a time of a row of a width."""
+        row = 1 << (width - 1).bit_length()
+        return row if self.whole and row <= _WIDEST else min(self.block, row)
+
+
+LAUNCH = Launch(block=8192, warps=8, whole=False, hints=True)
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -31,32 +61,73 @@ def _loss(  # type: ignore[no-untyped-def]
     stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     counts = label != ignored
-    place = tl.arange(0, BLOCK)
-    most = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    for start in range(0, WIDTH, BLOCK):
-        column = start + place
-        value = tl.load(scores + row * stride + column, column < WIDTH, float("-inf"))
-        value = tl.where(column < classes, value.to(tl.float32), float("-inf"))
-        higher = tl.maximum(most, tl.max(value, 0))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(most - base) + tl.sum(tl.exp(value - base), 0)
-        most = higher
-    log = most + tl.log(total)
     own = tl.load(scores + row * stride + label, counts, 0.0).to(tl.float32)
-    tl.store(losses + row, tl.where(counts, log - own, 0.0))
     factor = tl.where(counts, tl.load(scale), 0.0)
-    for start in range(0, WIDTH, BLOCK):
-        column = start + place
-        value = tl.load(scores + row * stride + column, column < WIDTH, float("-inf"))
-        value = tl.where(column < classes, value.to(tl.float32), float("-inf"))
-        pulled = (tl.exp(value - log) - tl.where(column == label, 1.0, 0.0)) * factor
-        pulled = pulled.to(gradient.dtype.element_ty)
-        tl.store(gradient + row * WIDTH + column, pulled, column < WIDTH)
+    scores += row * stride
+    gradient += row * WIDTH
+    lane, item = tl.arange(0, BLOCK // GROUP), tl.arange(0, GROUP)
+    place = lane[:, None] * GROUP + item[None, :]
+    if BLOCK >= WIDTH:
+        kept = tl.load(scores + place, place < WIDTH, float("-inf"), eviction_policy=LAST)
+        value = _binary(kept, place, classes)
+        most = _finite(tl.max(value))
+        log = most + tl.log2(tl.sum(tl.exp2(value - most)))
+        _store(gradient, kept, place, classes, log, label, factor, WIDTH, LAST)
+    else:
+        highest = tl.full((BLOCK // GROUP,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK // GROUP,), tl.float32)
+        for start in range(0, WIDTH, BLOCK):
+            column = start + place
+            kept = tl.load(scores + column, column < WIDTH, float("-inf"), eviction_policy=FIRST)
+            value = _binary(kept, column, classes)
+            higher = tl.maximum(highest, tl.max(value, 1))
+            most = _finite(higher)
+            total = total * tl.exp2(highest - most) + tl.sum(tl.exp2(value - most[:, None]), 1)
+            highest = higher
+        most = _finite(tl.max(highest))
+        log = most + tl.log2(tl.sum(total * tl.exp2(highest - most)))
+        for start in range(0, WIDTH, BLOCK):
+            column = start + place
+            kept = tl.load(scores + column, column < WIDTH, float("-inf"), eviction_policy=LAST)
+            _store(gradient, kept, column, classes, log, label, factor, WIDTH, LAST)
+    tl.store(losses + row, tl.where(counts, log * _LN2 - own, 0.0))
+
+
+@triton.jit
+def _binary(kept, column, classes):  # type: ignore[no-untyped-def]
+    """Scores as exponents of two."""
+    return tl.where(column < classes, kept.to(tl.float32) * _LOG2E, float("-inf"))
+
+
+@triton.jit
+def _finite(most):  # type: ignore[no-untyped-def]
+    """A maximum to subtract, also where there is nothing yet."""
+    return tl.where(most == float("-inf"), 0.0, most)
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    gradient,
+    kept,
+    column,
+    classes,
+    log,
+    label,
+    factor,
+    WIDTH: tl.constexpr,
+    POLICY: tl.constexpr,
+):
+    share = tl.exp2(_binary(kept, column, classes) - log)
+    pulled = (share - tl.where(column == label, 1.0, 0.0)) * factor
+    pulled = pulled.to(gradient.dtype.element_ty)
+    tl.store(gradient + column, pulled, column < WIDTH, eviction_policy=POLICY)
 
 
 @torch.library.custom_op("purine::softmax_loss", mutates_args=())
@@ -74,8 +145,11 @@ def softmax_loss(
         *(scores, labels.contiguous(), scale, losses, gradient),
         *(classes, ignored, scores.stride(0)),
         WIDTH=width,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
-        num_warps=_WARPS,
+        BLOCK=LAUNCH.block_of(width),
+        GROUP=_GROUP,
+        FIRST="evict_last" if LAUNCH.hints else "",
+        LAST="evict_first" if LAUNCH.hints else "",
+        num_warps=LAUNCH.warps,
     )
     return losses, gradient
 

@@ -8,6 +8,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `short_gelus`: GELU with fewer instructions.
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
 - `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
+- `sums_on_the_way`: gradients of biases by the kernels that write what they are sums of.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from purine.ops._image_conv import image_convolutions
 from purine.ops._masks import masks_from_inputs
 from purine.ops._norms import own_norms
 from purine.ops._recorded import adder, is_call, value_of
+from purine.ops._sums import sums_on_the_way
 
 __all__ = ["own_pools", "rewritten"]
 
@@ -40,6 +42,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     triton = importlib.util.find_spec("triton") is not None
     aligned(module, own=triton)
     if triton:
+        sums_on_the_way(module)
         own_pools(module)
         own_norms(module)
     short_gelus(module)
