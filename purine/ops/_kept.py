@@ -136,10 +136,11 @@ def _chains(place: int, cast: Node) -> list[tuple[Chain, Node]]:
     """The chains that begin with a call, with their ends, where a library reads these."""
     if not is_call(cast, aten._to_copy.default):
         return []
-    dtype = cast.kwargs.get("dtype")
-    if dtype not in LOW or value_of(cast).device != value_of(cast.args[0]).device:
+    dtype, own = cast.kwargs.get("dtype"), value_of(cast.args[0]).device
+    if not isinstance(dtype, torch.dtype) or dtype not in LOW:
         return []
-    assert isinstance(dtype, torch.dtype)
+    if not cast.kwargs.keys() <= {"dtype", "device"} or cast.kwargs.get("device", own) != own:
+        return []
     found = [(Chain(place, dtype), cast)] if _is_stored(cast) else []
     for pad in cast.users:
         if is_call(pad, aten.constant_pad_nd.default) and len(pad.args) == 2 and _is_stored(pad):
@@ -188,14 +189,17 @@ class Kept:
 
     def refresh(self, arguments: Sequence[Tensor]) -> None:
         """Make the copies anew of weights that somebody else has written, or that are others."""
-        if not self._chains:
-            return
-        with torch.no_grad():
-            for k, (chain, copy) in enumerate(zip(self._chains, self.copies, strict=True)):
-                weight = arguments[chain.place]
-                if not self._seen or not _is_as_seen(weight, *self._seen[k]):
-                    copy.copy_(chain(weight))
-        self.note(arguments)
+        stale = [
+            k
+            for k, chain in enumerate(self._chains)
+            if not self._seen or not _is_as_seen(arguments[chain.place], *self._seen[k])
+        ]
+        if stale:
+            with torch.no_grad():
+                for k in stale:
+                    chain = self._chains[k]
+                    self.copies[k].copy_(chain(arguments[chain.place]))
+            self.note(arguments)
 
     def note(self, arguments: Sequence[Tensor]) -> None:
         """Take the copies for those of these arguments as they are now."""
