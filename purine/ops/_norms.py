@@ -63,7 +63,7 @@ def _replace(module: GraphModule, node: Node) -> None:
     add = adder(module, last)
     made = add(
         *(torch.ops.purine.layer_norm_gradient.default, gradient, x),
-        *(mean, scale, weight, more),
+        *(mean, scale, _exact(weight), more),
     )
     result = add(operator.getitem, made, 0)
     result.meta["val"] = value_of(last)
@@ -88,6 +88,11 @@ def _replace(module: GraphModule, node: Node) -> None:
     if last is not pulled:
         module.graph.erase_node(pulled)
     module.graph.erase_node(node)
+
+
+def _exact(weight: Node) -> Node:
+    """The weight that was rounded: the kernel does that itself, and saves one for the cast."""
+    return weight.args[0] if is_call(weight, aten._to_copy.default) else weight
 
 
 def _sum_with_another(pulled: Node) -> Node | None:

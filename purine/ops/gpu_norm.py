@@ -42,7 +42,7 @@ def _pull(  # type: ignore[no-untyped-def]
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)
     known = column < columns
-    factor = tl.load(weight + column, known, 0.0).to(tl.float32)[None, :]
+    factor = tl.load(weight + column, known, 0.0).to(result.dtype.element_ty).to(tl.float32)
     of_weight = tl.zeros((ROWS, COLUMNS), tl.float32)
     of_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
     of_result = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -55,7 +55,7 @@ def _pull(  # type: ignore[no-untyped-def]
         pulled = tl.load(gradient + place, inside, 0.0).to(tl.float32)
         normed = (tl.load(x + place, inside, 0.0).to(tl.float32) - centre) * slope
         normed = tl.where(inside, normed, 0.0)
-        scaled = pulled * factor
+        scaled = pulled * factor[None, :]
         along = tl.sum(scaled * normed, 1)[:, None] / columns
         level = tl.sum(scaled, 1)[:, None] / columns
         found = (scaled - level - normed * along) * slope
@@ -77,6 +77,8 @@ def layer_norm_gradient(
     gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of a layer norm over the last axis by x, with `more` added, and sums of rows.
+
+    The weight is rounded to the precision of x first.
 
     The sums are of [3, parts, columns] in float32: parts of the gradients of weight and bias, and
     of the sum of the first result over all rows.

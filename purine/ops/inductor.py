@@ -1,9 +1,10 @@
 """Functions of tensors compiled by TorchInductor: the one module that knows how to ask it.
 
 A function is recorded on fake tensors in the form and layout of its first arguments, then compiled
-for exactly these. What it writes into its arguments is written there, without a copy. What was
-compiled stays on disk, by the contents of the recorded function and the versions of everything; the
-folder is `PURINE_CACHE`, or `purine` among the user's caches.
+for exactly these. What it writes into its arguments is written there, without a copy; on a GPU it
+keeps copies of them in low precision from call to call (`_kept.py`). What was compiled stays on
+disk, by the contents of the recorded function and the versions of everything; the folder is
+`PURINE_CACHE`, or `purine` among the user's caches.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from purine.ops._kept import Kept, keep_casts
 from purine.ops.rewrites import rewritten
 
-__all__ = ["compile_function", "scalars_first"]
+__all__ = ["CompiledFunction", "compile_function", "scalars_first"]
 
 _OPTIONS = {
     "triton.cudagraphs": False,  # the run captures
@@ -35,18 +37,51 @@ _CAREFUL = {"loop_ordering_after_fusion": False}
 _log = logging.getLogger("purine")
 
 
+class CompiledFunction:
+    """A compiled function, with what it keeps from call to call.
+
+    Whoever captures a call and replays it calls `refresh` before each replay.
+    """
+
+    def __init__(
+        self,
+        first: Callable[..., Sequence[Tensor]],
+        rest: Callable[..., Sequence[Tensor]],
+        kept: Kept,
+    ) -> None:
+        self._first, self._rest, self._kept = first, rest, kept
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Call the function; it returns a sequence."""
+        kept = self._kept
+        kept.refresh(tensors)
+        kept.forget()
+        found = self._rest(*tensors, *self._first(*tensors), *kept.copies)
+        kept.note(tensors)
+        return found
+
+    def refresh(self, tensors: Sequence[Tensor]) -> None:
+        """Bring what is kept up to date with arguments that others may have written."""
+        self._kept.refresh(tensors)
+
+
 def compile_function(
-    function: Callable[..., Any], arguments: Sequence[Tensor]
-) -> Callable[..., Sequence[Tensor]]:
-    """A compiled form of a function, for arguments of the form of these; it returns a sequence."""
+    function: Callable[..., Any], arguments: Sequence[Tensor], *, keep: bool | None = None
+) -> CompiledFunction:
+    """A compiled form of a function, for arguments of the form of these.
+
+    With `keep` it keeps copies in low precision of what it writes over; by default on a GPU.
+    """
     _use_cache()
+    gpu = any(value.is_cuda for value in arguments)
     with torch.no_grad():
         recorded = make_fx(function, tracing_mode="fake")(*arguments)
         scalars = scalars_first(recorded)
-        rewritten(recorded, gpu=_on_gpu(arguments))
+        rewritten(recorded, gpu=gpu)
+        kept = Kept(keep_casts(recorded) if (gpu if keep is None else keep) else [], arguments)
         first = _compiled(scalars, arguments) if _returns(scalars) else scalars
-        rest = _compiled(recorded, [*arguments, *first(*arguments)])
-    return lambda *tensors: rest(*tensors, *first(*tensors))
+        rest = _compiled(recorded, [*arguments, *first(*arguments), *kept.copies])
+    return CompiledFunction(first, rest, kept)
 
 
 def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -82,10 +117,6 @@ def _for_norms(module: GraphModule) -> dict[str, object]:
         "realize_reads_threshold": 6 if aten.threshold_backward.default in calls else 7,
         "realize_opcount_threshold": 100,
     }
-
-
-def _on_gpu(arguments: Sequence[Tensor]) -> bool:
-    return any(value.is_cuda for value in arguments)
 
 
 def _returns(module: GraphModule) -> bool:

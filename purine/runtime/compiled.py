@@ -6,7 +6,8 @@ is said once.
 A captured kernel is replayed at fixed addresses. States stay where they are, since it writes them
 over; whatever else it reads is copied to its place first, and its other results are copied out, so
 that others may read them while it is replayed again. Learning rate, iteration and seed are blobs,
-so nothing has to be captured again.
+so nothing has to be captured again. What a kernel keeps for itself from call to call is brought up
+to date before each replay.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +25,10 @@ from torch import Tensor
 
 from purine.graph import Op
 from purine.ops.fused import bind_grouped, body_of, over_of
-from purine.ops.inductor import compile_function
+from purine.ops.inductor import CompiledFunction, compile_function
 from purine.ops.registry import Kernel, Results
 
-__all__ = ["as_kernel", "captured", "compiled"]
+__all__ = ["FusedKernel", "as_kernel", "captured", "compiled"]
 
 _log = logging.getLogger("purine")
 
@@ -34,7 +36,19 @@ _WARM_UP = 2
 """Calls before a kernel is captured: libraries choose their algorithms in these."""
 
 
-def compiled(op: Op, *, overwrite: bool) -> Callable[..., list[Tensor]]:
+@dataclass(frozen=True)
+class FusedKernel:
+    """What runs a fused op, and what goes before each replay of a captured call of it."""
+
+    run: Callable[..., list[Tensor]]
+    refresh: Callable[[Sequence[Tensor]], None]
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """Run the op."""
+        return self.run(*tensors)
+
+
+def compiled(op: Op, *, overwrite: bool) -> FusedKernel:
     """The kernel of a fused op, compiled for the arguments of its first call.
 
     With `overwrite` it writes new values of states over the old ones, and returns these.
@@ -67,10 +81,14 @@ def compiled(op: Op, *, overwrite: bool) -> Callable[..., list[Tensor]]:
         count = len(op.outputs)
         return [tensors[over[k]] if k in over else next(found) for k in range(count)]
 
-    return kernel
+    def refresh(tensors: Sequence[Tensor]) -> None:
+        if isinstance(made, CompiledFunction):
+            made.refresh(tensors)
+
+    return FusedKernel(kernel, refresh)
 
 
-def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) -> Kernel:
+def captured(op: Op, kernel: FusedKernel, *, overwrite: bool) -> Kernel:
     """A kernel for a GPU that is called a few times, then captured, then replayed."""
     over = dict(over_of(op)) if overwrite else {}
     states = set(over.values())
@@ -82,6 +100,7 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
     def capture(tensors: Sequence[Tensor]) -> None:
         nonlocal graph, fixed, results
         fixed = [value if k in states else _copy(value) for k, value in enumerate(tensors)]
+        kernel.refresh(fixed)
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         thread = {"capture_error_mode": "thread_local"}
@@ -98,6 +117,7 @@ def captured(op: Op, kernel: Callable[..., list[Tensor]], *, overwrite: bool) ->
         for mine, given in zip(fixed, tensors, strict=True):
             if mine.data_ptr() != given.data_ptr():
                 mine.copy_(given)
+        kernel.refresh(fixed)
         graph.replay()
         return _as_results(
             [value if place in over else _copy(value) for place, value in enumerate(results)]
@@ -122,7 +142,7 @@ def _one_segment() -> Iterator[None]:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
-def as_kernel(kernel: Callable[..., list[Tensor]]) -> Kernel:
+def as_kernel(kernel: FusedKernel) -> Kernel:
     """A compiled kernel as others are: one result is not in a list."""
     return lambda *tensors: _as_results(kernel(*tensors))
 

@@ -26,7 +26,7 @@ from purine.ops.infer import check, with_batch
 from purine.ops.registry import Kernel, lookup
 from purine.runtime import checkpoint
 from purine.runtime.aliases import without_aliases
-from purine.runtime.compiled import as_kernel, captured, compiled
+from purine.runtime.compiled import FusedKernel, as_kernel, captured, compiled
 from purine.runtime.devices import cores_of
 from purine.runtime.executor import Executor
 from purine.runtime.feeding import batch_of, data_ops, pinned, read_rows, read_stream
@@ -117,7 +117,7 @@ class Run:
         self._cores = cores_of(self.graph, threads=threads, share=share_cores)
         self.record = record
         self.compiled = compiled
-        self._compiled: dict[tuple[str, bool], Callable[..., list[Tensor]]] = {}
+        self._compiled: dict[tuple[str, bool], FusedKernel] = {}
         self._gpus = _on_gpus(self.graph)
         if tf32 and not self._gpus:
             raise ConfigError(

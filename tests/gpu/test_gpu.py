@@ -142,6 +142,17 @@ def test_low_precision_reaches_the_loss_of_float32(net: str) -> None:
         assert trained(precision) == pytest.approx(wide, rel=0.05)
 
 
+def test_rounded_weights_follow_what_is_loaded(tmp_path: object) -> None:
+    data = pu.data.fashion_mini()
+    low = pu.mixed(pu.data.prepare(NETS["mlp"](32), data.train), "bf16")
+    step = fused(pu.to_device(pu.solvers.sgd(pu.backward(low), lr=0.05, momentum=0.9), "cuda:0"))
+    with pu.Run(step, data=data, seed=1) as run:
+        run.save(str(tmp_path))
+        wanted = [result.loss for result in run.steps(8)]
+        run.load(str(tmp_path))
+        assert [result.loss for result in run.steps(8)] == wanted
+
+
 def inception(batch: int) -> Graph:
     """Branches, norms, pools, and a convolution of images with stride 2."""
     net = Net()
