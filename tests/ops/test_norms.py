@@ -61,7 +61,7 @@ _norms._MANY, gpu_norm._PROGRAMS = 4, 3
 for around in (True, False):
     for columns in (96, 128):
         step = norm_step(around=around)
-        given = arguments(torch.bfloat16, columns=columns)
+        given = arguments(torch.float16, columns=columns)
         module = recorded(step, given)
         _norms.own_norms(module)
         module.graph.eliminate_dead_code()
@@ -72,10 +72,10 @@ for around in (True, False):
         assert calls.count(aten.sum.dim_IntList) == 1
         assert aten.add.Tensor not in calls
         assert calls.count(aten._to_copy.default) == 4  # of the weight for the norm, and of sums
-        exact = norm_step(around=around)(*(value.bfloat16().double() for value in given))
+        exact = norm_step(around=around)(*(value.half().double() for value in given))
         for found, wanted, plain in zip(module(*given), exact, step(*given), strict=True):
             assert found.shape == plain.shape and found.dtype == plain.dtype
-            torch.testing.assert_close(found.double(), wanted, rtol=3e-2, atol=8e-2)
+            torch.testing.assert_close(found.double(), wanted, rtol=4e-3, atol=2e-2)
 """
 
 
