@@ -200,6 +200,21 @@ def test_gpt2_trains_with_flash_attention() -> None:
     assert found[1] == pytest.approx(found[0], rel=2e-2)
 
 
+def test_kernels_of_our_own_train_a_transformer() -> None:
+    """Rows and classes enough for the kernels of norms, GELU, attention's inputs and the loss."""
+    sizes = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 4101, "dropout": 0.0}
+    net = pu.zoo.gpt2(batch=16, context=64, **sizes)
+    data = synthetic_tokens(64, vocabulary=4101, count=32)
+    step = pu.solvers.adamw(pu.backward(pu.mixed(net)), lr=1e-3)
+    graph = fused(pu.to_device(step, "cuda:0"))
+    found = []
+    for compiled in (False, None):
+        with pu.Run(graph, data=data, seed=0, compiled=compiled) as run:
+            found.append([result.loss for result in run.steps(20)])
+    assert found[0][-1] < 0.95 * found[0][0]
+    assert found[1] == pytest.approx(found[0], rel=5e-3)
+
+
 def test_pieces_hand_over_what_is_not_dense() -> None:
     """Queries, keys and values are views of one blob, and cross from piece to piece."""
     step, data = small_gpt2()
