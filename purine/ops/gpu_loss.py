@@ -43,7 +43,7 @@ class Launch:
         return row if self.whole and row <= _WIDEST else min(self.block, row)
 
 
-LAUNCH = Launch(block=8192, warps=8, whole=False, hints=True)
+LAUNCH = Launch(block=4096, warps=16, whole=False, hints=True)
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["layer_norm_gradient"]
 
-_PROGRAMS, _ROWS, _WARPS = 528, 2, 8
+_PROGRAMS, _ROWS, _WARPS = 528, 2, 4
 """Programs there are at most, rows that each takes at once, and its warps."""
 
 

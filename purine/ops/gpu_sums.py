@@ -38,8 +38,8 @@ class Tiling:
         return -(-shape[0] // (blocks * self.step)) * self.step
 
 
-GELU = Tiling(columns=128, step=16, programs=768, warps=4)
-JOINED = Tiling(columns=128, step=16, programs=768, warps=4)
+GELU = Tiling(columns=64, step=32, programs=1584, warps=8)
+JOINED = Tiling(columns=64, step=64, programs=528, warps=8)
 
 
 @triton.jit
