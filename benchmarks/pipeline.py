@@ -4,7 +4,8 @@ Contenders, each with one core for each device: Purine, one process whose device
 (`pipeline`), and `torch.distributed.pipelining` over Gloo with a process for each (see
 `rival_pipeline.py`). For each number of devices and each schedule both are started first and then
 take turns, so that whatever else the machine does hits both alike. Reported are medians over turns.
-Both are cut into stages by the times that ops took in a recorded run on one core.
+Both are cut into stages by the times that ops took in a recorded run of Purine's pipeline, which
+was cut by those of a recorded run on one core.
 
 `bubble` is the part of all devices' time in which a recorded run of Purine's did not compute; it
 dispatches ops in segments, as the runs that are timed do. `bubble_formula` is what textbooks say
@@ -21,6 +22,7 @@ has one. Memory is the peak of a process beyond what it held after its imports; 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import select
@@ -53,7 +55,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CONTENDERS = ("purine", "torch")
 CHUNKS = 2
 """Stages of each device where they are interleaved."""
-RECORDED = 4
+RECORDED = 6
 PATIENCE = 600.0
 """Seconds after which a worker that does not answer counts as stuck."""
 LAST_WORDS = 5.0
@@ -118,8 +120,12 @@ def main() -> None:
         sys.exit(f"stages {options.stages} asked for: 2 to {cores}, the number of cores, can be")
     with tempfile.TemporaryDirectory() as folder:
         options.times = str(Path(folder) / "times.json")
-        Path(options.times).write_text(json.dumps(measured_times(options)), encoding="utf-8")
-        rows = [compare(options, count, name) for count in counts for name in options.schedules]
+        alone = measured_times(options)
+        rows = []
+        for count, schedule in itertools.product(counts, options.schedules):
+            times = times_in_place(options, count, schedule, alone)
+            Path(options.times).write_text(json.dumps(times), encoding="utf-8")
+            rows.append(compare(options, count, schedule))
     report(options, rows)
 
 
@@ -131,13 +137,28 @@ def measured_times(options: argparse.Namespace) -> Mapping[str, float]:
 
     torch.set_num_threads(1)
     options.micro = options.micro or 0
-    setting = setting_of(options)
-    data = data_of(options, setting)
+    data = data_of(options, setting_of(options))
     step = step_of(options.net, options.batch)
     with pu.Run(step, data=data, seed=0, threads=1, record=True) as run:
         for result in run.steps(RECORDED):
             assert result.loss == result.loss
         return run.trace.times()
+
+
+def times_in_place(
+    options: argparse.Namespace, count: int, schedule: str, times: Mapping[str, float]
+) -> Mapping[str, float]:
+    """The same in a pipeline that was cut by other times: beside others, and with sums."""
+    import purine as pu
+
+    row = {"count": count, "schedule": schedule, "micro": options.micro or 4 * count}
+    options = argparse.Namespace(**{**vars(options), **row})
+    graph = pipeline_of(options, times)
+    data = data_of(options, setting_of(options))
+    with pu.Run(graph, data=data, seed=0, threads=1, record=True) as run:
+        for result in run.steps(RECORDED):
+            assert result.loss == result.loss
+        return pu.parallel.times_of_step(graph, run.trace.times())
 
 
 def times_of(options: argparse.Namespace) -> Mapping[str, float]:
@@ -349,6 +370,20 @@ def step_of(net: str, batch: int) -> Graph:
     return pu.layout(pu.prune(step, ["loss"]), "contiguous" if net == "gpt2" else "channels-last")
 
 
+def pipeline_of(options: argparse.Namespace, times: Mapping[str, float]) -> Graph:
+    """Purine's pipeline, with stages that take equally long by the times of ops."""
+    import purine as pu
+
+    return pu.parallel.pipeline(
+        step_of(options.net, options.batch),
+        devices=f"cpu:0-{options.count - 1}",
+        micro=options.micro,
+        schedule=options.schedule,
+        chunks=CHUNKS if options.schedule == "interleaved" else 1,
+        times=times,
+    )
+
+
 Worker = tuple[Callable[[int], object], Callable[[], dict[str, Any]]]
 """What makes so many steps, and what tells of the pipeline."""
 
@@ -356,18 +391,10 @@ Worker = tuple[Callable[[int], object], Callable[[], dict[str, Any]]]
 def purine_worker(options: argparse.Namespace) -> Worker:
     import purine as pu
 
-    setting = setting_of(options)
     step = step_of(options.net, options.batch)
     chunks = CHUNKS if options.schedule == "interleaved" else 1
-    graph = pu.parallel.pipeline(
-        step,
-        devices=f"cpu:0-{options.count - 1}",
-        micro=options.micro,
-        schedule=options.schedule,
-        chunks=chunks,
-        times=times_of(options),
-    )
-    data = data_of(options, setting)
+    graph = pipeline_of(options, times_of(options))
+    data = data_of(options, setting_of(options))
     run = pu.Run(graph, data=data, seed=0, threads=1)
 
     def steps(count: int) -> None:

@@ -2,7 +2,7 @@
 
 from purine.parallel.compose import compose
 from purine.parallel.copies import bytes_moved, insert_copies
-from purine.parallel.cut import balanced_cut, cut_at
+from purine.parallel.cut import balanced_cut, cut_at, times_of_step
 from purine.parallel.devices import devices_of, parse_devices
 from purine.parallel.hybrid import hybrid
 from purine.parallel.memory import peak_memory
@@ -48,6 +48,7 @@ __all__ = [
     "replicate",
     "shard",
     "shard_values",
+    "times_of_step",
     "to_device",
     "zero_bubble",
 ]

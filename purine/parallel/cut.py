@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate as running
@@ -20,7 +21,7 @@ from purine.ops.registry import lookup
 from purine.parallel._flow import Flow, flow_of
 from purine.parallel._halves import halve
 
-__all__ = ["balanced_cut", "cut_at", "seconds"]
+__all__ = ["balanced_cut", "cut_at", "seconds", "times_of_step"]
 
 _FLOPS = 1e11
 _BYTES = 1e10
@@ -112,6 +113,39 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
                 remedy="sort the names as in the net, without the first op, and each once",
             )
     return _stages(flow, firsts)
+
+
+def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a step's ops, by those of the ops of a pipeline that was made of it.
+
+    Ops take other times beside each other than alone, and a pipeline has sums of gradients that the
+    step has not: stages are most even if they are cut once more, by a trace of the pipeline itself.
+    An op counts with the median of its micro-batches, a sum as part of what makes its last part.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)
+    >>> graph = pu.parallel.pipeline(step, 2, devices="cpu:0-1", micro=2)
+    >>> found = times_of_step(graph, {"micro0/conv1": 0.3, "micro1/conv1": 0.5, "lr": 0.1})
+    >>> found
+    {'conv1': 0.4}
+    """
+    spent: dict[tuple[str, bool], list[float]] = {}
+    turns = set()
+    for name, time in times.items():
+        op = graph.ops[name]
+        adds = op.kind == "AddScaled"
+        maker = graph.producers.get(op.inputs[1]) if adds else op
+        turn, _, base = maker.name.partition("/") if maker is not None else ("", "", "")
+        if turn.startswith("micro") and turn.removeprefix("micro").isdecimal():
+            turns.add(turn)
+            spent.setdefault((base, adds), []).append(time)
+    if not turns:
+        return dict(times)
+    found: dict[str, float] = {}
+    for (base, _), each in spent.items():
+        share = len(each) / len(turns)  # there is one sum less than micro-batches
+        found[base] = found.get(base, 0.0) + statistics.median(each) * share
+    return found
 
 
 def seconds(op: Op, blobs: Mapping[str, Blob]) -> float:

@@ -42,9 +42,10 @@ def pipeline(
     `schedule` is one of `SCHEDULES` or one of your own; `interleaved` puts `chunks` stages on each
     device. `cut` names the ops or blocks with which the stages behind the first begin; without it
     stages are cut to take equally long, by estimates or by the `times` of ops in seconds that a
-    trace of the step gives (`Trace.times`). A step that is on m devices already (a sharded net)
-    takes m devices for each stage. Parameters, their updates and what these remember are at the
-    stage that reads them; one that several stages read is at the first of them.
+    trace of the step gives (`Trace.times`), or one of the pipeline (`times_of_step`). A step that
+    is on m devices already (a sharded net) takes m devices for each stage. Parameters, their
+    updates and what these remember are at the stage that reads them; one that several stages read
+    is at the first of them.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)

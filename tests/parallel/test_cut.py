@@ -7,7 +7,7 @@ import pytest
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph
-from purine.parallel import balanced_cut, cut_at
+from purine.parallel import balanced_cut, cut_at, times_of_step
 from purine.parallel._flow import flow_of
 from purine.parallel._halves import halve
 from purine.parallel.cut import seconds
@@ -122,3 +122,37 @@ def test_measured_times_decide_the_cut() -> None:
     slow = dict.fromkeys(step.ops, 0.0) | {"conv1": 1.0, "conv2": 1.0}
     stage = balanced_cut(step, 2, times=slow)
     assert (stage["conv1"], stage["conv2"], stage["fc2"]) == (0, 1, 1)
+
+
+def test_times_of_a_pipeline_are_those_of_its_step() -> None:
+    step = step_of("lenet")
+    graph = pu.parallel.pipeline(step, 2, devices="cpu:0-1", micro=3, schedule="1f1b")
+    found = times_of_step(graph, dict.fromkeys(graph.ops, 1.0))
+    assert found["conv1"] == found["grad/fc2/mm"] == 1.0
+    sums = [op for op in graph.ops.values() if op.kind == "AddScaled"]
+    for op in sums:
+        assert graph.producers[op.inputs[1]].name.partition("/")[2] in found
+    assert sum(found.values()) == pytest.approx(
+        (len(sums) + sum(name.startswith("micro") for name in graph.ops)) / 3
+    )
+    assert not [name for name in found if name.startswith("update/") or name == "lr"]
+
+
+def test_times_of_one_micro_batch_are_left_as_they_are() -> None:
+    step = step_of("lenet")
+    graph = pu.parallel.pipeline(step, 2, devices="cpu:0-1", micro=1)
+    times = dict.fromkeys(graph.ops, 1.0)
+    assert times_of_step(graph, times) == times
+
+
+def test_a_trace_of_a_pipeline_cuts_it_again() -> None:
+    data = pu.data.fashion_mini()
+    net = pu.data.prepare(pu.zoo.lenet(batch=4), data.train)
+    step = pu.solvers.sgd(pu.backward(net), lr=0.1)
+    graph = pu.parallel.pipeline(step, 2, devices="cpu:0-1", micro=2)
+    with pu.Run(graph, data=data, share_cores=True, record=True) as run:
+        for _ in run.steps(2):
+            pass
+        times = times_of_step(graph, run.trace.times())
+    assert set(balanced_cut(step, 2)) <= set(times)
+    assert set(balanced_cut(step, 2, times=times).values()) == {0, 1}
