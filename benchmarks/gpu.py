@@ -92,7 +92,7 @@ def main() -> None:
         help="which optimizer goes with a compiled model (default: the quicker one)",
     )
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which none starts")
-    parser.add_argument("--patience", type=float, default=900.0, help="seconds for one answer")
+    parser.add_argument("--patience", type=float, default=900.0, help="seconds for an answer")
     parser.add_argument(
         "--together", action="store_true", help="start all rows at once: quicker, busier starts"
     )
@@ -220,6 +220,8 @@ class Worker:
             env={**os.environ, **fresh},
         )
         self.what = f"{net}:{batch}, preparing {name} ..."
+        now = time.monotonic()
+        self.late = min(now + options.patience, max(now + 60.0, options.ends))
 
     def ready(self) -> None:
         """Wait until the contender can take turns."""
@@ -227,7 +229,7 @@ class Worker:
         if self.process is None:
             return
         print(self.what, file=sys.stderr, flush=True)
-        answer = self._answer(min(options.patience, max(60.0, options.ends - time.monotonic())))
+        answer = self._answer(max(1.0, self.late - time.monotonic()))
         if answer:
             self.measured.start, self.measured.note = answer["start"], answer["note"]
             self.measured.machine = answer["machine"]
@@ -279,7 +281,7 @@ class Worker:
             answer: dict[str, Any] = json.loads(line)
             self.measured.failed = answer.get("failed", "")
         elif time.monotonic() - begin >= patience:
-            self.measured.failed = f"no answer in {patience:.0f} s"
+            self.measured.failed = f"no answer in {self.options.patience:.0f} s"
         else:
             self.log.seek(0)
             said = [text for text in self.log.read().splitlines() if text.strip()] or [""]
