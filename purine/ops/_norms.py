@@ -49,6 +49,7 @@ def _fits(node: Node) -> bool:
         and all(value.dtype in LOW and value.is_contiguous() for value in values)
         and values[0].dtype == values[1].dtype
         and any(user.args[1] == 0 for user in node.users)
+        and len({user.args[1] for user in node.users}) == len(node.users)
     )
 
 

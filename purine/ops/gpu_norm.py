@@ -18,8 +18,8 @@ from torch import Tensor
 
 __all__ = ["layer_norm_gradient"]
 
-_PROGRAMS, _ROWS, _WARPS = 528, 2, 4
-"""Programs there are at most, rows that each takes at once, and its warps."""
+_PROGRAMS = 528
+"""So many there are at most."""
 
 
 @triton.jit
@@ -86,17 +86,17 @@ def layer_norm_gradient(
     given = (gradient.contiguous(), x.contiguous(), mean.contiguous(), scale.contiguous())
     result, parts = _results(x)
     columns, programs = x.shape[-1], parts.shape[1]
-    rows = x.numel() // columns
+    rows, (each, warps) = x.numel() // columns, _tile(columns)
     _pull[(programs,)](
         *given,
         weight.contiguous(),
         x if more is None else more.contiguous(),
         *(result, parts, rows, columns),
-        TURNS=triton.cdiv(rows, programs * _ROWS),
+        TURNS=triton.cdiv(rows, programs * each),
         MORE=more is not None,
-        ROWS=_ROWS,
+        ROWS=each,
         COLUMNS=triton.next_power_of_2(columns),
-        num_warps=_WARPS,
+        num_warps=warps,
     )
     return result, parts
 
@@ -108,8 +108,15 @@ def _(
     return _results(x)
 
 
+def _tile(columns: int) -> tuple[int, int]:
+    """The rows that a program takes at once, and its warps: as many sums as registers hold."""
+    wide = triton.next_power_of_2(columns)
+    return (2 if wide <= 1024 else 1), max(4, min(16, wide // 256))
+
+
 def _results(x: Tensor) -> tuple[Tensor, Tensor]:
     columns = x.shape[-1]
-    programs = min(-(-x.numel() // columns // _ROWS), _PROGRAMS)
+    rows, _ = _tile(columns)
+    programs = min(triton.cdiv(x.numel() // columns, rows), _PROGRAMS)
     parts = torch.empty((3, programs, columns), dtype=torch.float32, device=x.device)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), parts

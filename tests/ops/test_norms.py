@@ -59,7 +59,7 @@ from tests.ops.test_norms import arguments, aten, norm_step, recorded, targets
 torch.manual_seed(0)
 _norms._MANY, gpu_norm._PROGRAMS = 4, 3
 for around in (True, False):
-    for columns in (96, 128):
+    for columns in (96, 128, 1100):
         step = norm_step(around=around)
         given = arguments(torch.float16, columns=columns)
         module = recorded(step, given)
