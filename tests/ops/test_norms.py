@@ -31,7 +31,7 @@ def norm_step(*, around: bool) -> Callable[..., tuple[Tensor, ...]]:
         )
         last = more + found[0] if around else found[0]
         flat = last.view(-1, width)
-        return last, found[1], found[2], flat.sum(0, keepdim=True).view(width), flat @ flat.T
+        return last, found[1], found[2], flat.sum(0, keepdim=True).view(width), flat * 2
 
     return step  # type: ignore[return-value]
 
