@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from purine.ops._recorded import adder, is_call, value_of
+from purine.ops._recorded import adder, is_call, needs, value_of
 
 __all__ = ["LOW", "aligned"]
 
@@ -162,7 +162,7 @@ class _Rows:
         simple &= len(losses) == 1 and readers == {losses[0], pulled, node}
         if not simple or losses[0].args[1:] != (label, None, reduction, ignored):
             return False
-        if value_of(logs).dtype != torch.float32 or _needs(gradient, losses[0]):
+        if value_of(logs).dtype != torch.float32 or needs(gradient, losses[0]):
             return False
         from purine.ops import gpu_loss  # noqa: F401  (makes the op known; needs Triton)
 
@@ -243,20 +243,6 @@ _STEPS: dict[Any, Callable[[_Rows, Node], None]] = {
     aten.nll_loss_forward.default: _Rows.loss,
     aten._log_softmax_backward_data.default: _Rows.pull,
 }
-
-
-def _needs(node: Any, other: Node) -> bool:
-    """Whether a node is computed from another one."""
-    seen: set[Node] = set()
-    stack = [node] if isinstance(node, Node) else []
-    while stack:
-        found = stack.pop()
-        if found is other:
-            return True
-        if found not in seen:
-            seen.add(found)
-            stack += found.all_input_nodes
-    return False
 
 
 def _missing(size: int) -> int:

@@ -9,6 +9,7 @@ is then made anew, in the same memory: a captured step has its address.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -107,12 +108,16 @@ def _overwritten(call: Node) -> Iterator[Node]:
 
 def _base(node: Node) -> Node:
     """What a node is a view of, or itself."""
-    while isinstance(node.target, torch._ops.OpOverload):
-        aliased = node.target._schema.arguments[:1]
-        if not aliased or aliased[0].alias_info is None or not isinstance(node.args[0], Node):
-            break
+    while _is_view(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a call's result is a view of its first argument, or views, or one of these."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target is operator.getitem
+    return any(item.alias_info is not None for item in node.target._schema.arguments[:1])
 
 
 def _update(weight: Node, writing: Sequence[Node]) -> Node | None:
@@ -151,9 +156,22 @@ def _chains(place: int, cast: Node) -> list[tuple[Chain, Node]]:
 
 
 def _is_stored(node: Node) -> bool:
+    """Whether some library reads a value from memory, and nobody after the function's end."""
+    return _is_read(node) and not _is_returned(node)
+
+
+def _is_returned(node: Node) -> bool:
+    """Whether a function returns a value, or a view of it: that must stay as it is."""
+    return any(
+        user.op == "output" or (_base(user) is not user and _is_returned(user))
+        for user in node.users
+    )
+
+
+def _is_read(node: Node) -> bool:
     """Whether some library reads a value, or a view of it, from memory."""
     return any(
-        _is_stored(user)
+        _is_read(user)
         if user.target in _VIEWS
         else any(user.args[k] is node for k in _READ_AS_STORED.get(user.target, ()))
         for user in node.users

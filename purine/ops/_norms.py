@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW
-from purine.ops._recorded import adder, is_call, value_of
+from purine.ops._recorded import adder, is_call, needs, value_of
 
 __all__ = ["own_norms"]
 
@@ -102,7 +102,7 @@ def _sum_with_another(pulled: Node) -> Node | None:
     if len(users) != 1 or not is_call(users[0], aten.add.Tensor) or users[0].kwargs:
         return None
     other = _other(users[0], pulled)
-    if other is None or not _is_known(other):
+    if other is None or not _is_known(other) or needs(other, pulled.args[0]):
         return None
     mine, theirs = value_of(pulled), value_of(other)
     alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype and theirs.is_contiguous()

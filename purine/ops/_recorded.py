@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeGuard
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-__all__ = ["Add", "adder", "is_call", "value_of"]
+__all__ = ["Add", "adder", "is_call", "needs", "value_of"]
 
 Add: TypeAlias = Callable[..., Node]
 """What adds a call of a function with arguments."""
@@ -27,6 +27,20 @@ def adder(module: GraphModule, before: Node) -> Add:
 def is_call(node: object, target: object) -> TypeGuard[Node]:
     """Whether something is a call of a function."""
     return isinstance(node, Node) and node.op == "call_function" and node.target is target
+
+
+def needs(node: Any, other: Node) -> bool:
+    """Whether a node is computed from another one."""
+    seen: set[Node] = set()
+    stack = [node] if isinstance(node, Node) else []
+    while stack:
+        found = stack.pop()
+        if found is other:
+            return True
+        if found not in seen:
+            seen.add(found)
+            stack += found.all_input_nodes
+    return False
 
 
 def value_of(node: Any) -> Tensor:

@@ -132,7 +132,15 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
     spent: dict[tuple[str, bool], list[float]] = {}
     turns = set()
     for name, time in times.items():
-        op = graph.ops[name]
+        op = graph.ops.get(name)
+        if op is None:
+            raise ConfigError(
+                f"the pipeline has no op {name!r} that a time is given for",
+                op=name,
+                expected="a graph that `pipeline` made, and times of its own trace",
+                found=f"a graph of {len(graph.ops)} ops without {name!r}",
+                remedy="pass the graph of the run whose trace it is",
+            )
         adds = op.kind == "AddScaled"
         maker = graph.producers.get(op.inputs[1]) if adds else op
         turn, _, base = maker.name.partition("/") if maker is not None else ("", "", "")

@@ -114,6 +114,14 @@ def writes_twice(weight: Tensor, x: Tensor) -> tuple[Tensor]:
     return (y,)
 
 
+def writes_a_part(weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    top, rest = weight.split([2, 3])
+    y = x @ weight.to(BF16).t()
+    weight.copy_(weight * 0.5)
+    top.mul_(2.0)
+    return y, rest.clone()
+
+
 def writes_in_a_list(weight: Tensor, x: Tensor) -> tuple[Tensor]:
     y = x @ weight.to(BF16).t()
     weight.copy_(weight * 0.5)
@@ -121,8 +129,26 @@ def writes_in_a_list(weight: Tensor, x: Tensor) -> tuple[Tensor]:
     return (y,)
 
 
+def returns_it(weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    low = weight.to(BF16)
+    y = x @ low.t()
+    weight.copy_(weight * 0.5)
+    return y, low
+
+
+def returns_views(weight: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    low = weight.to(BF16)
+    y = x @ low.t()
+    weight.copy_(weight * 0.5)
+    return y, *low.t().split([2, 6])
+
+
 @pytest.mark.parametrize(
-    "function", [reads_only, no_library_reads_it, writes_first, writes_twice, writes_in_a_list]
+    "function",
+    [
+        *(reads_only, no_library_reads_it, writes_first, writes_twice, writes_in_a_list),
+        *(writes_a_part, returns_it, returns_views),
+    ],
 )
 def test_nothing_is_kept_of_others(function: Callable[..., Any]) -> None:
     module = recorded(function, *given())

@@ -51,10 +51,21 @@ def targets(module: GraphModule) -> list[object]:
     return [node.target for node in module.graph.nodes]
 
 
+def made_of_its_sums(
+    pulled: Tensor, x: Tensor, weight: Tensor, bias: Tensor, more: Tensor
+) -> tuple[Tensor, ...]:
+    """A norm whose weight is made of its input, through which a gradient goes around it."""
+    width, weight = x.shape[-1], weight.to(x.dtype)
+    _, mean, scale = aten.native_layer_norm(x, [width], weight, bias, 1e-5)
+    every = [True, True, True]
+    found = aten.native_layer_norm_backward(pulled, x, [width], mean, scale, weight, bias, every)
+    return found[0] + more * found[1], found[2]
+
+
 KERNEL = """
 import torch
 from purine.ops import _norms, gpu_norm
-from tests.ops.test_norms import arguments, aten, norm_step, recorded, targets
+from tests.ops.test_norms import arguments, aten, made_of_its_sums, norm_step, recorded, targets
 
 torch.manual_seed(0)
 _norms._MANY, gpu_norm._PROGRAMS = 4, 3
@@ -76,6 +87,15 @@ for around in (True, False):
         for found, wanted, plain in zip(module(*given), exact, step(*given), strict=True):
             assert found.shape == plain.shape and found.dtype == plain.dtype
             torch.testing.assert_close(found.double(), wanted, rtol=4e-3, atol=2e-2)
+
+given = arguments(torch.float16)
+module = recorded(made_of_its_sums, given)
+_norms.own_norms(module)
+module.graph.lint()
+module.recompile()
+assert torch.ops.purine.layer_norm_gradient.default in targets(module)
+for found, wanted in zip(module(*given), made_of_its_sums(*given), strict=True):
+    torch.testing.assert_close(found, wanted, rtol=4e-3, atol=2e-2)
 """
 
 

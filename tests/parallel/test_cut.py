@@ -145,6 +145,15 @@ def test_times_of_one_micro_batch_are_left_as_they_are() -> None:
     assert times_of_step(graph, times) == times
 
 
+def test_times_of_another_graph_are_refused() -> None:
+    step = step_of("lenet")
+    graph = pu.parallel.pipeline(step, 2, devices="cpu:0-1", micro=2)
+    with pytest.raises(ConfigError, match="no op 'conv1' that a time is given for"):
+        times_of_step(graph, {"conv1": 1.0})
+    with pytest.raises(ConfigError, match="no op 'micro0/conv1'"):
+        times_of_step(step, {"micro0/conv1": 1.0})
+
+
 def test_a_trace_of_a_pipeline_cuts_it_again() -> None:
     data = pu.data.fashion_mini()
     net = pu.data.prepare(pu.zoo.lenet(batch=4), data.train)
