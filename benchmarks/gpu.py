@@ -220,8 +220,8 @@ class Worker:
             env={**os.environ, **fresh},
         )
         self.what = f"{net}:{batch}, preparing {name} ..."
-        now = time.monotonic()
-        self.late = min(now + options.patience, max(now + 60.0, options.ends))
+        self.begun = time.monotonic()
+        self.late = min(self.begun + options.patience, max(self.begun + 60.0, options.ends))
 
     def ready(self) -> None:
         """Wait until the contender can take turns."""
@@ -229,7 +229,7 @@ class Worker:
         if self.process is None:
             return
         print(self.what, file=sys.stderr, flush=True)
-        answer = self._answer(max(1.0, self.late - time.monotonic()))
+        answer = self._answer(max(1.0, self.late - time.monotonic()), since=self.begun)
         if answer:
             self.measured.start, self.measured.note = answer["start"], answer["note"]
             self.measured.machine = answer["machine"]
@@ -268,7 +268,7 @@ class Worker:
             print(question, file=self.process.stdin, flush=True)
         return self._answer(self.options.patience)
 
-    def _answer(self, patience: float) -> dict[str, Any] | None:
+    def _answer(self, patience: float, since: float | None = None) -> dict[str, Any] | None:
         """The next line of the process, or nothing and a note of the reason."""
         assert self.process is not None
         assert self.process.stdout is not None
@@ -281,7 +281,8 @@ class Worker:
             answer: dict[str, Any] = json.loads(line)
             self.measured.failed = answer.get("failed", "")
         elif time.monotonic() - begin >= patience:
-            self.measured.failed = f"no answer in {self.options.patience:.0f} s"
+            waited = time.monotonic() - (begin if since is None else since)
+            self.measured.failed = f"no answer in {waited:.0f} s"
         else:
             self.log.seek(0)
             said = [text for text in self.log.read().splitlines() if text.strip()] or [""]

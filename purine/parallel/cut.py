@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = ["balanced_cut", "cut_at", "seconds", "times_of_step"]
 
 _FLOPS = 1e11
 _BYTES = 1e10
+_PART = re.compile(r"(?P<turn>(?:replica\d+/)?micro\d+)/(?P<base>.+)")
 _SLACK = 1.01  # how much longer than the best possible the longest stage may take to move less
 
 
@@ -143,15 +145,15 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
             )
         adds = op.kind == "AddScaled"
         maker = graph.producers.get(op.inputs[1]) if adds else op
-        turn, _, base = maker.name.partition("/") if maker is not None else ("", "", "")
-        if turn.startswith("micro") and turn.removeprefix("micro").isdecimal():
-            turns.add(turn)
-            spent.setdefault((base, adds), []).append(time)
+        part = _PART.fullmatch(maker.name) if maker is not None else None
+        if part is not None:
+            turns.add(part["turn"])
+            spent.setdefault((part["base"], adds), []).append(time)
     if not turns:
         return dict(times)
     found: dict[str, float] = {}
     for (base, _), each in spent.items():
-        share = len(each) / len(turns)  # there is one sum less than micro-batches
+        share = len(each) / len(turns)  # there are fewer sums than micro-batches
         found[base] = found.get(base, 0.0) + statistics.median(each) * share
     return found
 

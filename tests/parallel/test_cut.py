@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import purine as pu
@@ -165,3 +167,13 @@ def test_a_trace_of_a_pipeline_cuts_it_again() -> None:
         times = times_of_step(graph, run.trace.times())
     assert set(balanced_cut(step, 2)) <= set(times)
     assert set(balanced_cut(step, 2, times=times).values()) == {0, 1}
+
+
+def test_times_of_replicas_of_a_pipeline() -> None:
+    net = pu.zoo.lenet(batch=4)
+    settings = {"data": 2, "pipeline": 2, "micro": 2}
+    solver = partial(pu.solvers.sgd, lr=0.1)
+    graph = pu.parallel.compose(net, solver=solver, devices="cpu:0-3", **settings)
+    found = times_of_step(graph, dict.fromkeys(graph.ops, 1.0))
+    assert found["conv1"] == found["grad/fc2/mm"] == 1.0
+    assert not [name for name in found if "micro" in name or "replica" in name]
