@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from purine.ops._sums import sums_on_the_way
+from tests.ops.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
 
@@ -134,17 +131,10 @@ for function, given in [
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("script", [KERNELS, REWRITES], ids=["kernels", "rewrites"])
 def test_our_own_kernels_give_the_numbers_of_torch(script: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
+    interpret(script)
 
 
 def left_alone(function: Callable[..., object], *arguments: Tensor) -> bool:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from purine.ops import _norms
+from tests.ops.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
 
@@ -99,16 +96,9 @@ for found, wanted in zip(module(*given), made_of_its_sums(*given), strict=True):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_our_own_kernel_gives_the_numbers_of_torch() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", KERNEL],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
+    interpret(KERNEL)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from purine.ops._aligned import aligned
 from purine.ops.rewrites import own_pools
+from tests.ops.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
 
@@ -230,17 +227,10 @@ for whole in (False, True):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("script", [POOLS, LOSSES], ids=["pools", "losses"])
 def test_our_own_kernels_give_the_numbers_of_torch(script: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
+    interpret(script)
 
 
 def test_pools_whose_places_are_asked_for_are_left_alone() -> None:
