@@ -37,17 +37,17 @@ def own_norms(module: GraphModule) -> None:
 
 def _fits(node: Node) -> bool:
     gradient, x, shape, _, _, weight, *_ = node.args
-    if not _is_known(gradient) or not _is_known(x):
+    if weight is None or not all(map(_is_known, (gradient, x, weight))):
         return False
-    values = [value_of(gradient), value_of(x)]
+    values = [value_of(item) for item in (gradient, x, weight)]
     rows = values[1].numel() // math.prod(shape)
     return (
         len(shape) == 1
-        and isinstance(weight, Node)
         and shape[0] <= _WIDE
         and rows >= _MANY
-        and all(value.dtype in LOW and value.is_contiguous() for value in values)
-        and values[0].dtype == values[1].dtype
+        and values[0].dtype in LOW
+        and len({value.dtype for value in values}) == 1
+        and all(value.is_contiguous() for value in values)
         and any(user.args[1] == 0 for user in node.users)
         and len({user.args[1] for user in node.users}) == len(node.users)
     )
@@ -59,8 +59,8 @@ def _replace(module: GraphModule, node: Node) -> None:
     gradient, x, _, mean, scale, weight, *_ = node.args
     taken = {user.args[1]: user for user in node.users}
     pulled = taken[0]
-    sum_of = _sum_with_another(pulled)
-    last, more = (pulled, None) if sum_of is None else (sum_of, _other(sum_of, pulled))
+    total = _sum_with_another(pulled)
+    last, more = (pulled, None) if total is None else (total, _other(total, pulled))
     add = adder(module, last)
     made = add(
         *(torch.ops.purine.layer_norm_gradient.default, gradient, x),
@@ -82,8 +82,8 @@ def _replace(module: GraphModule, node: Node) -> None:
     for place in (1, 2):
         if place in taken:
             swap(taken[place], place - 1)
-    for total in list(_row_sums(last)):
-        swap(total, 2)
+    for row_sum in list(_row_sums(last)):
+        swap(row_sum, 2)
     last.replace_all_uses_with(result)
     module.graph.erase_node(last)
     if last is not pulled:

@@ -33,6 +33,22 @@ def norm_step(*, around: bool) -> Callable[..., tuple[Tensor, ...]]:
     return step  # type: ignore[return-value]
 
 
+def test_weights_of_another_precision_are_left_alone() -> None:
+    """The kernel rounds the weight as x is."""
+
+    def step(pulled: Tensor, x: Tensor, weight: Tensor, mean: Tensor) -> object:
+        every = [True, True, True]
+        return aten.native_layer_norm_backward(
+            pulled, x, [96], mean, mean + 1, weight, weight, every
+        )
+
+    pulled, x = torch.randn(2, 1100, 96).bfloat16()
+    module = recorded(step, [pulled, x, torch.randn(96), torch.zeros(1100, 1)])
+    before = targets(module)
+    _norms.own_norms(module)
+    assert targets(module) == before
+
+
 def arguments(dtype: torch.dtype, *, rows: int = 3, columns: int = 96) -> list[Tensor]:
     pulled, x, more = torch.randn(3, rows, 5, columns).to(dtype)
     weight, bias = torch.randn(2, columns)
