@@ -14,7 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW
-from purine.ops._recorded import adder, is_call, needs, value_of
+from purine.ops._recorded import adder, is_call, needs, note, value_of
+from purine.ops._sums import added_up
 
 __all__ = ["own_norms"]
 
@@ -54,7 +55,7 @@ def _fits(node: Node) -> bool:
 
 
 def _replace(module: GraphModule, node: Node) -> None:
-    from purine.ops import gpu_norm  # noqa: F401  (makes the op known; needs Triton)
+    from purine.ops import gpu_norm, gpu_sums  # noqa: F401  (makes the ops known; needs Triton)
 
     gradient, x, _, mean, scale, weight, *_ = node.args
     taken = {user.args[1]: user for user in node.users}
@@ -62,18 +63,18 @@ def _replace(module: GraphModule, node: Node) -> None:
     total = _sum_with_another(pulled)
     last, more = (pulled, None) if total is None else (total, _other(total, pulled))
     add = adder(module, last)
-    made = add(
-        *(torch.ops.purine.layer_norm_gradient.default, gradient, x),
-        *(mean, scale, _exact(weight), more),
-    )
+    given = (gradient, x, mean, scale, _exact(weight), more)
+    made = add(torch.ops.purine.layer_norm_gradient.default, *given)
+    note(made, *(item if item is None else value_of(item) for item in given))
     result = add(operator.getitem, made, 0)
     result.meta["val"] = value_of(last)
-    sums = add(aten.sum.dim_IntList, add(operator.getitem, made, 1), [1])
+    sums: dict[torch.dtype, Node] = {}
 
     def swap(old: Node, place: int) -> None:
         value = value_of(old)
-        found = add(aten.select.int, sums, 0, place)
-        found = add(aten._to_copy.default, found, dtype=value.dtype)
+        if value.dtype not in sums:
+            sums[value.dtype] = added_up(add, made, value.dtype)
+        found = add(aten.select.int, sums[value.dtype], 1, place)
         found = add(aten.view.default, found, list(value.shape))
         found.meta["val"] = value
         old.replace_all_uses_with(found)

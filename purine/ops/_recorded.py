@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeGuard
 
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
-__all__ = ["Add", "adder", "is_call", "needs", "value_of"]
+__all__ = ["Add", "adder", "is_call", "needs", "note", "value_of"]
 
 Add: TypeAlias = Callable[..., Node]
 """What adds a call of a function with arguments."""
@@ -41,6 +42,15 @@ def needs(node: Any, other: Node) -> bool:
             seen.add(found)
             stack += found.all_input_nodes
     return False
+
+
+def note(node: Node, *values: Any) -> None:
+    """Note what a call of an op makes, by what its arguments are without their contents."""
+    mode = detect_fake_mode(values)
+    assert mode is not None
+    assert callable(node.target)
+    with mode:
+        node.meta["val"] = node.target(*values)
 
 
 def value_of(node: Any) -> Tensor:

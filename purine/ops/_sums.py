@@ -2,29 +2,33 @@
 
 Gradients of biases are sums over the rows of matrices. Where such a matrix is the gradient of a
 GELU, or pieces side by side (the gradients of queries, keys and values), the kernels of `gpu_sums`
-write it and its sums in one pass. Sums are of the same numbers as before, in another order.
+write it and its sums in one pass. Sums are of the same numbers as before, in another order. Each
+kernel leaves a few sums per column; what adds these up is small, and one call for all of a step is
+quicker than one for each.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW
-from purine.ops._recorded import adder, is_call, value_of
+from purine.ops._recorded import Add, adder, is_call, note, value_of
 
-__all__ = ["sums_on_the_way"]
+__all__ = ["added_up", "sums_on_the_way", "totals_at_once"]
 
 aten = torch.ops.aten
 
 _ALIGNED, _LONG, _MANY = 8, 1024, 8
 """Columns are multiples of `_ALIGNED`, rows at least `_LONG`, pieces at most `_MANY`."""
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_FREE = {*_VIEWS, aten.select.int, aten.slice.Tensor, aten._to_copy.default}
+"""What may wait until somebody reads it."""
 
 
 def sums_on_the_way(module: GraphModule) -> None:
@@ -36,9 +40,53 @@ def sums_on_the_way(module: GraphModule) -> None:
     for matrix, nodes in sums.items():
         made = _pulled(module, matrix) or _joined(module, matrix)
         if made is not None:
-            parts = adder(module, nodes[0])(operator.getitem, made, 1)
             for node in nodes:
-                _replace_sum(module, node, parts)
+                add, value = adder(module, node), value_of(node)
+                found = add(aten.view.default, added_up(add, made, value.dtype), list(value.shape))
+                found.meta["val"] = value
+                node.replace_all_uses_with(found)
+                module.graph.erase_node(node)
+
+
+def added_up(add: Add, made: Node, dtype: torch.dtype) -> Node:
+    """What adds up the partial sums that a call of a kernel of ours has made."""
+    parts = add(operator.getitem, made, 1)
+    parts.meta["val"] = made.meta["val"][1]
+    return add(torch.ops.purine.totals.default, [parts], dtype)
+
+
+def totals_at_once(module: GraphModule) -> None:
+    """Partial sums of one shape added up by one call, where nobody reads a total before the last.
+
+    The order of everything else stays, so no write comes before a read that it came behind.
+    """
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    own = getattr(torch.ops.purine, "totals", None)
+    order = {node: place for place, node in enumerate(module.graph.nodes)}
+    alike: dict[tuple[object, ...], list[Node]] = {}
+    for node in order:
+        if own is not None and is_call(node, own.default):
+            (parts,), dtype = node.args
+            alike.setdefault((tuple(value_of(parts).shape), dtype), []).append(node)
+    for (_, dtype), nodes in alike.items():
+        last = order[nodes[-1]]
+        late = [node for node in nodes if all(order[user] > last for user in _readers(node))]
+        add = adder(module, nodes[-1])
+        every = add(own.default, [node.args[0][0] for node in late], dtype)
+        for place, node in enumerate(late):
+            node.replace_all_uses_with(add(aten.slice.Tensor, every, 0, place, place + 1))
+            module.graph.erase_node(node)
+    stable_topological_sort(module.graph)
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Those who read a result, itself or views and casts of it."""
+    for user in node.users:
+        if user.target in _FREE:
+            yield from _readers(user)
+        else:
+            yield user
 
 
 def _is_of_columns(node: Node) -> bool:
@@ -68,6 +116,8 @@ def _pulled(module: GraphModule, matrix: Node) -> Node | None:
     views = [add(aten.view.default, source, list(value_of(matrix).shape)) for source in pulled.args]
     how = pulled.kwargs.get("approximate", "none")
     made = add(torch.ops.purine.gelu_gradient.default, *views, how)
+    given = [value_of(source).view(value_of(matrix).shape) for source in pulled.args]
+    note(made, *given, how)
     result = add(operator.getitem, made, 0)
     result.meta["val"] = value_of(matrix)
     if matrix is not pulled:
@@ -106,6 +156,7 @@ def _joined(module: GraphModule, matrix: Node) -> Node | None:
         for node, piece in zip(nodes, pieces, strict=True)
     ]
     made = add(torch.ops.purine.joined.default, nodes)
+    note(made, pieces)
     result = add(operator.getitem, made, 0)
     result.meta["val"] = value_of(matrix)
     matrix.replace_all_uses_with(result)
@@ -133,15 +184,3 @@ def _pieces(whole: Node, order: Sequence[int], matrix: Tensor) -> list[Tensor] |
             return None
     near = all(piece.stride(1) == 1 and piece.shape[1] % _ALIGNED == 0 for piece in found)
     return found if near else None
-
-
-def _replace_sum(module: GraphModule, node: Node, parts: Node) -> None:
-    """Let the sum of partial sums take the place of a sum."""
-    add = adder(module, node)
-    keep = node.args[2] if len(node.args) > 2 else False
-    total = add(aten.sum.dim_IntList, parts, [0], keep)
-    if value_of(node).dtype != torch.float32:
-        total = add(aten._to_copy.default, total, dtype=value_of(node).dtype)
-    total.meta["val"] = value_of(node)
-    node.replace_all_uses_with(total)
-    module.graph.erase_node(node)

@@ -3,8 +3,9 @@
 The gradient of a bias is the sum over all rows of a matrix that some other kernel has just written.
 Summed up by itself the matrix is read once more; the kernel that writes it has the numbers already.
 Each program works on a tile of columns and a block of rows, and keeps the sums of its columns in
-registers; the sums of all blocks, `parts`, are a small matrix that is left to be summed up. What is
-added are the numbers as they are stored, in float32 and in the same order from run to run.
+registers; the sums of all blocks, `parts`, are a small matrix that is left to be summed up: all of
+a step's at once, by `totals`. What is added are the numbers as they are stored, in float32 and in
+the same order from run to run.
 
 Importing this module needs Triton.
 """
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["GELU", "JOINED", "Tiling", "gelu_gradient", "joined"]
+__all__ = ["GELU", "JOINED", "Tiling", "gelu_gradient", "joined", "totals"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class Tiling:
 
 GELU = Tiling(columns=64, step=32, programs=1584, warps=8)
 JOINED = Tiling(columns=64, step=64, programs=528, warps=8)
+_STEP, _TILE = 32, 64
+"""Rows and columns of partial sums that a program adds up at a time."""
 
 
 @triton.jit
@@ -152,6 +155,31 @@ def _copy(  # type: ignore[no-untyped-def]
     tl.store(parts + block * COLUMNS + to + column, tl.sum(total, 0), column < SIZE)
 
 
+@triton.jit
+def _total(  # type: ignore[no-untyped-def]
+    matrices,
+    results,
+    rows,
+    columns,
+    planes,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    column = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    plane = tl.program_id(1)
+    known = (column < columns)[None, :]
+    source = matrices[0]
+    for i in tl.static_range(1, len(matrices)):
+        source = tl.where(plane // planes == i, matrices[i], source)
+    source += (plane % planes) * rows * columns
+    total = tl.zeros((STEP, TILE), tl.float32)
+    for start in range(0, rows, STEP):
+        row = (start + tl.arange(0, STEP))[:, None]
+        total += tl.load(source + row * columns + column[None, :], (row < rows) & known, 0.0)
+    found = tl.sum(total, 0).to(results.dtype.element_ty)
+    tl.store(results + plane * columns + column, found, column < columns)
+
+
 @torch.library.custom_op("purine::gelu_gradient", mutates_args=())
 def gelu_gradient(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """The gradient of a GELU by its input [rows, columns], and sums of blocks of its rows."""
@@ -198,6 +226,25 @@ def joined(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 @joined.register_fake
 def _(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return _results(pieces[0], _joined_shape(pieces), JOINED)
+
+
+@torch.library.custom_op("purine::totals", mutates_args=())
+def totals(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sums of columns of tensors [..., rows, columns] of one shape: [tensors, ..., columns]."""
+    near = [part.contiguous() for part in parts]
+    results = _totals(near, dtype)
+    rows, columns = near[0].shape[-2:]
+    planes = near[0].numel() // (rows * columns)
+    _total[(triton.cdiv(columns, _TILE), planes * len(near))](
+        *(tuple(near), results, rows, columns, planes), STEP=_STEP, TILE=_TILE, num_warps=4
+    )
+    return results
+
+
+@totals.register_fake
+def _totals(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    *front, _, columns = parts[0].shape
+    return parts[0].new_empty((len(parts), *front, columns), dtype=dtype)
 
 
 def _joined_shape(pieces: Sequence[Tensor]) -> tuple[int, int]:

@@ -86,6 +86,7 @@ def compile_function(
 
 def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     settings = {**_OPTIONS, **_for_norms(module)}
+    _introduce(module)
     found: Callable[..., Sequence[Tensor]]
     try:
         found = torch._inductor.compile(module, list(arguments), options=settings)
@@ -94,6 +95,22 @@ def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[...,
         settings |= _CAREFUL
         found = torch._inductor.compile(module, list(arguments), options=settings)
     return found
+
+
+def _introduce(module: GraphModule) -> None:
+    """Let the compiler know of our own ops.
+
+    When torch 2.11 meets an op that it does not know it first writes down how its arguments are
+    computed, again and again what several of them need: minutes for an op that reads many.
+    """
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
+
+    for op in {node.target for node in module.graph.nodes}:
+        if isinstance(op, torch._ops.OpOverload) and op.namespace == "purine":
+            if op not in lowerings:
+                tag = get_layout_constraint_tag(op, with_default=True)
+                make_fallback(op, layout_constraint=tag_to_layout_constraint(tag))
 
 
 def _for_norms(module: GraphModule) -> dict[str, object]:

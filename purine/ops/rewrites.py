@@ -9,6 +9,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
 - `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
 - `sums_on_the_way`: gradients of biases by the kernels that write what they are sums of.
+- `totals_at_once`: what these leave to be added up in one call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from purine.ops._image_conv import image_convolutions
 from purine.ops._masks import masks_from_inputs
 from purine.ops._norms import own_norms
 from purine.ops._recorded import adder, is_call, value_of
-from purine.ops._sums import sums_on_the_way
+from purine.ops._sums import sums_on_the_way, totals_at_once
 
 __all__ = ["own_pools", "rewritten"]
 
@@ -45,6 +46,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
         sums_on_the_way(module)
         own_pools(module)
         own_norms(module)
+        totals_at_once(module)
     short_gelus(module)
     masks_from_inputs(module)
     image_convolutions(module)
