@@ -46,7 +46,7 @@ def _pull(  # type: ignore[no-untyped-def]
     of_weight = tl.zeros((ROWS, COLUMNS), tl.float32)
     of_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
     of_result = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for turn in range(TURNS):
+    for turn in tl.range(0, TURNS, num_stages=3):
         row = (turn * programs + program) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & known[None, :]
         place = row.to(tl.int64)[:, None] * columns + column[None, :]
