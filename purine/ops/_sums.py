@@ -26,6 +26,8 @@ aten = torch.ops.aten
 
 _ALIGNED, _LONG, _MANY = 8, 1024, 8
 """Columns are multiples of `_ALIGNED`, rows at least `_LONG`, pieces at most `_MANY`."""
+_AT_ONCE = 128
+"""Matrices that one call adds up: a kernel takes so many pointers and some more."""
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _FREE = {*_VIEWS, aten.select.int, aten.slice.Tensor, aten._to_copy.default}
 """What may wait until somebody reads it."""
@@ -62,21 +64,22 @@ def totals_at_once(module: GraphModule) -> None:
     """
     from torch._inductor.pattern_matcher import stable_topological_sort
 
-    own = getattr(torch.ops.purine, "totals", None)
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     alike: dict[tuple[object, ...], list[Node]] = {}
     for node in order:
-        if own is not None and is_call(node, own.default):
+        if str(node.target) == "purine.totals.default":  # which is known only where it is used
             (parts,), dtype = node.args
             alike.setdefault((tuple(value_of(parts).shape), dtype), []).append(node)
     for (_, dtype), nodes in alike.items():
         last = order[nodes[-1]]
         late = [node for node in nodes if all(order[user] > last for user in _readers(node))]
         add = adder(module, nodes[-1])
-        every = add(own.default, [node.args[0][0] for node in late], dtype)
-        for place, node in enumerate(late):
-            node.replace_all_uses_with(add(aten.slice.Tensor, every, 0, place, place + 1))
-            module.graph.erase_node(node)
+        for first in range(0, len(late), _AT_ONCE):
+            some = late[first : first + _AT_ONCE]
+            every = add(torch.ops.purine.totals.default, [node.args[0][0] for node in some], dtype)
+            for place, node in enumerate(some):
+                node.replace_all_uses_with(add(aten.slice.Tensor, every, 0, place, place + 1))
+                module.graph.erase_node(node)
     stable_topological_sort(module.graph)
 
 

@@ -107,10 +107,10 @@ def _introduce(module: GraphModule) -> None:
     from torch._library.utils import get_layout_constraint_tag
 
     for op in {node.target for node in module.graph.nodes}:
-        if isinstance(op, torch._ops.OpOverload) and op.namespace == "purine":
-            if op not in lowerings:
-                tag = get_layout_constraint_tag(op, with_default=True)
-                make_fallback(op, layout_constraint=tag_to_layout_constraint(tag))
+        ours = isinstance(op, torch._ops.OpOverload) and op.namespace == "purine"
+        if ours and op not in lowerings:
+            tag = get_layout_constraint_tag(op, with_default=True)
+            make_fallback(op, layout_constraint=tag_to_layout_constraint(tag))
 
 
 def _for_norms(module: GraphModule) -> dict[str, object]:
