@@ -2,7 +2,8 @@
 
 Gradients of biases are sums over the rows of matrices. Where such a matrix is the gradient of a
 GELU, or pieces side by side (the gradients of queries, keys and values), the kernels of `gpu_sums`
-write it and its sums in one pass. Sums are of the same numbers as before, in another order.
+write it and its sums in one pass; that of gradients of attention has made them already. Sums are of
+the same numbers as before, in another order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW
+from purine.ops._attention import attention_of
 from purine.ops._recorded import adder, is_call, value_of
 
 __all__ = ["sums_on_the_way"]
@@ -34,7 +36,7 @@ def sums_on_the_way(module: GraphModule) -> None:
         if _is_of_columns(node):
             sums.setdefault(node.args[0], []).append(node)
     for matrix, nodes in sums.items():
-        made = _pulled(module, matrix) or _joined(module, matrix)
+        made = attention_of(matrix) or _pulled(module, matrix) or _joined(module, matrix)
         if made is not None:
             parts = adder(module, nodes[0])(operator.getitem, made, 1)
             for node in nodes:

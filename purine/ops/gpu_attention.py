@@ -12,7 +12,6 @@ Importing this module needs Triton.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,9 @@ class Launch:
 
     `ahead` lets a small kernel find the inner products of results and gradients first; else they
     are found where they are needed. `shared` lets a causal block that both passes work on be made
-    once, where blocks have as many queries at a time as positions.
+    once, where blocks have as many queries at a time as positions. `early` puts products of values
+    and gradients in front of exponentials. `longest` starts the programs of all heads that have
+    most work first, where a pass is a kernel of its own; else those of a head start together.
     """
 
     block: int
@@ -39,6 +40,8 @@ class Launch:
     stages: int
     ahead: bool
     shared: bool
+    early: bool = False
+    longest: bool = False
     registers: int | None = None
 
 
@@ -55,11 +58,7 @@ def _tile(  # type: ignore[no-untyped-def]
     """Rows of a matrix with D columns; zeros behind its end."""
     row = tl.arange(0, ROWS)[:, None]
     place = pointer + start * STRIDE + (row * STRIDE + tl.arange(0, D)[None, :])
-    if T % ROWS == 0:
-        found = tl.load(place)
-    else:
-        found = tl.load(place, start + row < T, 0.0)
-    return found
+    return tl.load(place) if T % ROWS == 0 else tl.load(place, start + row < T, 0.0)
 
 
 @triton.jit
@@ -118,17 +117,21 @@ def _for_keys(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Add what comes from queries from `at` on; these lie along the second axis."""
     query = _tile(tensors[1], at, STRIDES[1], T, D, ROWS)
     pulled = _tile(tensors[0], at, STRIDES[0], T, D, ROWS)
     scores = tl.dot(k, tl.trans(query))
-    slope = tl.dot(v, tl.trans(pulled))
+    if EARLY:
+        slope = tl.dot(v, tl.trans(pulled))
     level = _line(tensors[5], at, T, ROWS, float("inf")) * 1.4426950408889634
     weights = tl.math.exp2(scores * factor - level[None, :])
     if MASKED:
         weights = tl.where(seen, weights, 0.0)
     dv = tl.dot(weights.to(v.dtype), pulled, dv)
+    if not EARLY:
+        slope = tl.dot(v, tl.trans(pulled))
     if AHEAD:
         along = _line(tensors[6], at, T, ROWS, 0.0)
     else:
@@ -154,15 +157,19 @@ def _for_queries(  # type: ignore[no-untyped-def]
     T: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Add what comes from keys from `at` on; these lie along the second axis."""
     key = _tile(tensors[2], at, STRIDES[2], T, D, ROWS)
     value = _tile(tensors[3], at, STRIDES[3], T, D, ROWS)
     scores = tl.dot(q, tl.trans(key))
-    slope = tl.dot(dy, tl.trans(value))
+    if EARLY:
+        slope = tl.dot(dy, tl.trans(value))
     weights = tl.math.exp2(scores * factor - level[:, None])
     if MASKED:
         weights = tl.where(seen, weights, 0.0)
+    if not EARLY:
+        slope = tl.dot(dy, tl.trans(value))
     change = (weights * (slope - along[:, None])).to(q.dtype)
     return tl.dot(change, key, dq)
 
@@ -216,13 +223,18 @@ def _gradients(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
     SHARED: tl.constexpr,
+    EARLY: tl.constexpr,
+    LONGEST: tl.constexpr,
     PASS: tl.constexpr,
 ):
     tl.static_assert(BLOCK % QUERIES == 0)
     tl.static_assert(BLOCK % KEYS == 0)
-    block, which = tl.program_id(0), tl.program_id(1)
+    if LONGEST:
+        block, which = tl.program_id(1), tl.program_id(0)
+    else:
+        block, which = tl.program_id(0), tl.program_id(1)
     if PASS == 1 and CAUSAL:
-        block = tl.num_programs(0) - 1 - block
+        block = (T + BLOCK - 1) // BLOCK - 1 - block
     batch, head = (which // HEADS).to(tl.int64), which % HEADS
     dy = tensors[0] + batch * strides[0][0] + head * strides[0][1]
     q = tensors[1] + batch * strides[1][0] + head * strides[1][1]
@@ -249,12 +261,12 @@ def _gradients(  # type: ignore[no-untyped-def]
                 seen_by = row <= i * QUERIES + tl.arange(0, QUERIES)[None, :]
                 dk, dv, change = _for_keys(
                     *(dk, dv, own_key, own_value, given, start + i * QUERIES, factor, seen_by),
-                    *(True, STRIDES, T, D, QUERIES, AHEAD),
+                    *(True, STRIDES, T, D, QUERIES, AHEAD, EARLY),
                 )
         for at in tl.range(start + BLOCK if CAUSAL else 0, T, QUERIES, num_stages=STAGES):
             dk, dv, _ = _for_keys(
                 *(dk, dv, own_key, own_value, given, at, factor, None),
-                *(False, STRIDES, T, D, QUERIES, AHEAD),
+                *(False, STRIDES, T, D, QUERIES, AHEAD, EARLY),
             )
         _keep(dk * scale, whole, parts, batch, block, width + column, T, 3 * width, D, BLOCK)
         _keep(dv, whole, parts, batch, block, 2 * width + column, T, 3 * width, D, BLOCK)
@@ -280,13 +292,13 @@ def _gradients(  # type: ignore[no-untyped-def]
                     sees = row >= i * KEYS + tl.arange(0, KEYS)[None, :]
                     dq = _for_queries(
                         *(dq, own_query, own_pulled, given, start + i * KEYS, level, along),
-                        *(factor, sees, True, STRIDES, T, D, KEYS),
+                        *(factor, sees, True, STRIDES, T, D, KEYS, EARLY),
                     )
         for at in tl.range(0, start if CAUSAL else T, KEYS, num_stages=STAGES):
             inside = at + tl.arange(0, KEYS)[None, :] < T
             dq = _for_queries(
                 *(dq, own_query, own_pulled, given, at, level, along, factor),
-                *(inside, not CAUSAL and T % KEYS != 0, STRIDES, T, D, KEYS),
+                *(inside, not CAUSAL and T % KEYS != 0, STRIDES, T, D, KEYS, EARLY),
             )
         _keep(dq * scale, whole, parts, batch, block, column, T, 3 * width, D, BLOCK)
 
@@ -326,7 +338,8 @@ def attention_gradient(
         )
     passes = [(LAUNCH, 0)] if FIRST is None else [(FIRST, 1), (LAUNCH, 2)]
     for launch, number in passes:
-        _gradients[(triton.cdiv(length, launch.block), batch * heads)](
+        grid = (triton.cdiv(length, launch.block), batch * heads)
+        _gradients[grid[::-1] if launch.longest else grid](
             *(tuple(near), tuple(item[:2] for item in strides), log, inner, whole, parts, scale),
             STRIDES=tuple(item[2] for item in strides),
             HEADS=heads,
@@ -362,6 +375,8 @@ def settings(launch: Launch) -> dict[str, int | bool | None]:
         "STAGES": launch.stages,
         "AHEAD": launch.ahead,
         "SHARED": launch.shared,
+        "EARLY": launch.early,
+        "LONGEST": launch.longest,
         "num_warps": launch.warps,
         "maxnreg": launch.registers,
     }
