@@ -45,8 +45,14 @@ class Launch:
     registers: int | None = None
 
 
-LAUNCH = Launch(block=64, queries=64, keys=64, warps=4, stages=2, ahead=True, shared=True)
-FIRST: Launch | None = None
+LAUNCH = Launch(
+    block=64, queries=64, keys=64, warps=4, stages=2, ahead=True, shared=True, longest=True
+)
+FIRST: Launch | None = LAUNCH
+"""The launch of a kernel for the queries' gradients and the inner products; None lets one do all.
+
+Blocks are those of `LAUNCH`, which is for keys and values then.
+"""
 _ROWS = 64
 """Positions of a program that finds inner products ahead."""
 
