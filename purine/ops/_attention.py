@@ -55,9 +55,10 @@ def attention_of(matrix: Node) -> Node | None:
 
 def _joined(node: Node) -> Node | None:
     """Where the three gradients first lie in memory side by side, if nobody else reads them."""
-    pieces = sorted(node.users, key=lambda user: int(str(user.args[1])))
-    if [piece.args[1] for piece in pieces] != [0, 1, 2]:
+    taken = {user.args[1]: user for user in node.users if is_call(user, operator.getitem)}
+    if set(taken) != {0, 1, 2} or len(node.users) != 3:
         return None
+    pieces = [taken[place] for place in range(3)]
     whole = _only_user(pieces[0])
     if whole is None or not is_call(whole, aten.cat.default) or whole.args != (pieces, 1):
         return None
@@ -65,7 +66,7 @@ def _joined(node: Node) -> Node | None:
     if turned is None or not is_call(turned, aten.permute.default) or not _turns(turned):
         return None
     joined = _only_user(turned)
-    known = joined is not None and joined.target in _JOINS and value_of(joined).is_contiguous()
+    known = joined is not None and joined.target in _JOINS and _lies_in_order(joined)
     alone = all(_only_user(piece) is whole for piece in pieces)
     return joined if known and alone else None
 
@@ -73,6 +74,10 @@ def _joined(node: Node) -> Node | None:
 def _turns(node: Node) -> bool:
     """Whether a permutation puts positions in front of heads."""
     return [axis % 4 for axis in node.args[1]] == [0, 2, 1, 3]
+
+
+def _lies_in_order(node: Node) -> bool:
+    return "val" in node.meta and value_of(node).is_contiguous()
 
 
 def _only_user(node: Node) -> Node | None:
@@ -91,6 +96,9 @@ def _options(node: Node) -> tuple[float, bool, bool]:
 
 
 def _fits(node: Node) -> bool:
+    """Whether an attention is for our kernels; what rewrites have added has no known form."""
+    if any("val" not in item.meta for item in node.args[:5]):
+        return False
     values = [value_of(item) for item in node.args[:5]]
     dropout, _, plain = _options(node)
     first = values[1]
