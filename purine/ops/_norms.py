@@ -55,7 +55,7 @@ def _fits(node: Node) -> bool:
 
 
 def _replace(module: GraphModule, node: Node) -> None:
-    from purine.ops import gpu_norm, gpu_sums  # noqa: F401  (makes the ops known; needs Triton)
+    from purine.ops import gpu_norm  # noqa: F401  (makes the op known; needs Triton)
 
     gradient, x, _, mean, scale, weight, *_ = node.args
     taken = {user.args[1]: user for user in node.users}

@@ -2,9 +2,9 @@
 
 Gradients of biases are sums over the rows of matrices. Where such a matrix is the gradient of a
 GELU, or pieces side by side (the gradients of queries, keys and values), the kernels of `gpu_sums`
-write it and its sums in one pass. Sums are of the same numbers as before, in another order. Each
-kernel leaves a few sums per column; what adds these up is small, and one call for all of a step is
-quicker than one for each.
+write it and its sums in one pass; that of gradients of attention has made them already. Sums are of
+the same numbers as before, in another order. Each kernel leaves a few sums per column; what adds
+these up is small, and one call for all of a step is quicker than one for each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW
+from purine.ops._attention import attention_of
 from purine.ops._recorded import Add, adder, is_call, note, value_of
 
 __all__ = ["added_up", "sums_on_the_way", "totals_at_once"]
@@ -40,7 +41,7 @@ def sums_on_the_way(module: GraphModule) -> None:
         if _is_of_columns(node):
             sums.setdefault(node.args[0], []).append(node)
     for matrix, nodes in sums.items():
-        made = _pulled(module, matrix) or _joined(module, matrix)
+        made = attention_of(matrix) or _pulled(module, matrix) or _joined(module, matrix)
         if made is not None:
             for node in nodes:
                 add, value = adder(module, node), value_of(node)
@@ -52,6 +53,8 @@ def sums_on_the_way(module: GraphModule) -> None:
 
 def added_up(add: Add, made: Node, dtype: torch.dtype) -> Node:
     """What adds up the partial sums that a call of a kernel of ours has made."""
+    from purine.ops import gpu_sums  # noqa: F401  (makes the op known; needs Triton)
+
     parts = add(operator.getitem, made, 1)
     parts.meta["val"] = made.meta["val"][1]
     return add(torch.ops.purine.totals.default, [parts], dtype)

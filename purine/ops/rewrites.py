@@ -8,6 +8,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `short_gelus`: GELU with fewer instructions.
 - `image_convolutions`: convolutions of three channels in a form that is quicker.
 - `masks_from_inputs`: rectifiers behind batch norms whose results the backward need not read.
+- `own_attention`: gradients of queries, keys and values in one matrix at once.
 - `sums_on_the_way`: gradients of biases by the kernels that write what they are sums of.
 - `totals_at_once`: what these leave to be added up in one call.
 """
@@ -21,6 +22,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from purine.ops._aligned import LOW, aligned
+from purine.ops._attention import own_attention
 from purine.ops._gelu import short_gelus
 from purine.ops._image_conv import image_convolutions
 from purine.ops._masks import masks_from_inputs
@@ -43,6 +45,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     triton = importlib.util.find_spec("triton") is not None
     aligned(module, own=triton)
     if triton:
+        own_attention(module)
         sums_on_the_way(module)
         own_pools(module)
         own_norms(module)

@@ -6,10 +6,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-__all__ = ["interpret", "needs_triton"]
+__all__ = ["interpret", "needs_triton", "widen_products"]
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -26,3 +27,26 @@ def interpret(script: str) -> None:
         check=False,
     )
     assert found.returncode == 0, found.stderr
+
+
+def widen_products() -> None:
+    """Let the interpreter multiply matrices of bfloat16, for which it takes the integers of bits.
+
+    For scripts that run in it.
+    """
+    import numpy as np
+    from triton.runtime import interpreter
+
+    builder, tl = interpreter.InterpreterBuilder, interpreter.tl
+    plain = builder.create_dot
+
+    def wide(value: Any) -> Any:
+        if value.dtype.scalar != tl.bfloat16 or value.data.dtype != np.uint16:
+            return value
+        bits = value.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self: Any, left: Any, right: Any, *rest: Any) -> Any:
+        return plain(self, wide(left), wide(right), *rest)
+
+    builder.create_dot = create_dot
