@@ -33,21 +33,23 @@ class Quicker:
     """Forms for which products are quicker.
 
     Filters stand at no more than so many `places` in all images of a batch. There are at least so
-    many `filters`, over so many `channels`, which are squares of these `sides`.
+    many `filters`, over so many `channels`, which are squares of these `sides`. A row of gradients
+    has at least this `width`.
     """
 
     places: int
     filters: int
     channels: int
     sides: tuple[int, ...]
+    width: int = 1
 
 
 _QUICKER: Mapping[str, Sequence[Quicker]] = {
     CHANNELS_LAST: (Quicker(100, 128, 64, (1, 3, 5)), Quicker(200, 512, 512, (1, 3))),
-    "": (Quicker(100, 384, 64, (1, 3)),),
+    "": (Quicker(100, 384, 64, (1, 3), width=3),),
 }
-"""By layout, as measured on one core. Channels that lie side by side are quicker to write as
-columns, and the more filters there are, the less the columns matter."""
+"""By layout, as measured on one core. Channels that lie side by side, or long rows, are quicker to
+write as columns, and the more filters there are, the less the columns matter."""
 
 
 def in_parts(op: Op, blobs: Mapping[str, Blob]) -> tuple[Op, ...]:
@@ -84,6 +86,7 @@ def _pays(op: Op, blobs: Mapping[str, Blob]) -> bool:
         and count >= form.filters
         and channels >= form.channels
         and high in form.sides
+        and images[3] >= form.width
         for form in _QUICKER[weight.layout]
     )
 
