@@ -46,7 +46,7 @@ class Quicker:
 
 _QUICKER: Mapping[str, Sequence[Quicker]] = {
     CHANNELS_LAST: (Quicker(100, 128, 64, (1, 3, 5)), Quicker(200, 512, 512, (1, 3))),
-    "": (Quicker(100, 384, 64, (1, 3), width=3),),
+    "": (Quicker(100, 384, 128, (1, 3), width=3),),
 }
 """By layout, as measured on one core. Channels that lie side by side, or long rows, are quicker to
 write as columns, and the more filters there are, the less the columns matter."""
