@@ -17,6 +17,7 @@ from torch import Tensor
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
+from purine.ops._filter_products import in_parts
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Attr, Kernel, Kind, Results, lookup, register
 
@@ -101,7 +102,7 @@ class _Call:
 def _bind(op: Op) -> Kernel:
     """One op after the other."""
     body = body_of(op)
-    return _sequence(body, [_call(member) for member in body.ops.values()])
+    return _sequence(body, [_call(member) for member in _members(body)])
 
 
 def bind_grouped(op: Op) -> Kernel:
@@ -129,12 +130,12 @@ def _bind_overwrite(op: Op) -> Kernel:
     writable, base = {body.inputs[place] for _, place in over}, _bases(body)
     read = {base[name] for name in body.outputs}
     calls = []
-    for member in reversed(list(body.ops.values())):
+    for member in reversed(_members(body)):
         kind = lookup(member)
         written = {member.inputs[place] for place in kind.overwrites(member)}
         fits = written and written <= writable - read
         calls.append(_call(member, kind.bind_overwrite(member) if fits else None))
-        read.update(base[name] for name in member.inputs)
+        read.update(base.get(name, name) for name in member.inputs)
     run = _sequence(body, calls[::-1])
 
     def overwriting(*tensors: Tensor) -> Results:
@@ -146,6 +147,11 @@ def _bind_overwrite(op: Op) -> Kernel:
         return tuple(results) if len(results) > 1 else results[0]
 
     return overwriting
+
+
+def _members(body: Graph) -> list[Op]:
+    """The ops of a body as they run one by one, those that run as several in their parts."""
+    return [part for op in body.ops.values() for part in in_parts(op, body.blobs)]
 
 
 def _bases(body: Graph) -> dict[str, str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from purine.graph import NOTHING, Graph, Op
 from purine.ops import aten
+from purine.ops._filter_products import in_parts
 from purine.ops.fused import FUSED
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Kernel, lookup
@@ -82,7 +83,12 @@ def compile_program(
     kernels = dict(sources)
     for name, ops in members.items():
         segment = graph.ops[name]
-        kernels[name] = segment_kernel(ops, segment.inputs, segment.outputs, fine.overwritable)
+        parts = [part for op in ops for part in in_parts(op, fine.graph.blobs)]
+        kernels[name] = segment_kernel(parts, segment.inputs, segment.outputs, fine.overwritable)
+    for op in graph.ops.values():
+        parts = list(in_parts(op, graph.blobs))
+        if parts != [op] and op.name not in kernels:
+            kernels[op.name] = _of_parts(op, parts)
     steps = tuple(layout.step(graph.ops[name], kernels) for name in plan.ops)
     return Program(
         steps,
@@ -226,6 +232,13 @@ def families(graph: Graph) -> dict[str, str]:
 
 def _inferred(graph: Graph, op: Op) -> Inferred:
     return results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs])
+
+
+def _of_parts(op: Op, parts: Sequence[Op]) -> Kernel:
+    """The kernel of an op that runs as several; a result that nobody wants may be any of them."""
+    made = next(name for name in op.outputs if name != NOTHING)
+    outputs = [made if name == NOTHING else name for name in op.outputs]
+    return segment_kernel(parts, op.inputs, outputs, lambda _: None)
 
 
 def _first_of(kernel: Kernel) -> Kernel:
