@@ -3,8 +3,9 @@
 They compute what the pure kinds compute, to rounding, and leave the gradient as it is; only `clip`
 and `add_scaled` write over it. On a CPU, torch's fused kernels take one pass over memory. They walk
 the bytes of all tensors side by side, so they are used only where these are without gaps, in one
-order and of one dtype. Functions in the plural do the same for several parameters in one call, with
-the bits of one call for each.
+order and of one dtype; they are slow where memory has another order than the axes, so they get
+views. Functions in the plural do the same for several parameters in one call, with the bits of one
+call for each.
 """
 
 from __future__ import annotations
@@ -134,9 +135,7 @@ def adagrad(
 ) -> tuple[Tensor, Tensor]:
     if _fusable(weight, gradient, total):
         torch._fused_adagrad_(
-            [weight],
-            [gradient],
-            [total],
+            *(_in_order([item]) for item in (weight, gradient, total)),
             [torch.ones(())],
             lr=lr.item() * lr_mult,
             lr_decay=0.0,
@@ -271,10 +270,7 @@ def adams(
         return weights, means, squares
     fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
     fused(
-        weights,
-        gradients,
-        means,
-        squares,
+        *map(_in_order, (weights, gradients, means, squares)),
         [],
         [(iterations[0] + 1).float()] * len(rows),
         lr=lrs[0].item() * lr_mult,
@@ -351,6 +347,11 @@ def _fusable(*tensors: Tensor) -> bool:
     )
 
 
+def _in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views whose axes are in the order of memory."""
+    return [item if item.is_contiguous() else item.permute(0, 2, 3, 1) for item in tensors]
+
+
 def _fused_sgd(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -362,9 +363,9 @@ def _fused_sgd(
     nesterov: bool,
 ) -> None:
     torch._fused_sgd_(
-        weights,
-        gradients,
-        velocities,
+        _in_order(weights),
+        _in_order(gradients),
+        _in_order(velocities),
         weight_decay=weight_decay,
         momentum=momentum,
         lr=lr.item() * lr_mult,

@@ -83,6 +83,21 @@ def test_overwriting_gives_the_same_numbers_in_place(
             assert torch.equal(now, then)
 
 
+@pytest.mark.parametrize("gradient_last", [True, False], ids=["alike", "other gradient"])
+@pytest.mark.parametrize(("name", "slots", "settings"), CASES)
+def test_filters_may_lie_channels_last(name, slots, settings, gradient_last):
+    inputs = inputs_of(name, slots, torch.float64, (6, 4, 3, 3))
+    expected = as_tuple(getattr(update, name)(*inputs, **settings))
+    for place in (0, *range(1 if gradient_last else 2, 2 + slots)):
+        inputs[place] = inputs[place].contiguous(memory_format=torch.channels_last)
+    found = as_tuple(overwrite(name, inputs, settings))
+    for result, wanted, place in zip(found, expected, kinds()[name].over, strict=True):
+        assert result.data_ptr() == inputs[place].data_ptr()
+        assert result.shape == wanted.shape
+        assert inputs[place].is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(inputs[place], wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(), (3,)], ids=str)
 @pytest.mark.parametrize(("name", "slots", "settings"), CASES)
