@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from purine.ops._attention import own_attention
 from purine.ops._sums import sums_on_the_way
 from tests.ops.interpreter import interpret, needs_triton
+from tests.ops.test_gpu_sums import calls
 
 aten = torch.ops.aten
 
@@ -78,10 +79,6 @@ def rewritten(function: Callable[..., object], *arguments: Tensor) -> GraphModul
     found.graph.lint()
     found.recompile()
     return found
-
-
-def calls(module: GraphModule) -> list[object]:
-    return [node.target for node in module.graph.nodes if node.op == "call_function"]
 
 
 KERNELS = """
