@@ -23,8 +23,11 @@ _CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
 _FLASH = aten._scaled_dot_product_flash_attention_backward.default
 _SIZES = (16, 32, 64)
 """Sizes of heads for our kernels."""
-_LONG = 1024
-"""Positions up to which making scores twice is quicker than adding up gradients in memory."""
+_SHORT, _LONG = 64, 1024
+"""Positions that fill a program, and up to which making scores twice is quicker than adding up
+gradients in memory."""
+_HEADS, _FAR = 2**16, 2**31
+"""Heads of all samples in a grid of programs, and offsets inside a sample, are below these."""
 _JOINS = (
     aten.clone.default,
     aten.view.default,
@@ -44,13 +47,15 @@ def own_attention(module: GraphModule) -> None:
 
 def attention_of(matrix: Node) -> Node | None:
     """The call of our kernel that makes a matrix, if one does."""
+    columns = value_of(matrix).shape[-1]
     while matrix.target in _JOINS[1:]:
         matrix = matrix.all_input_nodes[0]
     if not is_call(matrix, operator.getitem) or matrix.args[1] != 0:
         return None
     made = matrix.args[0]
-    own = str(made.target) == "purine.attention_gradient.default"  # known only where it is used
-    return made if own else None
+    if str(made.target) != "purine.attention_gradient.default":  # known only where it is used
+        return None
+    return made if made.meta["val"][0].shape[1] == columns else None
 
 
 def _joined(node: Node) -> Node | None:
@@ -107,10 +112,13 @@ def _fits(node: Node) -> bool:
         and dropout == 0.0
         and first.dim() == 4
         and first.dtype in LOW
-        and first.shape[2] <= _LONG
+        and _SHORT <= first.shape[2] <= _LONG
+        and first.shape[0] * first.shape[1] < _HEADS
         and first.shape[3] in _SIZES
         and all(value.shape == first.shape and value.dtype == first.dtype for value in values)
         and all(value.stride(3) == 1 for value in values)
+        and all(value.stride(1) * value.shape[1] < _FAR for value in values)
+        and all(value.stride(2) * value.shape[2] < _FAR for value in values)
     )
 
 

@@ -37,8 +37,8 @@ def own_norms(module: GraphModule) -> None:
 
 
 def _fits(node: Node) -> bool:
-    gradient, x, shape, _, _, weight, *_ = node.args
-    if weight is None or not all(map(_is_known, (gradient, x, weight))):
+    gradient, x, shape, mean, scale, weight, *_ = node.args
+    if weight is None or not all(map(_is_known, (gradient, x, mean, scale, weight))):
         return False
     values = [value_of(item) for item in (gradient, x, weight)]
     rows = values[1].numel() // math.prod(shape)
@@ -94,7 +94,8 @@ def _replace(module: GraphModule, node: Node) -> None:
 
 def _exact(weight: Node) -> Node:
     """The weight that was rounded: the kernel does that itself, and saves one for the cast."""
-    return weight.args[0] if is_call(weight, aten._to_copy.default) else weight
+    cast = is_call(weight, aten._to_copy.default) and _is_known(weight.args[0])
+    return weight.args[0] if cast else weight
 
 
 def _sum_with_another(pulled: Node) -> Node | None:

@@ -72,8 +72,9 @@ def totals_at_once(module: GraphModule) -> None:
     for node in order:
         if str(node.target) == "purine.totals.default":  # which is known only where it is used
             (parts,), dtype = node.args
-            alike.setdefault((tuple(value_of(parts).shape), dtype), []).append(node)
-    for (_, dtype), nodes in alike.items():
+            value = value_of(parts)
+            alike.setdefault((dtype, value.device, tuple(value.shape)), []).append(node)
+    for (dtype, *_), nodes in alike.items():
         last = order[nodes[-1]]
         late = [node for node in nodes if all(order[user] > last for user in _readers(node))]
         add = adder(module, nodes[-1])
@@ -114,7 +115,8 @@ def _pulled(module: GraphModule, matrix: Node) -> Node | None:
         return None
     value = value_of(pulled)
     sources = [value_of(source) for source in pulled.args]
-    if any(source.dtype != value.dtype or not source.is_contiguous() for source in sources):
+    form = (value.dtype, value.shape)
+    if any((item.dtype, item.shape) != form or not item.is_contiguous() for item in sources):
         return None
     from purine.ops import gpu_sums  # noqa: F401  (makes the op known; needs Triton)
 

@@ -154,6 +154,10 @@ for pull, causal, scale in [(cudnn, True, None), (cudnn, False, 0.5), (flash, Tr
     torch.testing.assert_close(total.double(), wanted.sum(0), rtol=2e-3, atol=4e-2)
     module = rewritten(unsummed, *given)
     assert own.default in calls(module) and aten.cat.default not in calls(module)
+    narrow = rewritten(lambda *given: joined(pull(*given, **settings)).view(-1, 24).sum(0), *given)
+    assert own.default in calls(narrow)
+    summed_up = wanted.view(-1, 24).sum(0)
+    torch.testing.assert_close(narrow(*given).double(), summed_up, rtol=4e-3, atol=8e-2)
     doubled = module(*given).view_as(wanted).double()
     torch.testing.assert_close(doubled, 2 * wanted, rtol=2e-3, atol=8e-3)
 """
@@ -179,8 +183,11 @@ def given_of(
 
 @pytest.mark.parametrize(
     "given",
-    [given_of(length=1040), given_of(size=24), given_of(size=256), given_of(dtype=torch.float32)],
-    ids=["long", "odd", "wide", "float32"],
+    [
+        *(given_of(length=1040), given_of(length=40), given_of(size=24), given_of(size=256)),
+        given_of(dtype=torch.float32),
+    ],
+    ids=["long", "short", "odd", "wide", "float32"],
 )
 def test_other_attention_is_left_alone(given: tuple[Tensor, ...]) -> None:
     assert left_alone(lambda *given: joined(cudnn(*given)), *given)
