@@ -413,7 +413,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
 
         run.close()
         plan = named_schedule(options.schedule, options.count, options.micro, chunks=chunks)
-        lasting = unit_times(step, graph, plan, recorded(True).events, times_of(options))
+        lasting, sent = unit_times(step, graph, plan, recorded(True).events, times_of(options))
         formula = pu.parallel.bubble_formula(
             options.schedule, options.count, options.micro, chunks=chunks
         )
@@ -421,7 +421,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         return {
             "bubble": round(overlap(recorded("segments")).bubble, 4),
             "bubble_formula": round(formula, 4),
-            "bubble_schedule": round(schedule_bubble(plan, lasting), 4),
+            "bubble_schedule": round(schedule_bubble(plan, lasting, sent), 4),
             "predicted_peak_mb": [round(value / 1e6, 1) for value in predicted.values()],
         }
 
@@ -430,11 +430,12 @@ def purine_worker(options: argparse.Namespace) -> Worker:
 
 def unit_times(
     step: Graph, graph: Graph, plan: Schedule, events: Sequence[Event], times: Mapping[str, float]
-) -> Mapping[Unit, float]:
-    """How long each unit of a schedule computed, the median over iterations but the first.
+) -> tuple[Mapping[Unit, float], Mapping[Unit, float]]:
+    """How long each unit of a schedule computed, and how long until others have what they wait for.
 
-    A sum of gradients belongs to the unit that made the last part of it, and what is done once to
-    the last unit of its device.
+    Medians over iterations but the first. A backward has its gradients of weights behind what
+    others wait for. A sum of gradients belongs to the unit that made the last part of it, and what
+    is done once to the last unit of its device.
     """
     from purine.ops.infer import check
     from purine.parallel._flow import flow_of, weight_ops
@@ -447,29 +448,43 @@ def unit_times(
     flow = flow_of(step, halves)
     stage = balanced_cut(step, plan.stages, times=times)
     forward = set(flow.forward)
-    weights = weight_ops(step, flow, halves, stage) if plan.split else set()
+    weights = weight_ops(step, flow, halves, stage)
 
-    def unit_of(op: Op) -> Unit:
-        if op.kind == "AddScaled":
+    def unit_of(op: Op) -> tuple[Unit, bool]:
+        """The unit of an op, and whether others may wait for it."""
+        adds = op.kind == "AddScaled"
+        if adds:
             op = graph.producers[op.inputs[1]]
         prefix, _, name = op.name.partition("/") if plan.micro > 1 else ("micro0", "/", op.name)
         if name not in stage:
-            return plan.rows[int(op.location.device.removeprefix("cpu:"))][-1]
-        letter: Letter = "F" if name in forward else "W" if name in weights else "B"
-        return Unit(letter, int(prefix.removeprefix("micro")), stage[name])
+            return plan.rows[int(op.location.device.removeprefix("cpu:"))][-1], False
+        letter: Letter = "F" if name in forward else "B"
+        if name in weights and plan.split:
+            letter = "W"
+        awaited = not adds and name not in weights
+        return Unit(letter, int(prefix.removeprefix("micro")), stage[name]), awaited
 
     spent: dict[Unit, dict[int, float]] = {unit: defaultdict(float) for unit in plan.device_of}
+    until: dict[Unit, dict[int, float]] = {unit: defaultdict(float) for unit in plan.device_of}
     for event in events:
-        if event.iteration and event.lane.startswith("compute"):
-            spent[unit_of(graph.ops[event.op])][event.iteration] += event.end - event.start
-    return {unit: statistics.median(found.values() or [0]) for unit, found in spent.items()}
+        if event.iteration and event.lane.startswith("compute") and event.op in graph.ops:
+            unit, awaited = unit_of(graph.ops[event.op])
+            spent[unit][event.iteration] += event.end - event.start
+            until[unit][event.iteration] += (event.end - event.start) * awaited
+    lasting, sent = (
+        {unit: statistics.median(found.values() or [0]) for unit, found in each.items()}
+        for each in (spent, until)
+    )
+    return lasting, sent
 
 
-def schedule_bubble(plan: Schedule, lasting: Mapping[Unit, float]) -> float:
+def schedule_bubble(
+    plan: Schedule, lasting: Mapping[Unit, float], sent: Mapping[Unit, float]
+) -> float:
     """The part of the devices' time that is idle where each unit takes its own time.
 
-    It is that of an iteration that follows others: a device begins it once its own part of the one
-    before is done.
+    What others wait for is `sent` so long after a unit's begin. It is that of an iteration that
+    follows others: a device begins it once its own part of the one before is done.
     """
     free = [0.0] * plan.devices
     order = plan.times()  # whatever a unit waits for starts before it, whoever is slow
@@ -479,7 +494,7 @@ def schedule_bubble(plan: Schedule, lasting: Mapping[Unit, float]) -> float:
         for unit in sorted(order, key=order.__getitem__):
             device = plan.device_of[unit]
             begin = max(free[device], *(ends[other] for other in plan.needs(unit)), 0.0)
-            ends[unit] = free[device] = begin + lasting[unit]
+            ends[unit], free[device] = begin + sent[unit], begin + lasting[unit]
         before, end = end, max(free)
     return 1 - sum(lasting.values()) / ((end - before) * plan.devices)
 

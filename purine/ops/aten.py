@@ -36,6 +36,8 @@ __all__ = [
     "written_over",
 ]
 
+_MORE = ("mkldnn._convolution_pointwise",)
+"""Overloads of another namespace that ops are run as: that of the library for CPUs."""
 _PLACED = ("device", "layout", "pin_memory")
 _FORMATS = {
     "contiguous": torch.contiguous_format,
@@ -183,9 +185,9 @@ def attributes_of(
 
 def _overload(name: str) -> Any:
     parts = name.split(".")
-    if parts[0] != "aten" or not 2 <= len(parts) <= 3:
+    if not (parts[0] == "aten" or name in _MORE) or not 2 <= len(parts) <= 3:
         return None
-    packet = getattr(torch.ops.aten, parts[1], None)
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     wanted = parts[2] if len(parts) == 3 else "default"
     if packet is None or not hasattr(packet, "overloads") or wanted not in packet.overloads():
         return None

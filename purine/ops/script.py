@@ -61,7 +61,7 @@ def compile_ops(
     """
     graph = torch._C.parse_ir(_Text(inputs).text(ops, outputs, over))
     for node in graph.nodes():
-        if node.kind().startswith("aten::") and node.schema() == "(no schema)":
+        if not node.kind().startswith("prim::") and node.schema() == "(no schema)":
             raise RuntimeError(f"torch does not know the arguments of {node.kind()}")
     made: Kernel = torch._C._create_function_from_graph("segment", graph)
     return made
@@ -138,6 +138,8 @@ class _Text:
         elif isinstance(value, torch.layout):
             value = 0
         if isinstance(value, list | tuple):
+            if not value and "Optional[number]" in kind:
+                return self._list("Scalar?[]", [])
             real = "float" if "float" in kind else type(value[0]).__name__ if value else "int"
             return self._list(f"{real}[]", [self._constant(item, real) for item in value])
         if value is None:

@@ -21,7 +21,7 @@ from purine.parallel._once import follow, partial_norms
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.cut import balanced_cut, cut_at
 from purine.parallel.devices import as_locations, devices_of, refuse_repeated
-from purine.parallel.schedule import Schedule, Unit, named_schedule
+from purine.parallel.schedule import Letter, Schedule, Unit, named_schedule
 
 __all__ = ["pipeline"]
 
@@ -73,7 +73,7 @@ def pipeline(
 
     placed = _placed(step, halves, stage, spread)
     graph = insert_copies(accumulate(placed, micro))
-    weights = weight_ops(step, flow, halves, stage) if plan.split else set()
+    weights = weight_ops(step, flow, halves, stage)
     builder = Builder(graph)
     builder.control |= set(_Chains(graph, halves, flow, stage, weights, plan).edges())
     return check(builder.graph())
@@ -147,7 +147,7 @@ class _Chains:
         """
         when = self._units()
         once = {op.name for op in halve(self.graph).once}
-        later = len(when)
+        later = 2 * len(when)
         for number, name in enumerate(self.graph.order):
             op = self.graph.ops[name]
             before = [
@@ -177,17 +177,20 @@ class _Chains:
         return when
 
     def _units(self) -> dict[str, tuple[int, int]]:
+        """The same for the ops of units: what other stages wait for comes first in a backward."""
         starts = self.plan.times()
         micro = self.plan.micro
         prefixes = [f"micro{m}/" for m in range(micro)] if micro > 1 else [""]
         when: dict[str, tuple[int, int]] = {}
-        for place, name in enumerate((*self.flow.forward, *self.flow.backward)):
+        names = (*self.flow.forward, *self.flow.backward)
+        for place, name in enumerate(names):
+            letter: Letter = "F" if place < len(self.flow.forward) else "B"
+            if name in self.weights:
+                letter = "W" if self.plan.split else "B"
+                if self.stage[name]:
+                    place += len(names)
             for m, prefix in enumerate(prefixes):
-                if place < len(self.flow.forward):
-                    unit = Unit("F", m, self.stage[name])
-                else:
-                    unit = Unit("W" if name in self.weights else "B", m, self.stage[name])
-                when[f"{prefix}{name}"] = starts[unit], place
+                when[f"{prefix}{name}"] = starts[Unit(letter, m, self.stage[name])], place
         return when
 
 

@@ -25,6 +25,7 @@ from purine.runtime.buffers import Buffers
 from purine.runtime.collectives import without_collectives
 from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin
+from purine.runtime.packing import with_packed_filters
 from purine.runtime.precision import hold, let_go
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
@@ -71,7 +72,8 @@ class Executor:
     ) -> None:
         settled = without_collectives(without_aliases(graph))
         divided = in_shares(settled.graph)
-        whole = divided.graph
+        packed = with_packed_filters(divided.graph)
+        whole = packed.graph
         found = joined(whole) if segments else Segmented(whole, {})
         self.graph = graph = found.graph
         self.plan = compile_plan(graph)
@@ -82,7 +84,7 @@ class Executor:
             compile_program(
                 graph,
                 self.plan,
-                {**(sources or {}), **settled.kernels, **divided.kernels},
+                {**(sources or {}), **settled.kernels, **divided.kernels, **packed.kernels},
                 whole=whole,
                 members=found.members,
                 fused=fused,

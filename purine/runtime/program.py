@@ -16,9 +16,10 @@ from itertools import chain
 
 from torch import Tensor
 
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import NOTHING, Blob, Graph, Op
 from purine.ops import aten
 from purine.ops._filter_products import in_parts
+from purine.ops._packed_filters import with_packed
 from purine.ops.fused import FUSED
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Kernel, lookup
@@ -83,10 +84,10 @@ def compile_program(
     kernels = dict(sources)
     for name, ops in members.items():
         segment = graph.ops[name]
-        parts = [part for op in ops for part in in_parts(op, fine.graph.blobs)]
+        parts = [part for op in ops for part in _parts(op, fine.graph.blobs)]
         kernels[name] = segment_kernel(parts, segment.inputs, segment.outputs, fine.overwritable)
     for op in graph.ops.values():
-        parts = list(in_parts(op, graph.blobs))
+        parts = _parts(op, graph.blobs)
         if parts != [op] and op.name not in kernels:
             kernels[op.name] = _of_parts(op, parts)
     steps = tuple(layout.step(graph.ops[name], kernels) for name in plan.ops)
@@ -232,6 +233,11 @@ def families(graph: Graph) -> dict[str, str]:
 
 def _inferred(graph: Graph, op: Op) -> Inferred:
     return results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs])
+
+
+def _parts(op: Op, blobs: Mapping[str, Blob]) -> list[Op]:
+    """The ATen ops that run in place of an op."""
+    return list(in_parts(with_packed(op, blobs), blobs))
 
 
 def _of_parts(op: Op, parts: Sequence[Op]) -> Kernel:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from purine.errors import RunError
 from purine.graph import Graph
+from purine.runtime.packing import PACK
 from purine.runtime.tables import as_table, as_time, natural
 
 __all__ = [
@@ -79,11 +80,13 @@ class Trace:
     def times(self) -> dict[str, float]:
         """Seconds of each op: the median over iterations, without the first where there are more.
 
-        What `pipeline` cuts a step by, if it is told.
+        What `pipeline` cuts a step by, if it is told. Filters that a run packs are no op's.
         """
         spent: dict[str, list[int]] = {}
         first = min((event.iteration for event in self.events), default=0)
         for event in sorted(self.events, key=lambda event: event.iteration):
+            if event.kind == PACK:
+                continue
             found = spent.setdefault(event.op, [])
             if event.iteration == first + 1:
                 found.clear()

@@ -214,6 +214,26 @@ def unit_of(op: str, stage: int, *, split: bool) -> list[Unit]:
     return [Unit("W" if split and name.endswith(weights) else "B", micro, stage)]
 
 
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+def test_gradients_of_weights_come_behind_what_another_stage_waits_for(
+    make: Callable[[int, int], Schedule],
+) -> None:
+    step = pipeline(lenet(3), devices="cpu:0-1", micro=4, schedule=make(2, 4), cut=["conv2"])
+    for micro in range(4):
+        sent = step.producers[f"micro{micro}/grad/pool1"]
+        assert {op.kind for op in step.consumers[f"micro{micro}/grad/pool1"]} == {"Copy"}
+        behind, found = set(), [sent.name]
+        while found:
+            behind.update(found)
+            found = [later for name in found for later in step.successors[name]]
+            found = list(set(found) - behind)
+        for layer in ("conv2", "fc1", "fc2"):
+            for part in ("weight", "bias"):
+                gradient = step.producers[f"micro{micro}/grad/{layer}/{part}/raw"]
+                assert gradient.location.device == "cpu:1"
+                assert gradient.name in behind
+
+
 def test_own_schedules_are_taken() -> None:
     grid = """
         0: F0 F1 .  .  B1 B0
