@@ -198,7 +198,8 @@ def compare(options: argparse.Namespace, count: int, schedule: str) -> dict[str,
         all_that_can(lambda team: team.ask(str(team.steps)))
         for turn in range(1, options.turns + 1):
             all_that_can(lambda team: times[team.name].append(max(team.ask(str(team.steps)))))
-            print(f"{count} stages, {schedule}, turn {turn}", file=sys.stderr, flush=True)
+            latest = ", ".join(f"{name} {times[name][-1] * 1e3:.1f} ms" for name in teams)
+            print(f"{count} stages, {schedule}, turn {turn}/{options.turns}: {latest}", flush=True)
         for name in teams:
             low, middle, high = (f(times[name]) * 1e3 for f in (min, statistics.median, max))
             row[f"{name}_ms"] = round(middle, 2)
