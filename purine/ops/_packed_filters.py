@@ -6,7 +6,7 @@ once (`pack`), and the calls read what it gives. The gradient of images whose fi
 pixel is a convolution too, of the gradient with filters that are turned around: with these packed
 it is quicker than the library's own kernel for it.
 
-Forward the numbers are those of torch; gradients of images differ from them by rounding.
+Numbers differ from those of torch by rounding at most.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN: Mapping[str, Attribute] = {"groups": 1, "attr": "none", "scalars": (), "
 _FILTERS = {"aten.convolution": 1, "aten.convolution_backward": 2}
 """Kinds that read filters, and at which input."""
 _SMALL = 20480
-"""Images of no more numbers than this are not given to the library by torch."""
+"""Images of no more numbers than this may stay with torch's own kernels."""
 
 
 def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
@@ -45,6 +45,8 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
     filters = weight.shape
     if filters is None or images.shape is None or len(filters) != 4 or not weight.layout:
         return None
+    if 1 in filters[:2] or op.inputs.count(weight.name) > 1:
+        return None  # a single channel has no layout, and the library errs on single filters
     if any(blobs[name].dtype != "float32" for name in op.inputs):
         return None
     if op.attributes["groups"] != 1 or op.attributes["transposed"]:

@@ -39,7 +39,7 @@ def with_packed_filters(graph: Graph) -> Packed:
     readers: dict[tuple[Location, str, str, object], list[Op]] = {}
     for op in graph.ops.values():
         found = can_pack(op, graph.blobs)
-        if found is not None:
+        if found is not None and _plain_bias(op, graph):
             name, layout = found
             alike = graph.blobs[op.inputs[0]].shape, tuple(sorted(op.attributes.items()))
             readers.setdefault((op.location, name, layout, alike), []).append(op)
@@ -58,3 +58,11 @@ def with_packed_filters(graph: Graph) -> Packed:
             inputs = tuple(made if read == name else read for read in op.inputs)
             builder.ops[op.name] = replace(op, inputs=inputs)
     return Packed(builder.graph() if kernels else graph, kernels)
+
+
+def _plain_bias(op: Op, graph: Graph) -> bool:
+    """Whether the numbers of a bias lie side by side, which the library takes for granted.
+
+    Those of a state do, and those of a view may not.
+    """
+    return op.kind != "aten.convolution" or graph.states.keys() >= set(op.inputs[2:])

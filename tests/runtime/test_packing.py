@@ -14,6 +14,7 @@ from purine.data import ArraySource, DataSet
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op
 from purine.ops import Net, conv, inner_product, relu, softmax_loss
 from purine.ops._packed_filters import PACKED, TURNED, can_pack, pack, with_packed
+from purine.ops.infer import check
 from purine.ops.registry import lookup
 from purine.parallel import pipeline, times_of_step
 from purine.runtime.packing import PACK, with_packed_filters
@@ -123,6 +124,49 @@ def test_times_of_a_trace_are_of_the_graph_s_own_ops() -> None:
     assert any(event.kind == PACK for event in trace.events)
     assert trace.times().keys() <= graph.ops.keys()
     assert times_of_step(graph, trace.times()).keys() <= step.ops.keys()
+
+
+def three_times(shape: tuple[int, ...], filters: tuple[int, ...], *, view: bool = False) -> Graph:
+    """Three convolutions with the same filters and bias; the bias may be a view of one number."""
+    builder = Builder()
+    builder.state(builder.blob("weight", filters, layout="channels-last"))
+    builder.state(builder.blob("bias", (1,) if view else filters[:1]))
+    bias = "bias"
+    if view:
+        bias = builder.blob("spread", filters[:1])
+        builder.add(Op("spread", "aten.expand", ("bias",), (bias,), {"size": filters[:1]}))
+    settings: dict[str, Attribute] = {
+        "stride": (1, 1),
+        "padding": (0, 0),
+        "dilation": (1, 1),
+        "transposed": False,
+        "output_padding": (0, 0),
+        "groups": 1,
+    }
+    for number in range(3):
+        x, y = builder.blob(f"x{number}", shape), builder.blob(f"y{number}", None)
+        inputs = (x, "weight", bias)
+        builder.add(Op(y, "aten.convolution", inputs, (y,), settings))
+    return builder.graph()
+
+
+def test_what_the_library_would_get_wrong_is_not_packed() -> None:
+    """One filter as large as its images; one channel, without a layout; a bias that is a view."""
+    assert packs_of(check(three_times((8, 64, 7, 7), (2, 64, 7, 7)))) != {}
+    for graph in (
+        three_times((8, 64, 7, 7), (1, 64, 7, 7)),
+        three_times((8, 1, 60, 60), (5, 1, 1, 1)),
+        three_times((8, 64, 7, 7), (2, 64, 7, 7), view=True),
+    ):
+        assert packs_of(check(graph)) == {}
+
+
+def test_filters_that_are_images_too_are_not_packed() -> None:
+    graph = single((3, 3), (1, 1), (1, 1), bias=True)
+    blobs = {**graph.blobs, "weight": replace(graph.blobs["weight"], shape=(64, 64, 9, 9))}
+    forward = graph.ops["forward"]
+    assert can_pack(forward, blobs) is not None
+    assert can_pack(replace(forward, inputs=("weight", "weight", "bias")), blobs) is None
 
 
 def single(
