@@ -17,7 +17,7 @@ from functools import partial
 from math import prod
 
 import torch
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, reject, settings
 from hypothesis import strategies as st
 
 import purine as pu
@@ -183,14 +183,15 @@ def test_random_nets_under_random_schemes_train_as_on_one_device() -> None:
                 raise
             seen["refused"] += 1
             event(f"refused: {error.what}")
-            return
+            reject()  # another is drawn instead
         seen["ran"] += 1
         event(f"ran: {case.scheme.data} x {case.scheme.pipeline} x {case.scheme.model}")
         assert len(devices_of(step)) <= case.scheme.devices
         agree(train(step, case.batch * case.accumulate), serial(case))
 
     trains_as_on_one_device()
-    assert seen["ran"] > 4 * seen["refused"]
+    assert seen["ran"] >= 30
+    assert seen["ran"] > 2 * seen["refused"]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
