@@ -126,6 +126,12 @@ def test_times_of_a_trace_are_of_the_graph_s_own_ops() -> None:
     assert times_of_step(graph, trace.times()).keys() <= step.ops.keys()
 
 
+def settings_of(stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, Attribute]:
+    """The attributes that all convolutions have."""
+    plain = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1}
+    return {"stride": stride, "padding": padding, **plain}
+
+
 def three_times(shape: tuple[int, ...], filters: tuple[int, ...], *, view: bool = False) -> Graph:
     """Three convolutions with the same filters and bias; the bias may be a view of one number."""
     builder = Builder()
@@ -135,14 +141,7 @@ def three_times(shape: tuple[int, ...], filters: tuple[int, ...], *, view: bool 
     if view:
         bias = builder.blob("spread", filters[:1])
         builder.add(Op("spread", "aten.expand", ("bias",), (bias,), {"size": filters[:1]}))
-    settings: dict[str, Attribute] = {
-        "stride": (1, 1),
-        "padding": (0, 0),
-        "dilation": (1, 1),
-        "transposed": False,
-        "output_padding": (0, 0),
-        "groups": 1,
-    }
+    settings = settings_of((1, 1), (0, 0))
     for number in range(3):
         x, y = builder.blob(f"x{number}", shape), builder.blob(f"y{number}", None)
         inputs = (x, "weight", bias)
@@ -179,14 +178,7 @@ def single(
     x, y = builder.blob("x", (2, 16, 36, 40)), builder.blob("y", tuple(shape))
     weight = builder.blob("weight", (24, 16, *kernel), layout="channels-last")
     more = [builder.blob("bias", (24,))] if bias else []
-    settings: dict[str, Attribute] = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": (1, 1),
-        "transposed": False,
-        "output_padding": (0, 0),
-        "groups": 1,
-    }
+    settings = settings_of(stride, padding)
     builder.blob("grad/x", (2, 16, 36, 40))
     builder.blob("grad/y", tuple(shape))
     absent = {} if bias else {"bias": None}
