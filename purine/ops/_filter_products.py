@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from purine.graph import CHANNELS_LAST, NOTHING, Attribute, Blob, Op
 from purine.ops.aten import device_of
 
-__all__ = ["in_parts"]
+__all__ = ["in_parts", "pair"]
 
 _KIND = "aten.convolution_backward"
 _BLOCK = 16
@@ -71,11 +71,11 @@ def _pays(op: Op, blobs: Mapping[str, Blob]) -> bool:
     if filters is None or images is None or len(filters) != 4:
         return False
     simple = op.attributes["groups"] == 1 and not op.attributes["transposed"]
-    if not simple or set(_pair(op, "dilation")) != {1}:
+    if not simple or set(pair(op, "dilation")) != {1}:
         return False
     if any(blobs[name].dtype not in _DTYPES for name in op.inputs):
         return False
-    if images[0] == 1 or (filters[2:] == (1, 1) and _pair(op, "stride") == (1, 1)):
+    if images[0] == 1 or (filters[2:] == (1, 1) and pair(op, "stride") == (1, 1)):
         return False  # products already, inside the library or in torch
     places = images[0] * math.prod(images[2:])
     count, channels, high, wide = filters
@@ -91,7 +91,7 @@ def _pays(op: Op, blobs: Mapping[str, Blob]) -> bool:
     )
 
 
-def _pair(op: Op, name: str) -> tuple[int, int]:
+def pair(op: Op, name: str) -> tuple[int, int]:
     """A setting for both axes of an image, where it may be given once for both."""
     value = op.attributes[name]
     assert isinstance(value, tuple)
@@ -144,7 +144,7 @@ class _Product:
 
     def _padded(self, images: str, *, places: int) -> str:
         """Images with zeros around them; `places` is 1 where channels are the last axis, else 2."""
-        high, wide = _pair(self.op, "padding")
+        high, wide = pair(self.op, "padding")
         if high == wide == 0:
             return images
         behind = (0, 0) if places == 1 else ()
@@ -155,7 +155,7 @@ class _Product:
     def _windows(self, images: str, *, axis: int) -> str:
         """What lies under the filters wherever these stand: two axes more, no copy."""
         for number, (size, step) in enumerate(
-            zip(self.points, _pair(self.op, "stride"), strict=True)
+            zip(self.points, pair(self.op, "stride"), strict=True)
         ):
             images = self._add("unfold", images, dimension=axis + number, size=size, step=step)
         return images

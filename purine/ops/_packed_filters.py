@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from purine.graph import NOTHING, Attribute, Blob, Op
+from purine.ops._filter_products import pair
 from purine.ops.aten import device_of
 
 __all__ = ["PACKED", "TURNED", "can_pack", "pack", "with_packed"]
@@ -51,11 +52,11 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
         return None
     if op.attributes["groups"] != 1 or op.attributes["transposed"]:
         return None
-    if set(_pair(op, "dilation")) != {1} or math.prod(images.shape) <= _SMALL:
+    if set(pair(op, "dilation")) != {1} or math.prod(images.shape) <= _SMALL:
         return None
     if op.kind == "aten.convolution":
         return weight.name, PACKED
-    turnable = _pair(op, "stride") == (1, 1) and min(_turned_padding(op, filters)) >= 0
+    turnable = pair(op, "stride") == (1, 1) and min(_turned_padding(op, filters)) >= 0
     alone = op.outputs[0] != NOTHING and set(op.outputs[1:]) == {NOTHING}
     return (weight.name, TURNED) if turnable and alone else None
 
@@ -91,7 +92,7 @@ def with_packed(op: Op, blobs: Mapping[str, Blob]) -> Op:
 
 def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
     """Where the filters stand."""
-    stride, padding = _pair(op, "stride"), _pair(op, "padding")
+    stride, padding = pair(op, "stride"), pair(op, "padding")
     if op.kind != "aten.convolution":
         filters = blobs[op.inputs[2]].shape
         assert filters is not None
@@ -100,12 +101,5 @@ def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
 
 
 def _turned_padding(op: Op, filters: tuple[int, ...]) -> tuple[int, int]:
-    high, wide = _pair(op, "padding")
+    high, wide = pair(op, "padding")
     return filters[2] - 1 - high, filters[3] - 1 - wide
-
-
-def _pair(op: Op, name: str) -> tuple[int, int]:
-    """A setting for both axes of an image, where it may be given once for both."""
-    value = op.attributes[name]
-    assert isinstance(value, tuple)
-    return (value[0], value[-1])  # type: ignore[return-value]

@@ -147,7 +147,7 @@ class _Chains:
         """
         when = self._units()
         once = {op.name for op in halve(self.graph).once}
-        later = 2 * len(when)
+        later = 2 * len(when)  # behind all places that `_units` gives
         for number, name in enumerate(self.graph.order):
             op = self.graph.ops[name]
             before = [
