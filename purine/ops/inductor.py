@@ -9,16 +9,21 @@ disk, by the contents of the recorded function and the versions of everything; t
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from purine.ops._kept import Kept, keep_casts
@@ -87,14 +92,35 @@ def compile_function(
 def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     settings = {**_OPTIONS, **_for_norms(module)}
     _introduce(module)
-    found: Callable[..., Sequence[Tensor]]
     try:
-        found = torch._inductor.compile(module, list(arguments), options=settings)
+        return _from_cache(module, arguments, settings)
     except Exception:
         _log.debug("the compiler failed and is tried once more, with care", exc_info=True)
-        settings |= _CAREFUL
-        found = torch._inductor.compile(module, list(arguments), options=settings)
+        return _from_cache(module, arguments, settings | _CAREFUL)
+
+
+def _from_cache(
+    module: GraphModule, arguments: Sequence[Tensor], settings: Mapping[str, object]
+) -> Callable[..., Sequence[Tensor]]:
+    """Compile a function, unless it has been: the compiler keeps whole functions of fixed shapes.
+
+    It does so only where shapes have a place to be noted in, though fixed ones need none.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    place = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
+    with tracing(place), torch.compiler.config.patch(cache_key_tag=_our_ops()):
+        found: Callable[..., Sequence[Tensor]] = compile_fx(
+            module, list(arguments), config_patches=dict(settings), ignore_shape_env=True
+        )
     return found
+
+
+@cache
+def _our_ops() -> str:
+    """What tells one version of our own ops from another: the compiler knows their names alone."""
+    files = sorted(Path(__file__).parent.glob("gpu_*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _introduce(module: GraphModule) -> None:

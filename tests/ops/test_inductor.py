@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from purine.ops import inductor
 from purine.ops.inductor import compile_function, scalars_first
 
 
@@ -62,15 +63,18 @@ def test_compiled_functions_write_into_their_arguments() -> None:
 def test_a_compiler_that_fails_is_tried_once_more_with_care(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, asked = torch._inductor.compile, []
+    from torch._inductor import compile_fx
 
-    def fails_at_first(*args: Any, options: dict[str, Any]) -> Any:
-        asked.append(options.get("loop_ordering_after_fusion"))
+    real, asked = compile_fx.compile_fx, []
+
+    def fails_at_first(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("config_patches"):  # it calls itself without them
+            asked.append(kwargs["config_patches"].get("loop_ordering_after_fusion"))
         if len(asked) == 1:
             raise AssertionError
-        return real(*args, options=options)
+        return real(*args, **kwargs)
 
-    monkeypatch.setattr(torch._inductor, "compile", fails_at_first)
+    monkeypatch.setattr(compile_fx, "compile_fx", fails_at_first)
     x = torch.arange(6.0)
     made = compile_function(lambda x: (x * 2 + 1,), [x])
     assert asked == [None, False]
@@ -82,9 +86,17 @@ import sys
 import purine
 assert "torch._inductor" not in sys.modules
 import torch
-from purine.ops.inductor import compile_function
-x = torch.arange(4.0)
-print(compile_function(lambda x: (x * 3,), [x])(x)[0].tolist())
+from torch._dynamo.utils import counters
+from purine.ops import inductor
+
+def step(x, rate, weight):
+    weight.copy_(weight - x * rate**2)
+    return (x * 3,)
+
+inductor._our_ops = lambda: sys.argv[1]
+arguments = torch.arange(4.0), torch.tensor(0.5), torch.ones(4)
+print(inductor.compile_function(step, arguments)(*arguments)[0].tolist(), arguments[2].tolist())
+print({name: count for name, count in counters["inductor"].items() if "fxgraph" in name})
 """
 
 
@@ -93,12 +105,33 @@ def test_importing_does_not_load_the_compiler_and_results_stay_in_our_cache(
 ) -> None:
     own = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # set by what was compiled here before
     inherited = {name: value for name, value in os.environ.items() if name not in own}
-    found = subprocess.run(
-        [sys.executable, "-c", CACHED],
-        env=inherited | {"PURINE_CACHE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.splitlines()[-1] == "[0.0, 3.0, 6.0, 9.0]"
+
+    def said(version: str) -> list[str]:
+        found = subprocess.run(
+            [sys.executable, "-c", CACHED, version],
+            env=inherited | {"PURINE_CACHE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return found.stdout.splitlines()[-2:]
+
+    values = "[0.0, 3.0, 6.0, 9.0] [1.0, 0.75, 0.5, 0.25]"
+    assert said("ops as they are") == [values, "{'fxgraph_cache_miss': 2}"]
     assert any(path.is_file() for path in (tmp_path / "inductor").rglob("*"))
+    assert said("ops as they are") == [values, "{'fxgraph_cache_hit': 2}"]
+    assert said("other ops of ours") == [values, "{'fxgraph_cache_miss': 2}"]
+
+
+def test_versions_of_our_own_ops_differ_by_what_is_written_in_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor, "__file__", str(tmp_path / "inductor.py"))
+    tags = []
+    for text in ("one", "other", "one"):
+        (tmp_path / "gpu_op.py").write_text(text, encoding="utf-8")
+        inductor._our_ops.cache_clear()
+        tags.append(inductor._our_ops())
+    inductor._our_ops.cache_clear()
+    assert tags[0] != tags[1]
+    assert tags[0] == tags[2]
