@@ -7,14 +7,14 @@ take turns, so that whatever else the machine does hits both alike. Reported are
 Both are cut into stages by the times that ops took in a recorded run of Purine's pipeline, which
 was cut by those of a recorded run on one core.
 
-`bubble` is the part of all devices' time in which a recorded run of Purine's did not compute; it
-dispatches ops in segments, as the runs that are timed do. `bubble_formula` is what textbooks say
-for stages that take equally long, `bubble_schedule` what the schedule gives on paper with the times
-that its units took in a run recorded op by op, sums of gradients and updates included. What that is
-above the formula is due to unequal stages; what was measured above it, to the runtime and to
-whatever else the machine did. PyTorch's zero bubble schedule has two stages on each device, ours
-has one. Memory is the peak of a process beyond what it held after its imports; predicted is what
-`peak_memory` says of each device. The last line is JSON.
+`bubble` is the part of all devices' time in which a recorded run of Purine's did not compute, the
+median over iterations; it dispatches ops in segments, as the runs that are timed do.
+`bubble_formula` is what textbooks say for stages that take equally long, `bubble_schedule` what the
+schedule gives on paper with the times that its units took in a run recorded op by op, sums of
+gradients and updates included. What that is above the formula is due to unequal stages; what was
+measured above it, to the runtime and to whatever else the machine did. PyTorch's zero bubble
+schedule has two stages on each device, ours has one. Memory is the peak of a process beyond what it
+held after its imports; predicted is what `peak_memory` says of each device. The last line is JSON.
 
     python benchmarks/pipeline.py --net resnet50 --stages 2,4
 """
@@ -56,6 +56,7 @@ CONTENDERS = ("purine", "torch")
 CHUNKS = 2
 """Stages of each device where they are interleaved."""
 RECORDED = 6
+"""Iterations of a recorded run; twice as many where idle time is taken from it."""
 PATIENCE = 600.0
 """Seconds after which a worker that does not answer counts as stuck."""
 LAST_WORDS = 5.0
@@ -404,29 +405,47 @@ def purine_worker(options: argparse.Namespace) -> Worker:
 
     def facts() -> dict[str, Any]:
         from purine.parallel.schedule import named_schedule
-        from purine.runtime.overlap import overlap
 
-        def recorded(record: bool | Literal["segments"]) -> Trace:
+        def recorded(record: bool | Literal["segments"], steps: int) -> Trace:
             with pu.Run(graph, data=data, seed=0, threads=1, record=record) as other:
-                for result in other.steps(RECORDED):
+                for result in other.steps(steps):
                     assert result.loss == result.loss
                 return other.trace
 
         run.close()
         plan = named_schedule(options.schedule, options.count, options.micro, chunks=chunks)
-        lasting, sent = unit_times(step, graph, plan, recorded(True).events, times_of(options))
+        events = recorded(True, RECORDED).events
+        lasting, sent = unit_times(step, graph, plan, events, times_of(options))
+        idle = idle_parts(recorded("segments", 2 * RECORDED).events, options.count)
         formula = pu.parallel.bubble_formula(
             options.schedule, options.count, options.micro, chunks=chunks
         )
         predicted = pu.parallel.peak_memory(graph)
         return {
-            "bubble": round(overlap(recorded("segments")).bubble, 4),
+            "bubble": round(statistics.median(idle), 4),
+            "bubble_spread": [round(min(idle), 4), round(max(idle), 4)],
             "bubble_formula": round(formula, 4),
             "bubble_schedule": round(schedule_bubble(plan, lasting, sent), 4),
             "predicted_peak_mb": [round(value / 1e6, 1) for value in predicted.values()],
         }
 
     return steps, facts
+
+
+def idle_parts(events: Sequence[Event], devices: int) -> list[float]:
+    """The part of all devices' time without compute, from each iteration's end to the next."""
+    ends: dict[int, int] = {}
+    for event in events:
+        ends[event.iteration] = max(ends.get(event.iteration, 0), event.end)
+    found = []
+    for begin, end in itertools.pairwise(sorted(ends.values())):
+        busy = sum(
+            max(0, min(event.end, end) - max(event.start, begin))
+            for event in events
+            if event.lane.startswith("compute")
+        )
+        found.append(1 - busy / ((end - begin) * devices))
+    return found
 
 
 def unit_times(

@@ -5,7 +5,9 @@ devices are cores (`replicate`); the limit, as many processes that train by them
 talk; and PyTorch's DistributedDataParallel over Gloo, tuned (channels-last, fused SGD, static
 graph, gradients as views of buckets). For each number of devices all contenders are started first
 and then take turns, so that whatever else the machine does hits all of them alike. Reported are
-medians over turns. The last line is JSON, and a picture of the acceleration can be drawn.
+medians over turns. `hidden` is the part of the time of Purine's transfers and reductions that no
+device waited for, from a recorded run behind the turns. The last line is JSON, and a picture of the
+acceleration can be drawn.
 
     python benchmarks/scaling.py --net googlenet --devices 1,2
 """
@@ -37,6 +39,8 @@ NETS = {
 }
 """Each with the batch of one device."""
 CONTENDERS = ("purine", "limit", "ddp")
+RECORDED, SKIPPED = 12, 3
+"""Iterations of the recorded run, and how many of these do not count."""
 
 
 def main() -> None:
@@ -62,12 +66,13 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     if max(counts) > cores:
         sys.exit(f"{max(counts)} devices asked for, and there are {cores} cores")
-    rates = {count: compare(options, count) for count in counts}
-    report(options, counts, rates)
+    found = {count: compare(options, count) for count in counts}
+    rates = {count: one for count, (one, _) in found.items()}
+    report(options, counts, rates, [hidden for _, hidden in found.values()])
 
 
-def compare(options: argparse.Namespace, count: int) -> dict[str, list[float]]:
-    """Images per second of each contender, turn by turn, on `count` devices."""
+def compare(options: argparse.Namespace, count: int) -> tuple[dict[str, list[float]], float | None]:
+    """Images per second of each contender, turn by turn, on `count` devices, and what is hidden."""
     teams = {name: Team(name, count, options) for name in options.contenders}
     rates: dict[str, list[float]] = {name: [] for name in teams}
     try:
@@ -77,12 +82,14 @@ def compare(options: argparse.Namespace, count: int) -> dict[str, list[float]]:
                 if turn:
                     rates[name].append(found)
             print(f"{count} devices, turn {turn}/{options.turns}", file=sys.stderr, flush=True)
+        talks = "purine" in teams and count > 1
+        hidden = teams["purine"].ask("hidden")[0] if talks else None
     finally:
         for team in teams.values():
             team.end()
     line = ", ".join(f"{name} {statistics.median(found):.1f}" for name, found in rates.items())
     print(f"{options.net}, {count} devices, images/s: {line}", flush=True)
-    return rates
+    return rates, hidden
 
 
 class Team:
@@ -104,15 +111,15 @@ class Team:
             )
             for rank in range(ranks)
         ]
-        self.ask(2)
-        once = max(self.ask(2))
+        self.ask("2")
+        once = max(self.ask("2"))
         self.steps = max(2, round(options.seconds / max(once, 1e-4)))
 
-    def ask(self, steps: int) -> list[float]:
-        """Let all workers make some steps; seconds per step of each."""
+    def ask(self, question: str) -> list[float]:
+        """The answers of all workers: to a number of steps, the seconds of each step."""
         for worker in self.workers:
             assert worker.stdin is not None
-            print(steps, file=worker.stdin, flush=True)
+            print(question, file=worker.stdin, flush=True)
         answers = []
         for worker in self.workers:
             assert worker.stdout is not None
@@ -123,7 +130,7 @@ class Team:
         return answers
 
     def rate(self) -> float:
-        seconds = self.ask(self.steps)
+        seconds = self.ask(str(self.steps))
         batch = self.options.batch
         if self.name == "limit":
             return sum(batch / one for one in seconds)
@@ -144,8 +151,11 @@ def work(options: argparse.Namespace) -> None:
     makers = {"purine": purine_steps, "limit": purine_steps, "ddp": ddp_steps}
     if options.worker != "purine" or options.count == 1:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
-    run = makers[options.worker](options)
+    run, hidden = makers[options.worker](options)
     for line in sys.stdin:
+        if line.strip() == "hidden":
+            print(hidden(), flush=True)
+            continue
         count = int(line)
         run(1)
         begin = time.perf_counter()
@@ -153,7 +163,11 @@ def work(options: argparse.Namespace) -> None:
         print((time.perf_counter() - begin) / count, flush=True)
 
 
-def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
+Worker = tuple[Callable[[int], None], Callable[[], float]]
+"""What makes so many steps, and what tells how much of the communication is hidden."""
+
+
+def purine_steps(options: argparse.Namespace) -> Worker:
     import torch
 
     import purine as pu
@@ -171,16 +185,26 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, classes=setting.classes)
     data = pu.data.DataSet("memory", source)
-    run = pu.Run(pu.layout(step, "channels-last"), data=data, seed=0, threads=1)
+    step = pu.layout(step, "channels-last")
+    run = pu.Run(step, data=data, seed=0, threads=1)
 
     def steps(count: int) -> None:
         for result in run.steps(count):
             assert result.loss == result.loss
 
-    return steps
+    def hidden() -> float:
+        from purine.runtime.overlap import overlap
+
+        run.close()
+        with pu.Run(step, data=data, seed=0, threads=1, record=True) as other:
+            for result in other.steps(RECORDED):
+                assert result.loss == result.loss
+            return overlap(other.trace, skip=SKIPPED).hidden
+
+    return steps, hidden
 
 
-def ddp_steps(options: argparse.Namespace) -> Callable[[int], None]:
+def ddp_steps(options: argparse.Namespace) -> Worker:
     import torch
     import torch.distributed as dist
     from rivals import RIVALS, loss_of
@@ -216,11 +240,14 @@ def ddp_steps(options: argparse.Namespace) -> Callable[[int], None]:
             value = loss.item()
             assert value == value
 
-    return steps
+    return steps, lambda: 0.0
 
 
 def report(
-    options: argparse.Namespace, counts: list[int], rates: dict[int, dict[str, list[float]]]
+    options: argparse.Namespace,
+    counts: list[int],
+    rates: dict[int, dict[str, list[float]]],
+    hidden: list[float | None],
 ) -> None:
     medians = {
         name: [statistics.median(rates[count][name]) for count in counts]
@@ -233,7 +260,9 @@ def report(
         for name in options.contenders:
             low, high = min(rates[count][name]), max(rates[count][name])
             cells.append(f"{medians[name][place]:.1f} ({low:.1f} to {high:.1f})")
-        print(f"{count:8}" + "".join(f"{cell:>26}" for cell in cells))
+        part = hidden[place]
+        note = "" if part is None else f"  {part:.1%} of transfers and reductions hidden"
+        print(f"{count:8}" + "".join(f"{cell:>26}" for cell in cells) + note)
     result: dict[str, object] = {
         "net": options.net,
         "batch": options.batch,
@@ -242,6 +271,7 @@ def report(
     }
     if "purine" in medians:
         first = medians["purine"][0] / counts[0]
+        result["hidden"] = [None if part is None else round(part, 4) for part in hidden]
         result["acceleration"] = [round(value / first, 3) for value in medians["purine"]]
         for rival, key in (("limit", "limit_fraction"), ("ddp", "ddp_ratio")):
             if rival in medians:

@@ -130,3 +130,35 @@ def test_idle_time_and_hidden_transfers_are_read_from_a_trace(
     assert found["idle"] == pytest.approx(30 / 390)
     assert found["gap_us"] == pytest.approx(0.01)
     assert found["input_hidden"] == pytest.approx(20 / 25)
+
+
+@pytest.mark.multiprocess
+def test_scaling_tells_how_much_of_the_communication_is_hidden() -> None:
+    command = "--net lenet --devices 2 --turns 1 --seconds 0.1 --contenders purine limit"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "scaling.py", *command.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    (hidden,) = found["hidden"]
+    assert 0 < hidden <= 1
+    assert f"{hidden:.1%} of transfers and reductions hidden" in done.stdout
+    assert found["limit_fraction"] > 0
+
+
+def test_pipeline_takes_idle_time_from_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    idle_parts = runpy.run_path(str(BENCHMARKS / "pipeline.py"))["idle_parts"]
+    one, two = "host a, cpu:0", "host a, cpu:1"
+    events = [
+        Event("a", "Conv", 0, one, "compute", 0, 10),
+        Event("b", "Conv", 1, one, "compute", 8, 14),  # 2 of it before the first has ended
+        Event("copy", "Copy", 1, two, "inbound", 10, 20),
+        Event("c", "Conv", 1, two, "compute", 14, 20),
+        Event("d", "Conv", 2, two, "compute", 20, 30),
+    ]
+    assert idle_parts(events, 2) == [0.5, 0.5]
+    assert idle_parts(events[:1], 2) == []
