@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,9 @@ _OPTIONS = {
 
 _CAREFUL = {"loop_ordering_after_fusion": False}
 """What torch 2.11 fails over, where updates and norms read the same gradients."""
+
+_one_at_a_time = threading.Lock()
+"""Recording and compiling change settings of torch that all threads share."""
 
 _log = logging.getLogger("purine")
 
@@ -77,9 +81,9 @@ def compile_function(
 
     With `keep` it keeps copies in low precision of what it writes over; by default on a GPU.
     """
-    _use_cache()
     gpu = any(value.is_cuda for value in arguments)
-    with torch.no_grad():
+    with _one_at_a_time, torch.no_grad():
+        _use_cache()
         recorded = make_fx(function, tracing_mode="fake")(*arguments)
         scalars = scalars_first(recorded)
         rewritten(recorded, gpu=gpu)

@@ -97,10 +97,14 @@ def test_the_body_of_an_op_that_was_moved_is_where_the_op_is() -> None:
     assert op.location.device == "cuda:0"
 
 
-def test_compiled_steps_agree_with_those_op_by_op() -> None:
-    step = made("mlp")
+@pytest.mark.parametrize("devices", ["cpu:0", "cpu:0-1"])
+def test_compiled_steps_agree_with_those_op_by_op(
+    devices: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = replicate(made("mlp"), devices) if "-" in devices else made("mlp")
     losses, states = trained(step)
     found, values = trained(pu.fuse(step), compiled=True)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert found == pytest.approx(losses, rel=1e-5)
     for name, value in states.items():
         torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-6)
