@@ -154,6 +154,7 @@ def work(options: argparse.Namespace) -> None:
     run, hidden = makers[options.worker](options)
     for line in sys.stdin:
         if line.strip() == "hidden":
+            assert hidden is not None
             print(hidden(), flush=True)
             continue
         count = int(line)
@@ -163,8 +164,8 @@ def work(options: argparse.Namespace) -> None:
         print((time.perf_counter() - begin) / count, flush=True)
 
 
-Worker = tuple[Callable[[int], None], Callable[[], float]]
-"""What makes so many steps, and what tells how much of the communication is hidden."""
+Worker = tuple[Callable[[int], None], Callable[[], float] | None]
+"""What makes so many steps, and what tells how much of its communication was hidden."""
 
 
 def purine_steps(options: argparse.Namespace) -> Worker:
@@ -240,7 +241,7 @@ def ddp_steps(options: argparse.Namespace) -> Worker:
             value = loss.item()
             assert value == value
 
-    return steps, lambda: 0.0
+    return steps, None
 
 
 def report(

@@ -20,6 +20,7 @@ from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_
 from purine.ops._filter_products import in_parts
 from purine.ops.infer import results_of, spec_of
 from purine.ops.registry import Attr, Kernel, Kind, Results, lookup, register
+from purine.ops.tracing import Inferred, Spec
 
 __all__ = ["FUSED", "bind_grouped", "body_of", "fused_op", "over_of", "refuse_fused"]
 
@@ -210,6 +211,28 @@ def _sequence(body: Graph, calls: Sequence[_Call]) -> Kernel:
     return run
 
 
+def _infer(op: Op, inputs: Sequence[Spec]) -> Inferred:
+    """What results are, member by member: the same as of the ops that the fused one stands for.
+
+    Run as a whole, the body could make others: torch does not say the same of an op everywhere.
+    """
+    body = body_of(op)
+    specs = dict(zip(body.inputs, inputs, strict=True))
+    shared: dict[str, int | None] = {name: place for place, name in enumerate(body.inputs)}
+    for member in body.ops.values():
+        found = results_of(member, [specs[name] for name in member.inputs])
+        for name, spec, alias in zip(member.outputs, found.specs, found.aliases, strict=False):
+            if spec is not None:
+                specs[name] = spec
+            shared[name] = None if alias is None else shared[member.inputs[alias]]
+    outputs = body.outputs
+    return Inferred(
+        tuple(specs.get(name) for name in outputs),
+        tuple(shared[name] for name in outputs),
+        several=len(outputs) > 1,
+    )
+
+
 def over_of(op: Op) -> tuple[tuple[int, int], ...]:
     """The pairs (result, input) of a fused op where the result may be written over the input."""
     pairs = op.attributes.get("over", ())
@@ -227,5 +250,6 @@ register(
         binder=_bind,
         overwriter=_bind_overwrite,
         overwritten=lambda op: tuple(place for _, place in over_of(op)),
+        inferrer=_infer,
     )
 )

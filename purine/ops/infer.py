@@ -154,11 +154,13 @@ def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
 
 
 def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
-    """All that running an op's kernel on fake tensors tells of its results."""
+    """All that is known of an op's results, by running its kernel on fake tensors."""
     key = op_key(op, inputs)
     if key not in _INFERRED:
         try:
-            _INFERRED[key] = tracing.infer(lookup(op).bind(op), inputs)
+            kind = lookup(op)
+            told = kind.inferrer
+            _INFERRED[key] = told(op, inputs) if told else tracing.infer(kind.bind(op), inputs)
         except KindError:
             raise
         except Exception as error:

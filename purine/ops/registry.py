@@ -21,12 +21,15 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, overload
 
 from torch import Tensor
 
 from purine.errors import KindError
 from purine.graph import Attribute, Op
+
+if TYPE_CHECKING:
+    from purine.ops.tracing import Inferred, Spec
 
 __all__ = ["IMPLIED", "Attr", "Kernel", "Kind", "Results", "kind", "kinds", "lookup", "register"]
 
@@ -66,6 +69,7 @@ class Kind:
     `function` is None for sources, whose kernel is made for the run (`Data`).
     `binder` makes the kernel of an op where attributes are not simply keyword arguments;
     `overwriter` and `overwritten` stand for `overwrite` and `over` of such an op.
+    `inferrer` tells what the results are, where that is not found by running the kernel.
     """
 
     name: str
@@ -84,6 +88,7 @@ class Kind:
     binder: Callable[[Op], Kernel] | None = None
     overwriter: Callable[[Op], Kernel] | None = None
     overwritten: Callable[[Op], tuple[int, ...]] | None = None
+    inferrer: Callable[[Op, Sequence[Spec]], Inferred] | None = None
 
     def bind(self, op: Op) -> Kernel:
         """The function of tensors alone that `op` stands for."""
