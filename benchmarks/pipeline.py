@@ -405,6 +405,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
 
     def facts() -> dict[str, Any]:
         from purine.parallel.schedule import named_schedule
+        from purine.runtime.packing import with_packed_filters
 
         def recorded(record: bool | Literal["segments"], steps: int) -> Trace:
             with pu.Run(graph, data=data, seed=0, threads=1, record=record) as other:
@@ -420,7 +421,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         formula = pu.parallel.bubble_formula(
             options.schedule, options.count, options.micro, chunks=chunks
         )
-        predicted = pu.parallel.peak_memory(graph)
+        predicted = pu.parallel.peak_memory(with_packed_filters(graph).graph)
         return {
             "bubble": round(statistics.median(idle), 4),
             "bubble_spread": [round(min(idle), 4), round(max(idle), 4)],

@@ -25,6 +25,7 @@ from purine.parallel import (
 )
 from purine.runtime import capacity
 from purine.runtime.devices import cores_of, threads_of
+from purine.runtime.packing import with_packed_filters
 
 __all__ = [
     "Placement",
@@ -139,14 +140,14 @@ def _gpus(graph: Graph) -> list[str]:
 def refuse_unfit(step: Graph, job: Job) -> None:
     """Raise `ConfigError` where a device is not there or has not the memory for a step."""
     cores_of(step, threads=job.threads, share=job.share_cores)
-    everything = sum(map(size_in_bytes, step.blobs.values()))
+    everything = sum(map(size_in_bytes, with_packed_filters(step).graph.blobs.values()))
     if everything > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
         placement(step)
 
 
 def placement(step: Graph) -> Placement:
     """What a step needs of its devices; refuses what they have not the memory for."""
-    peaks = peak_memory(step)
+    peaks = peak_memory(with_packed_filters(step).graph)
     available = {
         memory: _available(memory) for memory in sorted({_memory(place) for place in peaks})
     }

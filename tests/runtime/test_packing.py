@@ -12,11 +12,12 @@ from torch import Tensor
 import purine as pu
 from purine.data import ArraySource, DataSet
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op
+from purine.job.placing import placement
 from purine.ops import Net, conv, inner_product, relu, softmax_loss
 from purine.ops._packed_filters import PACKED, TURNED, can_pack, pack, with_packed
-from purine.ops.infer import check
+from purine.ops.infer import check, size_in_bytes
 from purine.ops.registry import lookup
-from purine.parallel import pipeline, times_of_step
+from purine.parallel import peak_memory, pipeline, times_of_step
 from purine.runtime.packing import PACK, with_packed_filters
 from purine.runtime.program import _of_parts
 from purine.solvers import accumulate
@@ -64,11 +65,16 @@ def test_micro_batches_share_what_is_packed() -> None:
         assert "conv2/weight/turned" in backward.inputs
 
 
-def test_each_stage_packs_its_own() -> None:
+def test_each_stage_packs_its_own_and_jobs_predict_the_memory() -> None:
     graph = pipeline(step_of(), devices="cpu:0-1", micro=4, cut=["conv3"])
     places = packs_of(graph)
     assert {places[f"conv{k}/weight/packed"] for k in (1, 2)} == {"cpu:0"}
     assert {places[f"conv{k}/weight/packed"] for k in (3, 4)} == {"cpu:1"}
+    packed = with_packed_filters(graph).graph
+    before, after = peak_memory(graph), placement(graph).peaks
+    for location, peak in after.items():
+        mine = [name for name, device in places.items() if device == location.device]
+        assert peak == before[location] + sum(size_in_bytes(packed.blobs[name]) for name in mine)
 
 
 @pytest.mark.parametrize(
