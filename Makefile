@@ -8,7 +8,7 @@ demo: .venv/ready
 	@out=$$(mktemp -d)/demo && $(BIN)/purine train --net lenet --data fashion-mini --epochs 10 --lr 0.02 --seed 0 --out $$out && $(BIN)/purine test $$out
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu tests
