@@ -46,17 +46,22 @@ def options(**more: object) -> Namespace:
     return Namespace(**(settings | more))
 
 
+def ran(script: str, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / script, *command.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
 @pytest.mark.multiprocess
 def test_gpu_compares_contenders_in_turns() -> None:
     command = "--device cpu --tiny --precision fp32 --rows gpt2:1 --turns 2"
     command += " --seconds 0.01 --contenders purine eager default --without gpt2:1/default"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "gpu.py", *command.split()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = ran("gpu.py", command)
+    assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout.splitlines()[-1])["rows"]["gpt2:1"]
     assert row["notes"] == {}
     assert row["unit"] == "tokens/s"
@@ -67,13 +72,7 @@ def test_gpu_compares_contenders_in_turns() -> None:
 
 
 def test_gpu_refuses_to_leave_out_who_takes_no_part() -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "gpu.py", "--rows", "nin:8", "--without", "nin:9/eager"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = ran("gpu.py", "--rows nin:8 --without nin:9/eager")
     assert done.returncode == 2
     assert "--without: 'nin:9/eager' takes no part anyway; expected nin:8/default" in done.stderr
 
@@ -135,13 +134,8 @@ def test_idle_time_and_hidden_transfers_are_read_from_a_trace(
 @pytest.mark.multiprocess
 def test_scaling_tells_how_much_of_the_communication_is_hidden() -> None:
     command = "--net lenet --devices 2 --turns 1 --seconds 0.1 --contenders purine limit"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "scaling.py", *command.split()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = ran("scaling.py", command)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     (hidden,) = found["hidden"]
     assert 0 < hidden <= 1
