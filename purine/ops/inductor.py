@@ -97,13 +97,13 @@ def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[...,
     settings = {**_OPTIONS, **_for_norms(module)}
     _introduce(module)
     try:
-        return _from_cache(module, arguments, settings)
+        return _compiled_or_found(module, arguments, settings)
     except Exception:
         _log.debug("the compiler failed and is tried once more, with care", exc_info=True)
-        return _from_cache(module, arguments, settings | _CAREFUL)
+        return _compiled_or_found(module, arguments, settings | _CAREFUL)
 
 
-def _from_cache(
+def _compiled_or_found(
     module: GraphModule, arguments: Sequence[Tensor], settings: Mapping[str, object]
 ) -> Callable[..., Sequence[Tensor]]:
     """Compile a function, unless it has been: the compiler keeps whole functions of fixed shapes.

@@ -154,7 +154,7 @@ def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
 
 
 def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
-    """All that is known of an op's results, by running its kernel on fake tensors."""
+    """All that is known of an op's results: from its kind, or by running it on fake tensors."""
     key = op_key(op, inputs)
     if key not in _INFERRED:
         try:
