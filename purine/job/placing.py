@@ -13,6 +13,7 @@ import torch
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
+from purine.ops.aten import device_of
 from purine.ops.infer import size_in_bytes
 from purine.optimize import fuse, join, layout
 from purine.parallel import (
@@ -185,4 +186,5 @@ def _megabytes(size: int) -> str:
 
 
 def _memory(place: Location) -> str:
-    return "cpu" if place.device.startswith("cpu:") else place.device
+    """Which memory a location has: CPU devices share theirs, and devices on one GPU do."""
+    return str(device_of(place))

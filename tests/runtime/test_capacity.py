@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from purine.errors import ConfigError
+from purine.job import make_plan, merge
+from purine.job.placing import placement
 from purine.runtime.capacity import available_memory
 
 GB = 1 << 30
@@ -107,3 +109,16 @@ def test_a_gpu_says_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: ((number + 1) * GB, 80 * GB))
     assert available_memory("cuda:1") == 2 * GB
+
+
+def test_devices_on_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = merge({"net": "lenet", "devices": "cuda:0-1", "share_cores": True, "iters": 4})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
+    found = placement(make_plan(job).step)
+    both = sum(size for place, size in found.peaks.items() if place.device.startswith("cuda"))
+    assert found.needed("cuda:0") == both
+    assert len([place for place in found.peaks if place.device.startswith("cuda")]) == 2
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (both - 1, 1 << 40))
+    with pytest.raises(ConfigError, match="does not fit into the memory of cuda:0"):
+        make_plan(job)
