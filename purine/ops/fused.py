@@ -9,7 +9,7 @@ or compiled as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
 from purine.ops._filter_products import in_parts
-from purine.ops.infer import results_of, spec_of
+from purine.ops.infer import families, results_of
 from purine.ops.registry import Attr, Kernel, Kind, Results, lookup, register
 from purine.ops.tracing import Inferred, Spec
 
@@ -28,11 +28,17 @@ FUSED = "Fused"
 
 
 def fused_op(
-    name: str, graph: Graph, members: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str]
+    name: str,
+    graph: Graph,
+    members: Sequence[Op],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    family: Mapping[str, str],
 ) -> Op:
     """The op that does what some ops of a graph do one after the other.
 
     A result that carries on a state which only this op could still read is written over it.
+    `family` tells which blobs share memory.
     """
     builder = Builder()
     places = dict.fromkeys((*inputs, *(b for op in members for b in op.outputs if b != NOTHING)))
@@ -44,23 +50,61 @@ def fused_op(
     first = members[0]
     settings: dict[str, Attribute] = {"body": to_yaml(builder.graph())}
     op = Op(name, FUSED, tuple(inputs), tuple(outputs), settings, first.location, first.lane)
-    over = tuple(_carried(op, graph))
+    over = tuple(_carried(op, members, graph, family))
     return replace(op, attributes={**settings, "over": over}) if over else op
 
 
-def _carried(op: Op, graph: Graph) -> Iterator[tuple[int, int]]:
-    """Results that carry on a state that the op reads: they can be written over its old value.
+def _carried(
+    op: Op, members: Sequence[Op], graph: Graph, family: Mapping[str, str]
+) -> Iterator[tuple[int, int]]:
+    """Results that carry on a state that the op reads, and can be written over its old value.
 
-    Unless they share memory with an input, or carry on other states too.
+    Nothing that shares memory with the old value or with the new one may be wanted once the op
+    runs: neither by the host, nor in the next iteration under another name, nor by an op that does
+    not come before. So no run ever copies a state on behalf of somebody else, and a captured op
+    finds it where it was.
     """
-    carrying: dict[str, list[str]] = {}
-    for state in graph.states.values():
-        carrying.setdefault(state.next, []).append(state.read)
-    aliases = results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs]).aliases
-    for place, name in enumerate(op.outputs):
-        reads = carrying.get(name, [])
-        if len(reads) == 1 and reads[0] in op.inputs and aliases[place] is None:
-            yield place, op.inputs.index(reads[0])
+    carried = {state.next: state.read for state in graph.states.values()}
+    inside = {member.name for member in members}
+    before = _before(inside, graph)
+    sharing: dict[str, list[str]] = {}
+    for blob, first in family.items():
+        sharing.setdefault(first, []).append(blob)
+
+    def wanted(blob: str, allowed: Collection[str]) -> bool:
+        """Whether somebody wants what a blob holds, other than `allowed` ops."""
+        if blob in graph.outputs or blob in carried or blob in op.outputs:
+            return True
+        for user in graph.consumers[blob]:
+            if user.kind == "Copy" and user.attributes.get("alias"):
+                if wanted(user.outputs[0], allowed):
+                    return True
+            elif user.name not in allowed:
+                return True
+        return False
+
+    for place, new in enumerate(op.outputs):
+        old = carried.get(new, NOTHING)
+        if old not in op.inputs or family[old] == family[new] or new in graph.outputs:
+            continue
+        users = [user.name for user in graph.consumers[new]]
+        twins = [blob for blob in sharing[family[old]] if blob in op.inputs]
+        if (
+            len(twins) == 1
+            and inside.issuperset(users)
+            and not any(wanted(blob, before) for blob in sharing[family[old]])
+            and not any(wanted(blob, inside) for blob in sharing[family[new]] if blob != new)
+        ):
+            yield place, op.inputs.index(old)
+
+
+def _before(ops: Iterable[str], graph: Graph) -> set[str]:
+    """These ops, and all that come before one of them in every order."""
+    found = set(ops)
+    for name in reversed(graph.order):
+        if not found.isdisjoint(graph.successors[name]):
+            found.add(name)
+    return found
 
 
 def body_of(op: Op) -> Graph:
@@ -128,14 +172,14 @@ def bind_grouped(op: Op) -> Kernel:
 def _bind_overwrite(op: Op) -> Kernel:
     """As `_bind`, with the new values of states written over the old ones."""
     over, body = over_of(op), body_of(op)
-    writable, base = {body.inputs[place] for _, place in over}, _bases(body)
+    writable, base = {body.inputs[place] for _, place in over}, families(body)
     read = {base[name] for name in body.outputs}
     calls = []
     for member in reversed(_members(body)):
         kind = lookup(member)
         written = {member.inputs[place] for place in kind.overwrites(member)}
         fits = written and written <= writable - read
-        calls.append(_call(member, kind.bind_overwrite(member) if fits else None))
+        calls.append(_call(member, kind.bind_overwrite(member) if fits else _on_copies(member)))
         read.update(base.get(name, name) for name in member.inputs)
     run = _sequence(body, calls[::-1])
 
@@ -155,15 +199,18 @@ def _members(body: Graph) -> list[Op]:
     return [part for op in body.ops.values() for part in in_parts(op, body.blobs)]
 
 
-def _bases(body: Graph) -> dict[str, str]:
-    """For each blob the one whose memory it may share, itself for most."""
-    found = {name: name for name in body.blobs}
-    for op in body.ops.values():
-        shared = results_of(op, [spec_of(body.blobs[name]) for name in op.inputs]).aliases
-        for output, place in zip(op.outputs, shared, strict=False):
-            if place is not None and output != NOTHING:
-                found[output] = found[op.inputs[place]]
-    return found
+def _on_copies(member: Op) -> Kernel:
+    """A kernel that leaves its inputs alone, with the bits of the one that writes over them."""
+    kind = lookup(member)
+    places = kind.overwrites(member)
+    if not places:
+        return kind.bind(member)
+    run = kind.bind_overwrite(member)
+
+    def kernel(*tensors: Tensor) -> Results:
+        return run(*(t.clone() if k in places else t for k, t in enumerate(tensors)))
+
+    return kernel
 
 
 def _call(member: Op, kernel: Kernel | None = None) -> _Call:

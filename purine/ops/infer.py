@@ -19,6 +19,7 @@ __all__ = [
     "check",
     "complete",
     "cost",
+    "families",
     "infer_op",
     "op_key",
     "problems",
@@ -67,6 +68,25 @@ def complete(graph: Graph) -> Graph:
                     blob = builder.blobs[output]
                     builder.blobs[output] = replace(blob, shape=spec.shape, dtype=spec.dtype)
     return builder.graph()
+
+
+def families(graph: Graph) -> dict[str, str]:
+    """For each blob the first of those it may share memory with, itself for most.
+
+    The two blobs of a state share memory too, but in different iterations: that is not told here.
+    """
+    family: dict[str, str] = {}
+    for name in graph.order:
+        op = graph.ops[name]
+        kind = lookup(op)
+        if kind.function is None or not op.inputs:
+            continue
+        aliases = results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs]).aliases
+        for output, shared in zip(op.outputs, aliases, strict=True):
+            if shared is not None or kind.view:
+                base = op.inputs[shared or 0]
+                family[output] = family.setdefault(base, base)
+    return {name: family.get(name, name) for name in (*graph.blobs, NOTHING)}
 
 
 def with_batch(net: Graph, batch: int) -> Graph:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from purine.errors import ConfigError
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
 from purine.ops.fused import FUSED, fused_op
-from purine.ops.infer import cost
+from purine.ops.infer import cost, families
 from purine.ops.registry import lookup
 
 __all__ = ["fuse"]
@@ -44,7 +44,7 @@ def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None)
             found=str(pieces),
             remedy="leave pieces out for as few as can be",
         )
-    builder = Builder(graph)
+    builder, family = Builder(graph), families(graph)
     owner: dict[str, str] = {}
     for count, members in enumerate(_pieces(graph, pieces, devices)):
         if len(members) < 2:
@@ -60,7 +60,7 @@ def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None)
             if blob in asked or any(user.name not in names for user in graph.consumers[blob])
         ]
         name = builder.fresh(f"fused/{count}")
-        op = fused_op(name, graph, members, tuple(inputs), outputs)
+        op = fused_op(name, graph, members, tuple(inputs), outputs, family)
         for member in members:
             del builder.ops[member.name]
             owner[member.name] = name

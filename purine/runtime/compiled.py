@@ -1,7 +1,7 @@
 """Fused ops as kernels: compiled at their first call, and on a GPU captured as CUDA graphs.
 
 What a compiler cannot do must not end a job: then the ops of a body run one after the other, which
-is said once.
+is said once. So it is where a kernel cannot be captured, because it waits for the GPU.
 
 A captured kernel is replayed at fixed addresses. States stay where they are, since it writes them
 over; whatever else it reads is copied to its place first, and its other results are copied out, so
@@ -48,12 +48,12 @@ class FusedKernel:
         return self.run(*tensors)
 
 
-def compiled(op: Op, *, overwrite: bool) -> FusedKernel:
+def compiled(op: Op) -> FusedKernel:
     """The kernel of a fused op, compiled for the arguments of its first call.
 
-    With `overwrite` it writes new values of states over the old ones, and returns these.
+    It writes new values of states over the old ones, and returns these.
     """
-    run, over = bind_grouped(op), dict(over_of(op)) if overwrite else {}
+    run, over = bind_grouped(op), dict(over_of(op))
     made: Callable[..., Sequence[Tensor]] | None = None
 
     def written(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -74,8 +74,7 @@ def compiled(op: Op, *, overwrite: bool) -> FusedKernel:
                 _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
             except Exception as error:
                 made = written
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                _log.warning("%s is not compiled and runs op by op: %s", op.name, reason)
+                _log.warning("%s is not compiled and runs op by op: %s", op.name, _reason(error))
                 _log.debug("why %s is not compiled", op.name, exc_info=True)
         found = iter(made(*tensors))
         count = len(op.outputs)
@@ -88,12 +87,13 @@ def compiled(op: Op, *, overwrite: bool) -> FusedKernel:
     return FusedKernel(kernel, refresh)
 
 
-def captured(op: Op, kernel: FusedKernel, *, overwrite: bool) -> Kernel:
+def captured(op: Op, kernel: FusedKernel) -> Kernel:
     """A kernel for a GPU that is called a few times, then captured, then replayed."""
-    over = dict(over_of(op)) if overwrite else {}
+    over = dict(over_of(op))
     states = set(over.values())
     calls = 0
     graph: Any = None
+    refused = False
     fixed: list[Tensor] = []
     results: list[Tensor] = []
 
@@ -101,19 +101,26 @@ def captured(op: Op, kernel: FusedKernel, *, overwrite: bool) -> Kernel:
         nonlocal graph, fixed, results
         fixed = [value if k in states else _copy(value) for k, value in enumerate(tensors)]
         kernel.refresh(fixed)
-        graph = torch.cuda.CUDAGraph()
+        made = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         thread = {"capture_error_mode": "thread_local"}
-        with _one_segment(), torch.cuda.graph(graph, stream=stream, **thread):
+        with _one_segment(), torch.cuda.graph(made, stream=stream, **thread):
             results = kernel(*fixed)
+        graph = made
 
     def replay(*tensors: Tensor) -> Results:
-        nonlocal calls
+        nonlocal calls, refused
         calls += 1
-        if calls <= _WARM_UP:
-            return _as_results(kernel(*tensors))
+        if calls > _WARM_UP and graph is None and not refused:
+            try:
+                capture(tensors)
+            except Exception as error:
+                refused = True
+                fixed.clear()
+                _log.warning("%s is not captured: %s", op.name, _reason(error))
+                _log.debug("why %s is not captured", op.name, exc_info=True)
         if graph is None:
-            capture(tensors)
+            return _as_results(kernel(*tensors))
         for mine, given in zip(fixed, tensors, strict=True):
             if mine.data_ptr() != given.data_ptr():
                 mine.copy_(given)
@@ -153,6 +160,10 @@ def _copy(value: Tensor) -> Tensor:
         return value.clone()
     room = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return room.copy_(value)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _as_results(values: list[Tensor]) -> Results:

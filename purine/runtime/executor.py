@@ -8,7 +8,8 @@ of it, and torch's kernels release the interpreter's lock as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from time import perf_counter_ns
 from typing import Any
@@ -66,7 +67,7 @@ class Executor:
         threads: int | None = None,
         cores: Mapping[str, tuple[int, ...]] | None = None,
         segments: bool = False,
-        fused: Callable[[Op, bool], Kernel] | None = None,
+        fused: Callable[[Op], Kernel] | None = None,
         tf32: bool | None = None,
         record: bool = False,
     ) -> None:
@@ -156,7 +157,10 @@ class Executor:
                 self._host.wait()
             self._results.pop(iteration - 1, None)
             found = self._results[iteration]
-        return found if self._streams is None else self._streams.settle(found)
+        if self._streams is not None:
+            with self._gpus_answering():
+                found = self._streams.settle(found)
+        return found
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
@@ -166,7 +170,8 @@ class Executor:
                 self._host.wait()
             completed = self.core.completed
         if self._streams is not None:
-            self._streams.synchronize()
+            with self._gpus_answering():
+                self._streams.synchronize()
         return completed
 
     def states(self) -> dict[str, Tensor]:
@@ -179,7 +184,7 @@ class Executor:
         recorded = [item for records in self._records for item in list(records)]
         if self._streams is not None:
             recorded = [item for item in recorded if not self._on_gpu(item[0])]
-            recorded += self._streams.times()
+            recorded += self._streams.times() if self._failure is None else []
         events = [self._event(token, begin, end) for token, begin, end in recorded]
         return Trace(tuple(events), edges_of(self.graph))
 
@@ -194,8 +199,19 @@ class Executor:
             thread.join()
         with self._lock:
             self._let_go_if_idle()
-        if self._streams is not None:
-            self._streams.synchronize()
+        if self._streams is not None and self._failure is None:
+            with self._gpus_answering():
+                self._streams.synchronize()
+
+    @contextmanager
+    def _gpus_answering(self) -> Iterator[None]:
+        """Wait for GPUs: they tell of what went wrong in an op at any later time."""
+        try:
+            yield
+        except RuntimeError as error:
+            with self._lock:
+                self._fail(_late(error))
+            raise _late(error) from error
 
     def _on_gpu(self, token: int) -> bool:
         return is_gpu(self.graph.ops[self.plan.ops[token % self.core.size]].location)
@@ -256,6 +272,8 @@ class Executor:
             if record is None:
                 run(token)
             else:
+                if self._streams is not None:
+                    self._streams.wait(token)
                 begin = perf_counter_ns()
                 run(token)
                 record.append((token, begin, perf_counter_ns()))
@@ -351,6 +369,16 @@ def _stall(core: Core, graph: Graph) -> StallError:
         expected="every op to become ready in the end",
         found="; ".join(lines) + (f"; and {len(waiting) - 5} more" if len(waiting) > 5 else ""),
         remedy="check the graph: verify finds cycles over data and control edges",
+    )
+
+
+def _late(error: RuntimeError) -> RunError:
+    said = str(error).strip() or type(error).__name__
+    return RunError(
+        f"a GPU failed: {said.splitlines()[0]}",
+        expected="ops that end",
+        found=f"{type(error).__name__}, told after the op was enqueued",
+        remedy="run again with CUDA_LAUNCH_BLOCKING=1 to see the op; the last checkpoint is intact",
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from torch import Tensor
 
@@ -21,13 +20,12 @@ from purine.ops import aten
 from purine.ops._filter_products import in_parts
 from purine.ops._packed_filters import with_packed
 from purine.ops.fused import FUSED
-from purine.ops.infer import results_of, spec_of
+from purine.ops.infer import families, results_of, spec_of
 from purine.ops.registry import Kernel, lookup
-from purine.ops.tracing import Inferred
 from purine.runtime.core import Plan
 from purine.runtime.segments import segment_kernel
 
-__all__ = ["Program", "Step", "compile_program", "families"]
+__all__ = ["Program", "Step", "compile_program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,13 @@ def compile_program(
     *,
     whole: Graph | None = None,
     members: Mapping[str, Sequence[Op]] | None = None,
-    fused: Callable[[Op, bool], Kernel] | None = None,
+    fused: Callable[[Op], Kernel] | None = None,
 ) -> Program:
     """Decide for every op of a plan what its execution does.
 
     `sources` are kernels by op name, for ops whose kind has none of its own or that run by another
     in this run. Where `graph` has segments, `whole` is the graph without, and `members` has the ops
-    of each. `fused` makes the kernel of a fused op, that writes states over or not; without it
-    their ops run one by one.
+    of each. `fused` makes the kernel of a fused op; without it their ops run one by one.
     """
     members = members or {}
     layout = _Layout(graph, families(whole or graph), members, fused)
@@ -108,7 +105,7 @@ class _Layout:
         graph: Graph,
         family: Mapping[str, str],
         members: Mapping[str, Sequence[Op]],
-        fused: Callable[[Op, bool], Kernel] | None,
+        fused: Callable[[Op], Kernel] | None,
     ) -> None:
         self.graph = graph
         self.members = members
@@ -156,13 +153,14 @@ class _Layout:
         if kind.function is None or op.name in sources:
             kernel = sources[op.name]
         elif op.kind == FUSED and self.fused is not None:
-            kernel = self.fused(op, bool(over))
-        elif over:
+            kernel = self.fused(op)
+        elif over or op.kind == FUSED:
             kernel = kind.bind_overwrite(op)
         else:
             place = self.overwritable(op)
             kernel = kind.bind(op) if place is None else aten.bind_over(op, place)
-            if len(op.outputs) == 1 and _inferred(self.graph, op).several:
+            specs = [spec_of(self.graph.blobs[name]) for name in op.inputs]
+            if len(op.outputs) == 1 and results_of(op, specs).several:
                 kernel = _first_of(kernel)
         reads = dict.fromkeys(op.inputs)
         families = {self.family[name] for name in reads}
@@ -211,28 +209,6 @@ class _Layout:
             ):
                 return place
         return None
-
-
-def families(graph: Graph) -> dict[str, str]:
-    """For each blob the first of those it may share memory with.
-
-    The two blobs of a state share memory too, but in different iterations: `_Layout` sees to that.
-    """
-    family: dict[str, str] = {}
-    for name in graph.order:
-        op = graph.ops[name]
-        kind = lookup(op)
-        if kind.function is None or not op.inputs:
-            continue
-        for output, shared in zip(op.outputs, _inferred(graph, op).aliases, strict=True):
-            if shared is not None or kind.view:
-                base = op.inputs[shared or 0]
-                family[output] = family.setdefault(base, base)
-    return {name: family.get(name, name) for name in chain(graph.blobs, [NOTHING])}
-
-
-def _inferred(graph: Graph, op: Op) -> Inferred:
-    return results_of(op, [spec_of(graph.blobs[name]) for name in op.inputs])
 
 
 def _parts(op: Op, blobs: Mapping[str, Blob]) -> list[Op]:

@@ -6,6 +6,7 @@ checkpoint goes on with the bits of one that was never interrupted.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -110,6 +111,17 @@ class Run:
         self.graph = check(graph)
         if not self.graph.ops:
             raise ConfigError("the graph has no ops", expected="at least one op", found="none")
+        if self.graph.inputs:
+            name = self.graph.inputs[0]
+            raise ConfigError(
+                f"nothing makes blob {name!r}",
+                where=self.graph.blobs[name].where,
+                blob=name,
+                expected="a step whose batches come from a Data op",
+                found=f"inputs {', '.join(self.graph.inputs)}",
+                remedy="let the net begin with a Data op, or feed it: "
+                f"pu.compute(graph, {{{name!r}: ...}})",
+            )
         self.data = data
         self.seed = seed
         self.credit = prefetch + 1
@@ -117,7 +129,7 @@ class Run:
         self._cores = cores_of(self.graph, threads=threads, share=share_cores)
         self.record = record
         self.compiled = compiled
-        self._compiled: dict[tuple[str, bool], FusedKernel] = {}
+        self._compiled: dict[str, FusedKernel] = {}
         self._gpus = _on_gpus(self.graph)
         if tf32 and not self._gpus:
             raise ConfigError(
@@ -132,6 +144,10 @@ class Run:
         self._cut = cut
         self.iteration = 0
         """The next iteration whose result `steps` gives."""
+        self._unread: dict[int, dict[str, Tensor]] = {}
+        """Results of iterations that were in flight when lanes ended."""
+        self._reached = 0
+        """The iteration that `_states` are of, while there are no lanes."""
         self._sources = self._reading(read_stream(self.graph, data))
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
@@ -155,25 +171,34 @@ class Run:
     def steps(self, count: int) -> Iterator[Result]:
         """Run `count` iterations and give their results in order.
 
-        Later iterations are in flight while a result is looked at, as far as the credit goes.
+        Later iterations are in flight while a result is looked at, as far as the credit goes: what
+        `set_states` sets meanwhile is for those behind them.
         """
         if count < 0:
             raise ConfigError(f"{count} steps asked for", expected="0 or more", found=str(count))
         release_host_pool()
         for left in range(count, 0, -1):
-            executor = self._started()
-            executor.extend(self.iteration + min(left, self.credit))
-            with self._noting_failure():
-                outputs = executor.wait(self.iteration)
+            outputs = self._unread.pop(self.iteration, None)
+            if outputs is None:
+                executor = self._started()
+                executor.extend(self.iteration + min(left, self.credit))
+                with self._noting_failure():
+                    outputs = executor.wait(self.iteration)
             self.iteration += 1
             yield Result(self.iteration - 1, outputs)
 
     def states(self) -> dict[str, Tensor]:
         """Copies of all states, after the iterations in flight are complete."""
-        return {name: value.clone() for name, value in self._settled()[1].items()}
+        found = {name: value.clone() for name, value in self._settled()[1].items()}
+        if self._gpus:  # later iterations write over the originals, on streams of their own
+            torch.cuda.synchronize()
+        return found
 
     def set_states(self, values: Mapping[str, Tensor]) -> None:
-        """Put values in place of the states named, for example parameters from elsewhere."""
+        """Put values in place of the states named, for example parameters from elsewhere.
+
+        The iterations in flight are completed before, with the old values.
+        """
         iteration, states = self._settled()
         values = self._own(values)
         for name, value in values.items():
@@ -187,23 +212,33 @@ class Run:
                 )
             _check_value(self.graph, name, value)
         fresh = {name: values.get(name, value) for name, value in states.items()}
+        self._keep_results()
         self._restart(iteration, fresh)
 
-    def evaluate(self, graph: Graph, *, data: DataSet | None = None) -> dict[str, float]:
+    def evaluate(self, graph: Graph) -> dict[str, float]:
         """The means of a graph's scalar outputs over the whole test set, each sample counted once.
 
         `graph` is what `purine.evaluation(net)` gives: its parameters are this run's.
         """
-        data = data or self.data
-        graph = check(graph)
+        data, graph = self.data, check(graph)
         sources = data_ops(graph)
         if not sources or data is None or data.test is None:
             raise ConfigError(
                 "there is nothing to evaluate on",
                 expected="a graph with a Data op, and data with a test part",
                 found=f"{len(sources)} Data ops, data {data.name if data else None!r}",
-                remedy="pass data= with a test part",
+                remedy="make the run with data that has a test part",
             )
+        for name in graph.outputs:
+            if torch.Size(graph.blobs[name].shape or ()).numel() != 1:
+                raise ConfigError(
+                    f"output {name!r} has no mean over the test set",
+                    where=graph.blobs[name].where,
+                    blob=name,
+                    expected="outputs that are single numbers",
+                    found=f"shape {list(graph.blobs[name].shape or ())}",
+                    remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
+                )
         batch, count = batch_of(graph, sources[0]), len(data.test)
         values = self._whole(self._settled()[1])
         totals = dict.fromkeys(graph.outputs, 0.0)
@@ -243,6 +278,8 @@ class Run:
         self.seed = saved.seed
         self._failure = None
         self._restart(saved.iteration, saved.values)
+        self._unread.clear()
+        self.iteration = saved.iteration
         return saved.iteration
 
     @property
@@ -261,7 +298,8 @@ class Run:
         """
         if self._executor is not None:
             try:
-                self.iteration, self._states = self._settled()
+                self._reached, self._states = self._settled()
+                self._keep_results()
             except RunError as error:
                 self._failure = error
             self._end_lanes()
@@ -277,7 +315,7 @@ class Run:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
-            return self.iteration, self._states
+            return self._reached, self._states
         with self._noting_failure():
             completed = self._executor.drain()
         return completed, self._executor.states()
@@ -290,14 +328,21 @@ class Run:
             self._failure = error
             raise
 
+    def _keep_results(self) -> None:
+        """Take what `steps` has still to give from lanes with nothing in flight."""
+        if self._executor is not None:
+            for iteration in range(self.iteration, self._executor.core.completed):
+                self._unread[iteration] = self._executor.wait(iteration)
+
     def _restart(self, iteration: int, values: Mapping[str, Tensor]) -> None:
         self._end_lanes()
         self._states = {name: values[name].clone() for name in self.graph.states}
-        self.iteration = iteration
+        self._reached = iteration
 
     def _end_lanes(self) -> None:
         if self._executor is not None:
             executor, self._executor = self._executor, None
+            self._abandoned.detach()
             executor.close()
             self._events += executor.trace().events
 
@@ -312,7 +357,7 @@ class Run:
                 self.graph,
                 states=self._states,
                 sources=self._sources,
-                start=self.iteration,
+                start=self._reached,
                 credit=self.credit,
                 threads=self.threads,
                 cores=self._cores,
@@ -321,6 +366,10 @@ class Run:
                 tf32=self._tf32,
                 record=bool(self.record),
             )
+            self._abandoned = weakref.finalize(self, self._executor.close)
+            self._abandoned.atexit = False
+            if not self._gpus:  # whose allocator does not know which streams read them
+                self._states = {}
             self._dispatched = self._executor.graph
         return self._executor
 
@@ -330,17 +379,15 @@ class Run:
             return sources
         return {name: pinned(kernel) for name, kernel in sources.items()}
 
-    def _fused(self, op: Op, overwrite: bool) -> Kernel:
+    def _fused(self, op: Op) -> Kernel:
         """The kernel of a fused op."""
         gpu = is_gpu(op.location)
         if not (gpu if self.compiled is None else self.compiled):
-            kind = lookup(op)
-            return kind.bind_overwrite(op) if overwrite else kind.bind(op)
-        key = (op.name, overwrite)
-        if key not in self._compiled:
-            self._compiled[key] = compiled(op, overwrite=overwrite)
-        kernel = self._compiled[key]
-        return captured(op, kernel, overwrite=overwrite) if gpu else as_kernel(kernel)
+            return lookup(op).bind_overwrite(op)
+        if op.name not in self._compiled:
+            self._compiled[op.name] = compiled(op)
+        kernel = self._compiled[op.name]
+        return captured(op, kernel) if gpu else as_kernel(kernel)
 
     def _sum(
         self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
@@ -361,8 +408,8 @@ class Run:
         )
         totals = dict.fromkeys(graph.outputs, 0.0)
         try:
-            executor.extend(times)
             for iteration in range(times):
+                executor.extend(min(times, iteration + self.credit))
                 for name, value in executor.wait(iteration).items():
                     totals[name] += float(value)
         finally:
@@ -418,11 +465,21 @@ def compute(
                 found=", ".join(feeds) or "none",
                 remedy=f"add {name!r} to feeds",
             )
-        _check_value(graph, name, feeds[name])
-    feeds = {name: laid_out(feeds[name], graph.blobs[name].layout) for name in graph.inputs}
+    given = {**feeds, **(states or {})}
+    for name in given:
+        if name not in graph.inputs and name not in graph.states:
+            raise RunError(
+                f"there is no input or state {name!r}",
+                blob=name,
+                expected=", ".join((*graph.inputs, *graph.states)) or "none",
+                found=repr(name),
+                remedy="mend the name, or leave it out of feeds and states",
+            )
+        _check_value(graph, name, given[name])
+    feeds = {name: _at_home(graph, name, feeds[name]) for name in graph.inputs}
     values = {name: value.clone() for name, value in (states or {}).items()}
     first = {**initial_states(graph, seed), **values}
-    first = {name: laid_out(first[name], graph.blobs[name].layout) for name in graph.states}
+    first = {name: _at_home(graph, name, first[name]) for name in graph.states}
     tf32 = False if _on_gpus(graph) else None
     executor = Executor(graph, states=first, feeds=feeds, credit=1, tf32=tf32)
     try:

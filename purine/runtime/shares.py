@@ -28,9 +28,8 @@ from torch import Tensor
 
 from purine.graph import Builder, Graph, Location, Op
 from purine.ops.average import is_flat
-from purine.ops.infer import size_in_bytes
+from purine.ops.infer import families, size_in_bytes
 from purine.ops.registry import Kernel, Kind, Results, lookup, register
-from purine.runtime.program import families
 
 __all__ = ["PRODUCT", "SHARE", "SHARED", "Shared", "in_shares"]
 

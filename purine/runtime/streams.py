@@ -41,14 +41,15 @@ class StreamPlan:
     `waits[k]` are the ops of other streams that op k, on a GPU, waits for: pairs of an op and how
     many iterations ago it ran. `host_waits[k]` are the same for op k on a CPU. `signals` are the
     ops that record an event. `foreign[k]` are the blobs that op k reads from other streams.
-    `fetched[k]` are the outputs of the graph that op k makes on a GPU.
+    `fetched[k]` are the outputs of the graph that op k makes on a GPU: pairs of an output and how
+    many iterations later it is one. What carries a state on is in the next.
     """
 
     waits: tuple[tuple[tuple[int, int], ...], ...]
     host_waits: tuple[tuple[tuple[int, int], ...], ...]
     signals: frozenset[int]
     foreign: tuple[tuple[str, ...], ...]
-    fetched: tuple[tuple[str, ...], ...]
+    fetched: tuple[tuple[tuple[str, int], ...], ...]
 
 
 def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> StreamPlan:
@@ -85,6 +86,11 @@ def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> Str
                     if reader != index and gpu[index] and gpu[reader]:
                         edge(reader, index, 0)
     carried = {state.read: state.next for state in graph.states.values()}
+    reported = {
+        state.next: state.read
+        for state in graph.states.values()
+        if state.read in graph.outputs and state.next != state.read
+    }
     number = {name: index for index, name in enumerate(plan.ops)}
     foreign, fetched = [], []
     for index, name in enumerate(plan.ops):
@@ -97,7 +103,8 @@ def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> Str
             if plan.station[number[maker.name]] != plan.station[index]:
                 found.append(blob)
         foreign.append(tuple(found))
-        asked = [blob for blob in op.outputs if blob != NOTHING and blob in graph.outputs]
+        asked = [(blob, 0) for blob in op.outputs if blob != NOTHING and blob in graph.outputs]
+        asked += [(reported[blob], 1) for blob in op.outputs if blob in reported]
         fetched.append(tuple(asked) if gpu[index] else ())
         if gpu[index] and asked:
             signals.add(index)
@@ -141,12 +148,21 @@ class Streams:
         }
         self._location = [graph.ops[name].location for name in plan.ops]
         self._events: list[list[Any]] = [[None] * self.size for _ in range(self.slots)]
-        self._fetched: list[dict[str, tuple[Tensor, Any]]] = [{} for _ in range(self.slots)]
+        self._fetched: list[dict[str, Any]] = [{} for _ in range(self.slots)]
         self._record = record
         self._timed: list[tuple[int, Any, Any]] = []
         self._devices = sorted({device_of(location).index for location in gpus})
         self._base: dict[int, tuple[int, Any]] = {}
         self.synchronize()
+        self._given = {
+            name: buffers.value(start, name).cpu()
+            for name in graph.outputs
+            if name not in graph.producers and is_gpu(graph.blobs[name].location)
+        }
+        """Outputs that no op makes: inputs, and what never changes."""
+        for name, state in graph.states.items():
+            if name in self._given and state.next != name:
+                self._fetched[start % self.slots][name] = self._given.pop(name)
         for device in self._devices:
             with torch.cuda.device(device):
                 event = torch.cuda.Event(enable_timing=True)
@@ -156,12 +172,9 @@ class Streams:
 
     def run(self, token: int) -> None:
         """Enqueue an op of a GPU, or run one of a CPU once what it reads is there."""
-        op = token % self.size
-        iteration = token // self.size
+        iteration, op = divmod(token, self.size)
         if not self._gpu[op]:
-            for before, ago in self.plan.host_waits[op]:
-                if iteration - ago >= self.start:
-                    self._events[(iteration - ago) % self.slots][before].synchronize()
+            self.wait(token)
             self.buffers.run(token)
             return
         slot = iteration % self.slots
@@ -182,8 +195,15 @@ class Streams:
                 if event is None:
                     event = self._events[slot][op] = torch.cuda.Event()
                 event.record(stream)
-        for blob in self.plan.fetched[op]:
-            self._fetch(iteration, op, blob)
+        for blob, later in self.plan.fetched[op]:
+            self._fetch(iteration, op, blob, later)
+
+    def wait(self, token: int) -> None:
+        """Let the host wait for what an op of a CPU reads from GPUs."""
+        iteration, op = divmod(token, self.size)
+        for before, ago in self.plan.host_waits[op]:
+            if iteration - ago >= self.start:
+                self._events[(iteration - ago) % self.slots][before].synchronize()
 
     def _mark(self, stream: Any) -> Any:
         if not self._record:
@@ -192,25 +212,25 @@ class Streams:
         event.record(stream)
         return event
 
-    def _fetch(self, iteration: int, op: int, blob: str) -> None:
-        """Begin to copy an output to the host."""
+    def _fetch(self, iteration: int, op: int, blob: str, later: int) -> None:
+        """Begin to copy an output that an op has made to the host."""
         slot = iteration % self.slots
-        value = self.buffers.value(iteration, blob)
+        value = self.buffers.value(iteration + later, blob)
         stream = self._outbound[self._location[op]]
         with torch.cuda.stream(stream):
             stream.wait_event(self._events[slot][op])
+            value.record_stream(stream)
             host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             host.copy_(value, non_blocking=True)
-            value.record_stream(stream)
             done = torch.cuda.Event()
             done.record(stream)
-        self._fetched[slot][blob] = (host, done)
+        self._fetched[(iteration + later) % self.slots][blob] = (host, done)
 
     def collect(self, iteration: int, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """The outputs of an iteration, as what `settle` waits for."""
         slot = iteration % self.slots
         fetched, self._fetched[slot] = self._fetched[slot], {}
-        return {name: fetched.get(name, value) for name, value in outputs.items()}
+        return {**outputs, **self._given, **fetched}
 
     def settle(self, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Outputs that are on the host."""
@@ -229,11 +249,32 @@ class Streams:
 
     def times(self) -> list[tuple[int, int, int]]:
         """What was recorded: tokens, and when they began and ended, by the host's clock."""
+        timed = list(self._timed)  # before the wait: all of these end within it
         self.synchronize()
+        clocks = {device: _Clock(*base) for device, base in self._base.items()}
         found = []
-        for token, begin, end in self._timed:
-            device = device_of(self._location[token % self.size]).index
-            zero, base = self._base[device]
-            first, last = (zero + int(1e6 * base.elapsed_time(mark)) for mark in (begin, end))
-            found.append((token, first, last))
+        for token, begin, end in timed:
+            clock = clocks[device_of(self._location[token % self.size]).index]
+            found.append((token, clock.time(begin), clock.time(end)))
+        return found
+
+
+class _Clock:
+    """When events happened, in nanoseconds of the host's clock.
+
+    Torch tells the time between two events as a float32 of milliseconds: after minutes, no better
+    than to some microseconds. So every second an event becomes one that later ones are told from.
+    """
+
+    def __init__(self, zero: int, base: Any) -> None:
+        self._base = base
+        self._marks: list[tuple[float, int, Any]] = [(0.0, zero, base)]
+
+    def time(self, event: Any) -> int:
+        rough = self._base.elapsed_time(event)
+        earlier = (mark for mark in reversed(self._marks) if mark[0] < rough - 1.0)
+        since, zero, mark = next(earlier, self._marks[0])
+        found = zero + int(1e6 * mark.elapsed_time(event))
+        if rough - since > 1000.0:
+            self._marks.append((rough, found, event))
         return found

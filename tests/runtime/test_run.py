@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -414,6 +416,62 @@ def test_a_run_may_be_changed_while_it_is_stepped(change: str, tmp_path: Path) -
         assert seen == ([1, 2, 1, 2] if change == "load" else [1, 2, 3, 4])
 
 
+@pytest.mark.parametrize("change", ["close", "set_states"])
+def test_no_result_is_lost_where_iterations_are_in_flight(change: str) -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data) as run:
+        expected = [result.loss for result in run.steps(6)]
+        after = run.states()
+    with pu.Run(step, data=data) as run:
+        found = []
+        for result in run.steps(6):
+            found.append((result.iteration, result.loss))
+            run.close() if change == "close" else run.set_states({})
+        assert found == list(enumerate(expected))
+        assert run.iteration == 6
+        assert equal(run.states(), after)
+
+
+def test_a_run_that_is_not_closed_ends_its_lanes_when_it_is_gone() -> None:
+    data = small_data()
+    step, _ = training(data)
+    before = set(threading.enumerate())
+    run = pu.Run(step, data=data)
+    assert len(list(run.steps(2))) == 2
+    assert set(threading.enumerate()) > before
+    del run
+    assert set(threading.enumerate()) == before
+
+
+def test_first_values_are_not_held_for_the_whole_run() -> None:
+    data = small_data()
+    net = pu.data.prepare(pu.zoo.mlp(batch=8, hidden=(16,)), data.train)
+    step = pu.solvers.adam(pu.backward(pu.mixed(net, "fp16")), lr=1e-3)
+    with pu.Run(step, data=data) as run:
+        first = weakref.ref(run._states["fc1/weight"])
+        list(run.steps(2))
+        assert first() is None
+
+
+def test_what_has_no_mean_is_not_evaluated() -> None:
+    data = small_data()
+    net = pu.data.prepare(pu.zoo.mlp(batch=8, hidden=(16,)), data.train)
+    with (
+        pu.Run(training(data)[0], data=data) as run,
+        pytest.raises(ConfigError, match=r"output 'fc2' has no mean[^$]*shape \[8, 10\]"),
+    ):
+        run.evaluate(pu.evaluation(net, ["loss", "fc2"]))
+
+
+def test_a_step_with_inputs_is_refused() -> None:
+    net = pu.Net()
+    x, label = net.input("x", (4, 3)), net.input("label", (4,), "int64")
+    pu.ops.softmax_loss(pu.ops.inner_product(x, 2, name="fc"), label, name="loss")
+    with pytest.raises(ConfigError, match=r"nothing makes blob 'x'[^$]*inputs x, label"):
+        pu.Run(pu.solvers.sgd(pu.backward(net.graph()), lr=0.1))
+
+
 def test_the_trace_outlives_the_lanes() -> None:
     data = small_data()
     step, _ = training(data)
@@ -475,3 +533,7 @@ def test_fed_values_have_to_fit() -> None:
         pu.compute(net.graph(), {"x": torch.zeros(3)})
     with pytest.raises(RunError, match="not fed"):
         pu.compute(net.graph())
+    with pytest.raises(RunError, match="no input or state 'z'"):
+        pu.compute(net.graph(), {"x": torch.zeros(4), "z": torch.zeros(4)})
+    with pytest.raises(RunError, match="no input or state 'wieght'"):
+        pu.compute(net.graph(), {"x": torch.zeros(4)}, states={"wieght": torch.zeros(4)})

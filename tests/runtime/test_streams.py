@@ -78,7 +78,17 @@ def test_outputs_made_on_a_gpu_are_fetched() -> None:
     step = to_device(sgd(pu.backward(mlp(batch=4)), lr=0.1), "cuda:0")
     plan, found = planned(step)
     maker = plan.ops.index(step.producers["loss"].name)
-    assert "loss" in found.fetched[maker]
+    assert ("loss", 0) in found.fetched[maker]
+    assert maker in found.signals
+
+
+def test_a_state_that_is_reported_is_fetched_behind_what_carries_it_on() -> None:
+    net = pu.mixed(mlp(batch=4), "fp16")
+    step = to_device(sgd(pu.backward(net), lr=0.1), "cuda:0")
+    assert "loss_scale" in step.outputs
+    plan, found = planned(step)
+    maker = plan.ops.index(step.producers[step.states["loss_scale"].next].name)
+    assert ("loss_scale", 1) in found.fetched[maker]
     assert maker in found.signals
 
 
