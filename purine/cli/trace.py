@@ -19,7 +19,8 @@ def trace(
     """Sum up a trace: time by kind, busy lanes, the critical path and its longest waits.
 
     For several devices also: how long each computed, what it waited for, and how much of the
-    transfers and reductions was hidden behind compute.
+    transfers and reductions was hidden behind compute. All without warm-up: the first
+    iteration, or the first three where ops are fused, which are compiled and captured in these.
 
     \b
     purine train --net lenet --iters 50 --trace --out runs/a
@@ -29,8 +30,7 @@ def trace(
     from purine.runtime.trace import Trace, summary
 
     recorded = Trace.load(path / "trace.json" if path.is_dir() else path)
-    found = summary(recorded)
-    typer.echo(found.text(top=top), nl=False)
-    if len(devices_of_trace(recorded)) > 1:
-        report = overlap(recorded, skip=min(1, found.iterations - 1))
-        typer.echo(f"\n{report.text()}", nl=False)
+    typer.echo(summary(recorded).text(top=top), nl=False)
+    devices = devices_of_trace(recorded)
+    if len(devices) > 1:
+        typer.echo(f"\n{overlap(recorded).text()}", nl=False)

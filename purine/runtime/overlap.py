@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from purine.errors import ConfigError
 from purine.runtime.tables import as_table, as_time, natural
-from purine.runtime.trace import Event, Trace, causes
+from purine.runtime.trace import Event, Trace, causes, window
 
 __all__ = ["DeviceTime", "Report", "devices_of_trace", "overlap"]
 
@@ -119,8 +118,10 @@ def devices_of_trace(trace: Trace) -> tuple[str, ...]:
     return tuple(sorted(found, key=natural))
 
 
-def overlap(trace: Trace, *, skip: int = 1) -> Report:
+def overlap(trace: Trace, *, skip: int | None = None) -> Report:
     """Divide the time of every device, from the end of the first `skip` iterations on.
+
+    Without `skip` these are the trace's warm-up.
 
     >>> place, other = "host a, cpu:0", "host a, cpu:1"
     >>> trace = Trace(
@@ -135,7 +136,7 @@ def overlap(trace: Trace, *, skip: int = 1) -> Report:
     [(20, 6, 4), (4, 6, 20)]
     """
     events = trace.events
-    first, begin, end = _window(events, skip)
+    first, begin, end = window(trace, trace.warm_up if skip is None else skip)
     last = max(event.iteration for event in events)
     before = causes(trace)
     queues: dict[str, list[int]] = {location: [] for location in devices_of_trace(trace)}
@@ -175,22 +176,6 @@ def overlap(trace: Trace, *, skip: int = 1) -> Report:
         moving.total(),
         sum(map(_covered, exposed.values())),
     )
-
-
-def _window(events: Sequence[Event], skip: int) -> tuple[int, int, int]:
-    """The first iteration that counts, and when what counts begins and ends."""
-    iterations = sorted({event.iteration for event in events})
-    if not 0 <= skip < len(iterations):
-        raise ConfigError(
-            f"{skip} iterations are to be left out of a trace of {len(iterations)}",
-            expected=f"0 to {len(iterations) - 1}" if iterations else "a trace with events",
-            found=str(skip),
-            remedy="leave out fewer, or record more iterations",
-        )
-    first = iterations[skip]
-    end = max(event.end for event in events)
-    ends = (event.end for event in events if event.iteration < first)
-    return first, max(ends, default=events[0].start), end
 
 
 def _gaps(

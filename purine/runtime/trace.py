@@ -3,6 +3,9 @@
 A trace holds the events of a run with the edges between its ops, so it explains itself without the
 graph. Its file is trace-event JSON, which Perfetto and Chrome show as a timeline, and which reads
 back to an equal trace: times are whole nanoseconds and survive the format's microseconds.
+
+What a trace says of a run is said of what comes after its warm-up: the first iterations, in which
+kernels are compiled, are unlike all others.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from purine.errors import RunError
+from purine.errors import ConfigError, RunError
 from purine.graph import Graph
+from purine.ops.fused import FUSED
 from purine.runtime.packing import PACK
 from purine.runtime.tables import as_table, as_time, natural
 
@@ -31,9 +35,11 @@ __all__ = [
     "PathStep",
     "Summary",
     "Trace",
+    "Window",
     "causes",
     "edges_of",
     "summary",
+    "window",
 ]
 
 Edge: TypeAlias = tuple[str, str, int]
@@ -41,6 +47,10 @@ Edge: TypeAlias = tuple[str, str, int]
 
 VERSION = 1
 """The version of what `Trace.save` adds to the trace-event format."""
+
+_WARM_UP, _FUSED_WARM_UP = 1, 3
+"""Iterations of warm-up: buffers are made and algorithms chosen in the first; fused ops are
+compiled in their first call and, on a GPU, captured in their third."""
 
 _Json: TypeAlias = dict[str, object]
 _T = TypeVar("_T")
@@ -77,21 +87,39 @@ class Trace:
         ordered = tuple(sorted(self.events, key=lambda event: (event.start, event.end)))
         object.__setattr__(self, "events", ordered)
 
-    def times(self) -> dict[str, float]:
-        """Seconds of each op: the median over iterations, without the first where there are more.
+    @property
+    def iterations(self) -> tuple[int, ...]:
+        """The iterations that were recorded, in order."""
+        return tuple(sorted({event.iteration for event in self.events}))
 
-        What `pipeline` cuts a step by, if it is told. Filters that a run packs are no op's.
+    @property
+    def warm_up(self) -> int:
+        """How many of the first iterations are left out of what the trace says of a run.
+
+        Where ops are fused it is three, else one, and always fewer than there are.
+
+        >>> calls = (Event("a", "Fused", i, "host a, cpu:0", "compute", i, i) for i in range(8))
+        >>> Trace(tuple(calls)).warm_up
+        3
         """
-        spent: dict[str, list[int]] = {}
-        first = min((event.iteration for event in self.events), default=0)
-        for event in sorted(self.events, key=lambda event: event.iteration):
+        return max(0, min(_needed(self), len(self.iterations) - 1))
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each op: the median over the iterations behind warm-up in which it ran.
+
+        An op that ran in none of these counts with warm-up. What `pipeline` cuts a step by, if it
+        is told. Filters that a run packs are no op's.
+        """
+        settled = self.iterations[self.warm_up :]
+        every: dict[str, list[int]] = defaultdict(list)
+        counted: dict[str, list[int]] = defaultdict(list)
+        for event in self.events:
             if event.kind == PACK:
                 continue
-            found = spent.setdefault(event.op, [])
-            if event.iteration == first + 1:
-                found.clear()
-            found.append(event.end - event.start)
-        return {op: statistics.median(found) / 1e9 for op, found in spent.items()}
+            every[event.op].append(event.end - event.start)
+            if event.iteration >= settled[0]:
+                counted[event.op].append(event.end - event.start)
+        return {op: statistics.median(counted.get(op, spent)) / 1e9 for op, spent in every.items()}
 
     def save(self, path: Path) -> None:
         """Write trace-event JSON: a process for each location, a thread for each lane.
@@ -169,7 +197,7 @@ class KindTime:
 
 @dataclass(frozen=True, slots=True)
 class LaneTime:
-    """How long a lane was busy within `span`, the time from the first event to the last."""
+    """How long a lane was busy within `span`, the time from the end of warm-up to the end."""
 
     location: str
     lane: str
@@ -194,10 +222,16 @@ class PathStep:
 class Summary:
     """What a trace says: time by kind, busy lanes, iterations, and the critical path.
 
+    The first `warm_up` iterations, which took `warm_up_time` ns, are left out: `span` is the time
+    from their end to that of the trace. `unsettled` more would be, if there were enough of others.
     `iteration_time` is the mean between the ends of iterations in ns, so that overlap of iterations
-    counts; for a single iteration it is the span. `path` runs from the first event to the last.
+    counts; for a single iteration it is the span. `kinds` have all of the events of the iterations
+    that count. Lanes, and the path to the last event, have what lies within the span.
     """
 
+    warm_up: int
+    warm_up_time: int
+    unsettled: int
     span: int
     iterations: int
     iteration_time: float
@@ -217,7 +251,7 @@ class Summary:
         waits = sorted((step for step in self.path if step.waited), key=lambda step: -step.waited)
         sections = [
             f"iterations: {self.iterations}, {as_time(self.iteration_time)} each, "
-            f"{as_time(self.span)} in all",
+            f"{as_time(self.span)} in all" + self._left_out(),
             "time by kind\n" + _kind_table(self.kinds, top),
             "lanes\n" + _lane_table(self.lanes, top),
             f"critical path: {len(self.path)} events, {as_time(running)} running, "
@@ -227,9 +261,20 @@ class Summary:
             sections.append("longest waits on it\n" + _wait_table(waits[:top]))
         return "\n\n".join(sections) + "\n"
 
+    def _left_out(self) -> str:
+        """Lines that say what of the warm-up is not counted, and what is for want of iterations."""
+        found = ""
+        if self.warm_up:
+            first = f"{self.warm_up} iterations" if self.warm_up > 1 else "iteration"
+            found += f"\nwithout the first {first}: warm-up, {as_time(self.warm_up_time)}"
+        if self.unsettled:
+            fewest = self.warm_up + self.unsettled + 1
+            found += f"\nwith warm-up in it: record {fewest} iterations or more"
+        return found
+
 
 def summary(trace: Trace) -> Summary:
-    """Count and add up the events of a trace, and find its critical path.
+    """Count and add up the events behind the warm-up of a trace, and find its critical path.
 
     >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
     >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
@@ -237,25 +282,70 @@ def summary(trace: Trace) -> Summary:
     >>> [(step.event.op, step.waited) for step in found.path]
     [('a', 0), ('b', 5)]
     """
-    events = trace.events
-    span = max(event.end for event in events) - events[0].start if events else 0
-    path = _critical_path(trace)
-    ends: dict[int, int] = {}
-    for event in events:
-        ends[event.iteration] = max(event.end, ends.get(event.iteration, event.end))
-    between = max(ends) - min(ends) if ends else 0
+    events, iterations, skip = trace.events, trace.iterations, trace.warm_up
+    if not events:
+        return Summary(0, 0, 0, 0, 0, 0.0, (), (), (), ())
+    first, begin, end = window(trace, skip)
+    span = end - begin
+    turns = iterations[-1] - iterations[skip - 1] if skip else 1
+    path = _critical_path(trace, begin)
     return Summary(
+        warm_up=skip,
+        warm_up_time=begin - events[0].start,
+        unsettled=_needed(trace) - skip,
         span=span,
-        iterations=len(ends),
-        iteration_time=(max(ends.values()) - min(ends.values())) / between if between else span,
-        kinds=_by_kind(events),
+        iterations=len(iterations) - skip,
+        iteration_time=span / turns,
+        kinds=_by_kind(event for event in events if event.iteration >= first),
         lanes=tuple(
-            LaneTime(location, lane, _busy([events[index] for index in queue]), span)
+            LaneTime(location, lane, _busy([events[index] for index in queue], begin), span)
             for (location, lane), queue in _lanes(events).items()
         ),
         path=path,
-        path_kinds=_by_kind(step.event for step in path),
+        path_kinds=_by_kind(_from(begin, step.event) for step in path),
     )
+
+
+class Window(NamedTuple):
+    """A part of a trace: the first iteration that counts, and when what counts begins and ends."""
+
+    first: int
+    begin: int
+    end: int
+
+
+def window(trace: Trace, skip: int) -> Window:
+    """From the end of the first `skip` iterations to the end of the trace.
+
+    Iterations overlap, so some of what counts may run before it, but none of what is skipped in it.
+
+    >>> calls = [Event("a", "K", i, "host a, cpu:0", "io", 5 * i, 5 * i + 9) for i in range(3)]
+    >>> window(Trace(tuple(calls)), 1)
+    Window(first=1, begin=9, end=19)
+    """
+    events, iterations = trace.events, trace.iterations
+    if not 0 <= skip < len(iterations):
+        raise ConfigError(
+            f"{skip} iterations are to be left out of a trace of {len(iterations)}",
+            expected=f"0 to {len(iterations) - 1}" if iterations else "a trace with events",
+            found=str(skip),
+            remedy="leave out fewer, or record more iterations",
+        )
+    first = iterations[skip]
+    skipped = (event.end for event in events if event.iteration < first)
+    begin = max(skipped, default=events[0].start)
+    return Window(first, begin, max(event.end for event in events))
+
+
+def _needed(trace: Trace) -> int:
+    """The iterations of warm-up, were there more than enough of others."""
+    fused = any(event.kind == FUSED for event in trace.events)
+    return _FUSED_WARM_UP if fused else _WARM_UP
+
+
+def _from(begin: int, event: Event) -> Event:
+    """What of an event lies behind `begin`."""
+    return event if event.start >= begin else replace(event, start=min(begin, event.end))
 
 
 def _lanes(events: Sequence[Event]) -> dict[tuple[str, str], list[int]]:
@@ -281,10 +371,9 @@ def _by_kind(events: Iterable[Event]) -> tuple[KindTime, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.total, row.kind)))
 
 
-def _busy(queue: Sequence[Event]) -> int:
-    """The time covered by events sorted by start; where they overlap it counts once."""
-    busy = 0
-    covered = queue[0].start
+def _busy(queue: Sequence[Event], begin: int) -> int:
+    """The time from `begin` on that events sorted by start cover; overlaps count once."""
+    busy, covered = 0, begin
     for event in queue:
         busy += max(0, event.end - max(event.start, covered))
         covered = max(covered, event.end)
@@ -324,19 +413,17 @@ def causes(trace: Trace) -> list[int | None]:
     return found
 
 
-def _critical_path(trace: Trace) -> tuple[PathStep, ...]:
-    """Walk back from the event that ended last, each time to what the event had to wait for."""
+def _critical_path(trace: Trace, begin: int) -> tuple[PathStep, ...]:
+    """Walk back from the event that ended last, each time to what it waited for, until `begin`."""
     events = trace.events
-    if not events:
-        return ()
     before = causes(trace)
     path: list[PathStep] = []
     here: int | None = max(range(len(events)), key=lambda index: (events[index].end, index))
     while here is not None:
         cause = before[here]
-        ready = events[0].start if cause is None else events[cause].end
+        ready = begin if cause is None else max(begin, events[cause].end)
         path.append(PathStep(events[here], max(0, events[here].start - ready)))
-        here = cause
+        here = cause if ready > begin else None
     return tuple(reversed(path))
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import purine as pu
 from purine.errors import ConfigError
 from purine.runtime.overlap import DeviceTime, Report, devices_of_trace, overlap
-from purine.runtime.trace import Edge, Event, Trace
+from purine.runtime.trace import Edge, Event, Trace, window
 from tests.command import call
+from tests.runtime.traces import CARD, MICRO, MILLI, on_gpu
 
 CPU0, CPU1 = "host a, cpu:0", "host a, cpu:1"
 
@@ -192,8 +193,20 @@ def test_too_few_iterations(trace: Trace, skip: int, text: str) -> None:
         overlap(trace, skip=skip)
 
 
+@pytest.mark.parametrize("first", [0, 500])
+def test_a_gpu_behind_its_warm_up(first: int) -> None:
+    found = overlap(on_gpu(13, first=first))
+    wall, busy = 101 * MILLI, 100 * MILLI
+    assert (found.first, found.last) == (first + 3, first + 12)
+    assert found.devices == (
+        DeviceTime(CARD, wall, busy, 0, 0, 0, other=MILLI, moving=9 * 200 * MICRO),
+    )
+    assert (found.exposed, found.hidden) == (0, 1.0)
+    assert found.bubble == pytest.approx(1 / 101)
+
+
 LANES = st.sampled_from(["compute", "compute:1", "inbound", "outbound", "io", "own"])
-KINDS = st.sampled_from(["Conv", "Copy", "Average", "Data"])
+KINDS = st.sampled_from(["Conv", "Copy", "Average", "Data", "Fused"])
 
 
 @st.composite
@@ -215,25 +228,26 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @settings(max_examples=200, deadline=None)
-@given(traces())
-def test_the_time_of_a_device_is_divided_without_rest(trace: Trace) -> None:
-    found = overlap(trace, skip=0)
+@given(traces(), st.sampled_from([0, None]))
+def test_the_time_of_a_device_is_divided_without_rest(trace: Trace, skip: int | None) -> None:
+    found = overlap(trace, skip=skip)
+    begin = window(trace, trace.warm_up if skip is None else skip).begin
     for device in found.devices:
         _, wall, *parts, moving = astuple(device)
         assert wall == sum(parts) == found.wall
         assert min(parts) >= 0
         assert moving >= 0
-        assert device.busy == busy(trace, device.location)
+        assert device.busy == busy(trace, device.location, begin)
     assert 0 <= found.exposed <= found.moving
     assert 0 <= found.hidden <= 1
 
 
-def busy(trace: Trace, location: str) -> int:
-    """The moments in which a device computes, counted one by one."""
+def busy(trace: Trace, location: str, begin: int) -> int:
+    """The moments from `begin` on in which a device computes, counted one by one."""
     moments: set[int] = set()
     for item in trace.events:
         if item.location == location and item.lane.startswith("compute"):
-            moments.update(range(item.start, item.end))
+            moments.update(range(max(item.start, begin), item.end))
     return len(moments)
 
 

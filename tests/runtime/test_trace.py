@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purine.errors import RunError
+import purine as pu
+from purine.errors import ConfigError, RunError
 from purine.graph import Builder, Graph
-from purine.runtime.trace import Event, Trace, edges_of, summary
+from purine.runtime.trace import Event, Trace, edges_of, summary, window
+from tests.runtime.traces import CARD, COMPILED, HOST, MICRO, MILLI, on_gpu
 
 CPU0, CPU1 = "host a, cpu:0", "host a, cpu:1"
 
@@ -31,10 +33,10 @@ def event(
     return Event(op, kind, iteration, location, lane, start, end)
 
 
-def two_devices() -> Trace:
-    """Two iterations: `read` on io, `left` on one device, `right` on the other, then `sum`."""
+def two_devices(*starts: int) -> Trace:
+    """Iterations of `read` on io, `left` on one device, `right` on the other, then `sum`."""
     events: list[Event] = []
-    for i, t in ((0, 1_000), (1, 5_000)):
+    for i, t in enumerate(starts or (1_000, 5_000)):
         events += [
             event("read", t, t + 500, iteration=i, kind="Data", lane="io"),
             event("left", t + 500, t + 2_000, iteration=i, kind="Conv"),
@@ -307,9 +309,12 @@ def test_two_states_of_one_op_make_one_edge() -> None:
 
 # The summary.
 
+THREE = two_devices(1_000, 4_900, 8_900)
+"""The first iteration is warm-up, and ends when the second begins."""
+
 
 def test_time_by_kind() -> None:
-    found = summary(two_devices())
+    found = summary(THREE)
     assert [(row.kind, row.count, row.total, row.mean) for row in found.kinds] == [
         ("Conv", 4, 7_400, 1_850),
         ("Data", 2, 1_000, 500),
@@ -322,7 +327,7 @@ def test_time_by_kind() -> None:
 
 
 def test_busy_lanes() -> None:
-    found = summary(two_devices())
+    found = summary(THREE)
     assert found.span == 7_900
     assert [(row.location, row.lane, row.busy, row.span) for row in found.lanes] == [
         (CPU0, "compute", 4_800, 7_900),
@@ -345,19 +350,19 @@ def test_overlap_in_a_lane_counts_once() -> None:
 def test_iteration_time_counts_overlap() -> None:
     events = [event("a", 10 * i, 10 * i + 25, iteration=i, lane=f"compute:{i}") for i in (1, 2, 4)]
     found = summary(Trace(tuple(events)))
-    assert (found.iterations, found.iteration_time) == (3, 10.0)
+    assert (found.iterations, found.iteration_time) == (2, 10.0)
     alone = summary(Trace((event("a", 5, 9), event("b", 10, 12))))
     assert (alone.iterations, alone.iteration_time) == (1, 7)
 
 
 def test_the_critical_path() -> None:
-    found = summary(two_devices())
+    found = summary(THREE)
     assert [(s.event.op, s.event.iteration, s.waited) for s in found.path] == [
-        ("read", 0, 0),
-        ("read", 1, 3_500),
-        ("right", 1, 200),
-        ("sum", 1, 100),
-        ("step", 1, 0),
+        ("read", 1, 0),
+        ("read", 2, 3_500),
+        ("right", 2, 200),
+        ("sum", 2, 100),
+        ("step", 2, 0),
     ]
     assert [(row.kind, row.total) for row in found.path_kinds] == [
         ("Conv", 2_200),
@@ -371,15 +376,16 @@ def test_the_critical_path() -> None:
 
 def test_the_critical_path_goes_through_a_state_of_the_iteration_before() -> None:
     events = (
-        event("step", 0, 10, iteration=0),
+        event("first", 0, 10, iteration=0),
+        event("step", 10, 20, iteration=1),
         event("step", 30, 40, iteration=2),
         event("use", 12, 15, iteration=1, location=CPU1),
         event("use", 45, 50, iteration=3, location=CPU1),
     )
     path = summary(Trace(events, (("step", "use", 1),))).path
     assert [(s.event.op, s.event.iteration, s.waited) for s in path] == [
-        ("step", 0, 0),
-        ("step", 2, 20),
+        ("step", 1, 0),
+        ("step", 2, 10),
         ("use", 3, 5),
     ]
 
@@ -400,7 +406,10 @@ def test_any_trace_has_a_summary(trace: Trace) -> None:
     found = summary(trace)
     assert all(0 <= lane.fraction <= 1 for lane in found.lanes)
     assert all(0 <= lane.busy <= lane.span for lane in found.lanes)
-    assert sum(row.count for row in found.kinds) == len(trace.events)
+    settled = trace.iterations[trace.warm_up :]
+    counted = [each for each in trace.events if each.iteration in settled]
+    assert found.iterations == len(settled)
+    assert sum(row.count for row in found.kinds) == len(counted)
     if found.path:
         assert found.path[-1].event.end == max(each.end for each in trace.events)
     assert found.text(top=2)
@@ -408,6 +417,7 @@ def test_any_trace_has_a_summary(trace: Trace) -> None:
 
 REPORT = """\
 iterations: 2, 4.0 µs each, 7.9 µs in all
+without the first iteration: warm-up, 3.9 µs
 
 time by kind
   kind             count   total  share    mean
@@ -429,13 +439,13 @@ critical path: 5 events, 4.1 µs running, 3.8 µs waiting
 
 longest waits on it
   op     location       iteration  waited
-  read   host a, cpu:0          1  3.5 µs
-  right  host a, cpu:1          1  0.2 µs
+  read   host a, cpu:0          2  3.5 µs
+  right  host a, cpu:1          2  0.2 µs
 """
 
 
 def test_the_report() -> None:
-    assert summary(two_devices()).text(top=2) == REPORT
+    assert summary(THREE).text(top=2) == REPORT
 
 
 def test_the_report_of_nothing() -> None:
@@ -455,3 +465,114 @@ def test_times_of_ops_are_medians_without_the_first_iteration() -> None:
         event("b", 40_000, 45_000, iteration=4),
     ]
     assert Trace(tuple(events)).times() == {"a": 2e-6, "b": 5e-6}
+
+
+# Warm-up.
+
+
+def calls(kind: str, count: int) -> Trace:
+    return Trace(tuple(event("a", i, i + 1, iteration=i + 7, kind=kind) for i in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "recorded", "left_out"),
+    [
+        *(("Conv", count, left) for count, left in ((0, 0), (1, 0), (2, 1), (9, 1))),
+        *(("Fused", count, left) for count, left in ((1, 0), (2, 1), (3, 2), (4, 3), (9, 3))),
+    ],
+)
+def test_warm_up_is_three_iterations_with_fused_ops_and_one_without(
+    kind: str, recorded: int, left_out: int
+) -> None:
+    assert calls(kind, recorded).warm_up == left_out
+
+
+@pytest.mark.parametrize("first", [0, 500])
+def test_compilation_and_capture_are_no_part_of_the_numbers(first: int) -> None:
+    found = summary(on_gpu(13, first=first))
+    assert (found.warm_up, found.unsettled, found.iterations) == (3, 0, 10)
+    assert found.warm_up_time == COMPILED + 1_000 * MILLI + 11 * MILLI + 200 * MICRO
+    assert found.span == 10 * found.iteration_time == 10 * (10 * MILLI + 100 * MICRO)
+    assert [(row.kind, row.count, row.mean) for row in found.kinds] == [
+        ("Fused", 10, 10 * MILLI),
+        ("Data", 10, 500 * MICRO),
+        ("Copy", 10, 200 * MICRO),
+    ]
+    steps = [(step.event.op, step.event.iteration, step.waited) for step in found.path]
+    assert steps == [("fused/0", first + i, 100 * MICRO) for i in range(3, 13)]
+    assert [(row.kind, row.total) for row in found.path_kinds] == [("Fused", 100 * MILLI)]
+
+
+def test_a_lane_is_busy_with_what_lies_behind_warm_up() -> None:
+    """One batch is read before, and one from 300 µs before the end of warm-up to 200 behind it."""
+    found = summary(on_gpu(13))
+    assert [(row.location, row.lane, row.busy, row.span) for row in found.lanes] == [
+        (HOST, "io", 200 * MICRO + 8 * 500 * MICRO, 101 * MILLI),
+        (CARD, "compute", 100 * MILLI, 101 * MILLI),
+        (CARD, "inbound", 9 * 200 * MICRO, 101 * MILLI),
+    ]
+
+
+def test_the_path_has_what_lies_behind_warm_up() -> None:
+    events = (
+        event("a", 0, 10),
+        event("read", 2, 6, iteration=1, lane="io"),
+        event("send", 6, 14, iteration=1, lane="inbound"),
+        event("a", 16, 20, iteration=1, location=CPU1),
+    )
+    found = summary(Trace(events, (("read", "send", 0), ("send", "a", 0))))
+    assert [(step.event.op, step.waited) for step in found.path] == [("send", 0), ("a", 2)]
+    assert [row.total for row in found.path_kinds] == [8]
+    assert found.span == 10
+
+
+def test_a_lane_that_only_worked_in_warm_up_is_idle() -> None:
+    events = (event("load", 0, 4, lane="io"), event("a", 4, 9), event("a", 9, 12, iteration=1))
+    lanes = summary(Trace(events)).lanes
+    assert [(row.lane, row.busy) for row in lanes] == [("compute", 3), ("io", 0)]
+
+
+def test_the_report_tells_what_it_leaves_out() -> None:
+    lines = summary(on_gpu(13)).text().splitlines()
+    assert lines[:2] == [
+        "iterations: 10, 10.1 ms each, 101.0 ms in all",
+        "without the first 3 iterations: warm-up, 61,011.2 ms",
+    ]
+
+
+def test_the_report_tells_of_warm_up_that_it_has_to_count() -> None:
+    lines = summary(on_gpu(3)).text().splitlines()
+    assert lines[1:3] == [
+        "without the first 2 iterations: warm-up, 60,011.1 ms",
+        "with warm-up in it: record 4 iterations or more",
+    ]
+    alone = summary(calls("Conv", 1)).text().splitlines()
+    assert alone[1] == "with warm-up in it: record 2 iterations or more"
+    assert "warm-up" not in summary(Trace()).text()
+
+
+def test_a_window_leaves_an_iteration() -> None:
+    assert window(calls("Conv", 3), 2) == (9, 2, 3)
+    with pytest.raises(ConfigError, match="expected: 0 to 2"):
+        window(calls("Conv", 3), 3)
+
+
+def test_times_of_fused_ops_are_those_behind_warm_up() -> None:
+    assert on_gpu(4).times() == {"data": 500e-6, "data@cuda:0": 200e-6, "fused/0": 10e-3}
+
+
+def test_a_compiled_run() -> None:
+    data = pu.data.fashion_mini()
+    net = pu.data.prepare(pu.zoo.mlp(batch=8), data.train)
+    step = pu.fuse(pu.solvers.sgd(pu.backward(net), lr=0.05))
+    with pu.Run(step, data=data, compiled=True, record=True) as run:
+        for _ in run.steps(8):
+            pass
+        trace = run.trace
+    found = summary(trace)
+    spent = {e.iteration: e.end - e.start for e in trace.events if e.kind == "Fused"}
+    (row,) = (row for row in found.kinds if row.kind == "Fused")
+    assert (found.warm_up, found.iterations) == (3, 5)
+    assert (row.count, row.total) == (5, sum(spent[i] for i in range(3, 8)))
+    assert row.mean < spent[0] < found.warm_up_time
+    assert all(0 <= lane.fraction <= 1 for lane in found.lanes)
