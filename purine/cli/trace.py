@@ -18,8 +18,8 @@ def trace(
 ) -> None:
     """Sum up a trace: time by kind, busy lanes, the critical path and its longest waits.
 
-    For several devices also: how long each computed, what it waited for, and how much of the
-    transfers and reductions was hidden behind compute. All without warm-up: the first
+    For GPUs and for several devices also: how long each computed, what it waited for, and how much
+    of the transfers and reductions was hidden behind compute. All without warm-up: the first
     iteration, or the first three where ops are fused, which are compiled and captured in these.
 
     \b
@@ -32,5 +32,5 @@ def trace(
     recorded = Trace.load(path / "trace.json" if path.is_dir() else path)
     typer.echo(summary(recorded).text(top=top), nl=False)
     devices = devices_of_trace(recorded)
-    if len(devices) > 1:
+    if len(devices) > 1 or any(", cuda:" in device for device in devices):
         typer.echo(f"\n{overlap(recorded).text()}", nl=False)

@@ -1,4 +1,4 @@
-"""How well a run on several devices hides what is not compute, from its trace.
+"""How well a run on GPUs or several devices hides what is not compute, from its trace.
 
 The time of each device is divided without rest: its compute lanes are busy, or they wait, and then
 every nanosecond goes to what ran at that moment on the chain of causes of the op that runs next.
@@ -99,6 +99,8 @@ class Report:
         which = (
             f"iterations {self.first} to {self.last}" if count > 1 else f"iteration {self.first}"
         )
+        one = len(self.devices) == 1
+        devices, whose = ("device", "its") if one else ("devices", "all devices'")
         moving = (
             f"transfers and reductions: {as_time(self.moving / count)}, "
             f"{as_time(self.exposed / count)} exposed, {self.hidden:.1%} hidden"
@@ -106,9 +108,9 @@ class Report:
             else "transfers and reductions: none"
         )
         return (
-            f"devices in {which}, {as_time(self.wall / count)} each: "
+            f"{devices} in {which}, {as_time(self.wall / count)} each: "
             f"compute, and what it waited for\n{as_table([head, *rows], left=1)}\n"
-            f"{moving}\nidle: {self.bubble:.1%} of all devices' time{promised}\n"
+            f"{moving}\nidle: {self.bubble:.1%} of {whose} time{promised}\n"
         )
 
 

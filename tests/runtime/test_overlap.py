@@ -205,6 +205,20 @@ def test_a_gpu_behind_its_warm_up(first: int) -> None:
     assert found.bubble == pytest.approx(1 / 101)
 
 
+ONE_GPU = """\
+device in iterations 3 to 12, 10.1 ms each: compute, and what it waited for
+  location        compute  share    data  transfers   peers     other    moving
+  host a, cuda:0  10.0 ms  99.0%  0.0 µs     0.0 µs  0.0 µs  100.0 µs  180.0 µs
+transfers and reductions: 180.0 µs, 0.0 µs exposed, 100.0% hidden
+idle: 1.0% of its time
+"""
+
+
+def test_the_command_reports_on_one_gpu(tmp_path: Path) -> None:
+    on_gpu(13).save(tmp_path / "trace.json")
+    assert call("trace", tmp_path).out.endswith(f"\n\n{ONE_GPU}")
+
+
 LANES = st.sampled_from(["compute", "compute:1", "inbound", "outbound", "io", "own"])
 KINDS = st.sampled_from(["Conv", "Copy", "Average", "Data", "Fused"])
 
