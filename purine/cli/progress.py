@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -165,12 +166,18 @@ class _Meter:
         self._since = perf_counter()
 
     def add(self, event: Trained) -> None:
+        self._images += self.plan.images
+        if not math.isfinite(event.loss):  # a loss scale skipped it
+            return
         self.loss = (
             event.loss
             if self.loss is None
             else _SMOOTHING * self.loss + (1 - _SMOOTHING) * event.loss
         )
-        self._images += self.plan.images
+
+    @property
+    def loss_text(self) -> str:
+        return "?" if self.loss is None else f"{self.loss:.4f}"
 
     @property
     def seconds(self) -> float:
@@ -202,7 +209,9 @@ class _Lines:
             place = (
                 f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}/{plan.iterations}"
             )
-            facts = f"loss {self.meter.loss:.4f}, lr {event.lr:.3g}"
+            facts = f"loss {self.meter.loss_text}, lr {event.lr:.3g}"
+            if event.loss_scale is not None:
+                facts += f", loss scale {event.loss_scale:g}"
             print(f"{place}: {facts}, {self.meter.speed():,.0f} {plan.samples}/s", flush=True)
 
     def note(self, text: str) -> None:
@@ -210,7 +219,7 @@ class _Lines:
 
 
 class _Bar:
-    """A progress bar with loss, learning rate, samples a second and the time left."""
+    """A progress bar with loss, rate, loss scale if any, samples a second and the time left."""
 
     def __init__(self, plan: Plan) -> None:
         self.meter = _Meter(plan)
@@ -221,6 +230,7 @@ class _Bar:
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("loss {task.fields[loss]}"),
             TextColumn("lr {task.fields[lr]}"),
+            *([TextColumn("scale {task.fields[scale]}")] if plan.has_loss_scale else []),
             TextColumn(f"{{task.fields[speed]}} {plan.samples}/s"),
             TimeRemainingColumn(),
             transient=True,
@@ -238,7 +248,7 @@ class _Bar:
         self.meter.add(event)
         if self.task is None:
             self.task = self.progress.add_task(
-                "", total=plan.iterations, epoch="", loss="", lr="", speed="?"
+                "", total=plan.iterations, epoch="", loss="", lr="", scale="", speed="?"
             )
         if self.meter.seconds >= 0.5:
             speed = f"{self.meter.speed():,.0f}"
@@ -247,8 +257,9 @@ class _Bar:
             self.task,
             completed=event.iteration,
             epoch=f"{event.epoch}/{plan.epochs}",
-            loss=f"{self.meter.loss:.4f}",
+            loss=self.meter.loss_text,
             lr=f"{event.lr:.3g}",
+            scale="" if event.loss_scale is None else f"{event.loss_scale:g}",
         )
 
     def note(self, text: str) -> None:

@@ -50,6 +50,7 @@ from purine.job.placing import (
 )
 from purine.job.start import absolute_weights, read_mean_file, read_start
 from purine.ops.infer import check, complete, with_batch
+from purine.ops.loss_scale import FINITE
 from purine.ops.registry import lookup
 from purine.optimize import evaluation, mixed
 from purine.runtime.feeding import batch_of, data_ops, read_stream
@@ -115,6 +116,11 @@ class Plan:
     @property
     def images(self) -> int:
         return _images(self.job)
+
+    @property
+    def has_loss_scale(self) -> bool:
+        """Whether an iteration whose gradients are not finite changes no weight."""
+        return FINITE in self.step.blobs
 
     @property
     def epochs(self) -> int:

@@ -22,8 +22,10 @@ from purine.autodiff import losses_of
 from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
+from purine.job.overflow import Overflows, telling_overflow
 from purine.job.placing import fused
 from purine.job.plan import Plan
+from purine.ops.loss_scale import LOSS_SCALE
 from purine.parallel import gather_values, parse_devices, shard_values
 from purine.runtime import checkpoint
 from purine.runtime.run import Result, Run
@@ -41,12 +43,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An iteration is complete; `iteration` counts the complete ones."""
+    """An iteration is complete; `iteration` counts the complete ones.
+
+    With a loss scale the loss may be infinite or NaN.
+    """
 
     iteration: int
     epoch: int
     loss: float
     lr: float
+    loss_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class Training:
         self.folder = folder
         job = plan.job
         self._run = Run(
-            fused(plan.step),
+            fused(telling_overflow(plan.step)),
             data=plan.data,
             seed=job.seed or 0,
             prefetch=job.prefetch,
@@ -91,6 +97,7 @@ class Training:
             cut=shard_values,
         )
         self._weights = losses_of(plan.net)
+        self._overflows = Overflows() if plan.has_loss_scale else None
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
         self._saved: int | None = None
@@ -160,11 +167,17 @@ class Training:
             "devices": list(parse_devices(plan.job.devices)),
             "parallel": plan.job.parallel,
             "precision": plan.job.precision,
+            **self._skipped,
             "seconds": self._seconds,
             "parameters": sum(torch.Size(size or ()).numel() for size in sizes),
             "purine": _version(),
             "torch": str(torch.__version__),
         }
+
+    @property
+    def _skipped(self) -> dict[str, object]:
+        """How many iterations changed no weight, where there is a loss scale."""
+        return {} if self._overflows is None else {"skipped": self._overflows.skipped}
 
     @property
     def _tested_at(self) -> int | None:
@@ -179,6 +192,8 @@ class Training:
             self._saved = self._run.load(newest)
             self._seconds = _number(extra.get("seconds"))
             self._training = _number(extra.get("training_seconds"))
+            if self._overflows is not None:
+                self._overflows.skipped = int(_number(extra.get("skipped")))
         for row in self.folder.cut_metrics(self.iteration):
             if "test_loss" in row:
                 self._tested = Tested(
@@ -225,7 +240,9 @@ class Training:
     def _log(self, result: Result) -> Trained:
         iteration = result.iteration + 1
         loss = loss_of(result, self._weights)
-        if not math.isfinite(loss):
+        if self._overflows is not None:
+            self._overflows.note(result, loss, where=str(self.folder.path))
+        elif not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} in iteration {iteration}",
                 where=str(self.folder.path),
@@ -234,7 +251,8 @@ class Training:
                 remedy="start again with a smaller --lr, a warm-up or --clip; "
                 f"earlier checkpoints in {self.folder.path} are intact",
             )
-        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"])
+        scale = None if self._overflows is None else result[LOSS_SCALE]
+        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
@@ -249,6 +267,8 @@ class Training:
                     **others,
                     "loss": loss,
                     "lr": event.lr,
+                    **({} if scale is None else {"loss_scale": scale}),
+                    **self._skipped,
                     "images_per_second": images / seconds if seconds > 0 else None,
                     "seconds": self._training,
                 }
@@ -280,7 +300,11 @@ class Training:
         self.folder.flush_metrics()
         path = self._run.save(
             self.folder.path,
-            extra={"seconds": self._seconds, "training_seconds": self._training},
+            extra={
+                "seconds": self._seconds,
+                "training_seconds": self._training,
+                **self._skipped,
+            },
             keep=self.plan.job.keep,
         )
         self._saved = self.iteration

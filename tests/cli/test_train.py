@@ -252,6 +252,67 @@ def test_low_precision_trains_near_float32_and_resumes(
     assert "precision" in other.err
 
 
+def overflowing(path: Path, bad: slice) -> Path:
+    """Data of 256 samples, of which some are too large for float16."""
+    random = np.random.default_rng(0)
+    x = random.random((256, 1, 28, 28), np.float32)
+    x[bad] *= 1e7
+    y = random.integers(0, 10, 256)
+    np.savez(path, x_train=x, y_train=y, x_test=x[-8:], y_test=y[-8:])
+    return path
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--devices", "cpu:0-1", "--share-cores", "--threads", "1")], ids=["one", "two"]
+)
+def test_fp16_goes_on_behind_a_sample_that_overflows(tmp_path: Path, more: tuple[str, ...]) -> None:
+    data = overflowing(tmp_path / "d.npz", slice(37, 38))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = ("--net", "mlp", "--data", data, "--batch", "16", "--precision", "fp16", *more)
+    often = ("--log-every", "1", "--out")
+    called = call("train", *options, "--iters", "40", *often, whole)
+    assert called.code == 0, called.err
+    rows = [row for row in metrics(whole) if "loss" in row]
+    bad = [number for number, row in enumerate(rows) if row["loss"] is None]
+    assert 2 <= len(bad) <= 3  # one in each epoch of 16 iterations
+    for number in bad:
+        scale = rows[number]["loss_scale"]
+        assert isinstance(scale, float)
+        if number + 1 < len(rows):
+            assert rows[number + 1]["loss_scale"] == scale / 2
+    assert rows[0]["loss_scale"] == 2.0**16
+    assert [row["skipped"] for row in rows] == [
+        sum(number <= place for number in bad) for place in range(len(rows))
+    ]
+    assert called.out.count("the loss is") == 1
+    told = "its update is skipped, and the loss scale of 65536 is halved"
+    assert f"the loss is nan in iteration {bad[0] + 1}: {told}" in called.out
+    last = called.out.split("iteration 40/40: ")[1].splitlines()[0]
+    assert f"loss scale {rows[-1]['loss_scale']:g}" in last
+    assert "nan" not in last
+    assert all(value.isfinite().all() for value in states(whole).values())
+    assert json.loads((whole / "summary.json").read_text())["skipped"] == len(bad)
+
+    middle = str(bad[0] + 1)
+    assert call("train", *options, "--iters", middle, *often, parts).code == 0
+    assert call("train", "--resume", "--out", parts, "--iters", "40").code == 0
+    assert same_bits(whole, parts)
+    assert [row for row in metrics(parts) if "loss" in row] == rows
+
+
+def test_fp16_ends_where_no_loss_scale_helps(tmp_path: Path) -> None:
+    data, out = overflowing(tmp_path / "d.npz", slice(None)), tmp_path / "out"
+    options = ("--batch", "16", "--precision", "fp16", "--iters", "40", "--log-every", "1")
+    called = call("train", "--net", "mlp", "--data", data, *options, "--out", out)
+    assert called.code == 2
+    assert "25 iterations in a row overflowed, the last of them 25" in called.err
+    assert "a loss of nan with a loss scale of 1" in called.err
+    assert "--precision bf16" in called.err
+    assert "Traceback" not in called.err
+    scales = [row["loss_scale"] for row in metrics(out) if "loss_scale" in row]
+    assert scales[15:18] == [2.0, 1.0, 1.0]
+
+
 def test_tf32_is_for_gpus(tmp_path: Path) -> None:
     called = call(*ITERS, "--precision", "tf32", "--out", tmp_path / "out")
     assert called.code == 2

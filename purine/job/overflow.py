@@ -1,0 +1,73 @@
+"""Iterations that a loss scale skips: counted, told once, and the end of a job that only skips.
+
+One sample too large for float16 makes the loss NaN. The graph then keeps every weight and halves
+the scale, so the job goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from purine.errors import RunError
+from purine.graph import Builder, Graph
+from purine.ops.loss_scale import FINITE, LOSS_SCALE
+from purine.runtime.run import Result
+
+__all__ = ["MOST_IN_A_ROW", "Overflows", "telling_overflow"]
+
+MOST_IN_A_ROW = 25
+"""Overflows in a row that end a job.
+
+24 of them halve the largest loss scale, 2 ** 24, to the smallest, 1. Where the next iteration
+overflows too, no scale helps.
+"""
+
+_log = logging.getLogger("purine")
+
+
+def telling_overflow(step: Graph) -> Graph:
+    """A step that gives the flag of a loss scale as well, where it has one."""
+    if FINITE not in step.blobs or FINITE in step.outputs:
+        return step
+    builder = Builder(step)
+    builder.outputs.append(FINITE)
+    return builder.graph()
+
+
+class Overflows:
+    """What a training with a loss scale has skipped: `skipped` iterations so far.
+
+    The first loss that is not finite is told, later ones are not.
+    """
+
+    def __init__(self, skipped: int = 0) -> None:
+        self.skipped = skipped
+        self._in_a_row = 0
+        self._told = False
+
+    def note(self, result: Result, loss: float, *, where: str) -> None:
+        """Take note of an iteration; raises `RunError` where too many in a row overflowed."""
+        updated = bool(result[FINITE])
+        self.skipped += not updated
+        if updated and math.isfinite(loss):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        iteration, scale = result.iteration + 1, result[LOSS_SCALE]
+        if self._in_a_row == MOST_IN_A_ROW:
+            raise RunError(
+                f"{MOST_IN_A_ROW} iterations in a row overflowed, the last of them {iteration}",
+                where=where,
+                expected="a finite loss and finite gradients, with a loss scale small enough",
+                found=f"a loss of {loss} with a loss scale of {scale:g}",
+                remedy="look for samples too large for float16, or start again with "
+                "--precision bf16, a smaller --lr, a warm-up or --clip; "
+                f"earlier checkpoints in {where} are intact",
+            )
+        if not math.isfinite(loss) and not self._told:
+            self._told = True
+            what = "its gradients are finite, so its update counts"
+            if not updated:
+                what = f"its update is skipped, and the loss scale of {scale:g} is halved"
+            _log.warning("the loss is %s in iteration %d: %s", loss, iteration, what)
