@@ -26,7 +26,16 @@ __all__ = ["KINDS", "Stored", "parse_stored"]
 
 
 def _hdf5(path: Path, *, dtypes: tuple[str, ...] = (), **options: Any) -> Source:
-    named = dict(zip(options.get("names", ()), dtypes, strict=False))
+    names = options.get("names", ())
+    if dtypes and len(names) != len(dtypes):
+        raise DataError(
+            "there is not one dtype for each name",
+            where=str(path),
+            expected="options names and dtypes with as many words, in the same order",
+            found=f"names {'|'.join(names) or 'not given'}, dtypes {'|'.join(dtypes)}",
+            remedy="write for example names=data|label&dtypes=float32|int64",
+        )
+    named = dict(zip(names, dtypes, strict=True)) if dtypes else {}
     return Hdf5Source(path, dtypes=named, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import h5py
@@ -46,11 +47,26 @@ def test_absolute_paths_reach_into_options() -> None:
         ("image-list:a?size=3", "'size' cannot be read"),
         ("image-list:a?color=maybe", "'color' cannot be read"),
         ("image-list:a?color=yes&color=no", "given twice"),
+        ("hdf5:a.h5?names=data|label&dtypes=float32", "names data|label, dtypes float32\n"),
+        ("hdf5:a.h5?names=data&dtypes=float32|int64", "not one dtype for each name"),
+        ("hdf5:a.h5?dtypes=float32|int64", "names not given, dtypes float32|int64"),
     ],
 )
 def test_wrong_options_are_told(spec: str, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=re.escape(told)):
         open_data(spec)
+
+
+def test_dtypes_follow_names(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"], file["label"] = np.zeros((4, 2), "f4"), np.arange(4, dtype="f4")
+    for options, dtypes in (
+        ("names=label|data", ["float32", "float32"]),
+        ("names=label|data&dtypes=int64|float64", ["int64", "float64"]),
+    ):
+        fields = parse_stored("hdf5", f"{tmp_path}/a.h5?{options}").open().fields
+        assert [field.name for field in fields] == ["label", "data"]
+        assert [field.dtype for field in fields] == dtypes
 
 
 def check_same(brought: Imported, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
