@@ -14,7 +14,7 @@ Shapes are inferred as the net is written, so a mistake is reported at the line 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from purine.graph import NOTHING, Attribute, Blob, Builder, Filler, Graph, Lane, Op
 from purine.ops.clock import ITERATION, SEED, add_clock
@@ -92,7 +92,7 @@ class Net:
     def carry(self, state: Var, following: Var) -> None:
         """Let the next iteration read `following` where this one reads `state`."""
         old = self.builder.states.pop(state.name)
-        self.builder.state(state.name, following.name, old.filler, trainable=old.trainable)
+        self.builder.add(replace(old, next=following.name))
 
     def apply(
         self,

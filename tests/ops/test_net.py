@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import purine.ops
 from purine.errors import KindError
+from purine.graph import Filler
 from purine.ops import Net, check, conv, inner_product, pool, relu, softmax_loss
 
 
@@ -54,6 +57,15 @@ def test_dropped_results_have_no_blob() -> None:
     (last,) = net.apply_many("Split", [x], {"parts": 2}, name="cut", labels=[None, "last"])
     assert last.name == "cut/last"
     assert net.graph().ops["cut"].outputs == ("", "cut/last")
+
+
+def test_what_is_carried_on_keeps_its_multipliers() -> None:
+    net = Net()
+    state = net.parameter("w", (2,), Filler(), lr_mult=0.5, decay_mult=0.0)
+    before = net.builder.states["w"]
+    net.carry(state, relu(state, name="v"))
+    assert net.graph().states["w"] == replace(before, next="v")
+    assert (before.lr_mult, before.decay_mult) == (0.5, 0.0)
 
 
 def test_public_names_are_sorted_and_exist() -> None:
