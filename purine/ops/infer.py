@@ -92,15 +92,17 @@ def families(graph: Graph) -> dict[str, str]:
 def with_batch(net: Graph, batch: int) -> Graph:
     """The same net for another batch size: sources changed, all other shapes inferred anew.
 
-    For nets, imported ones among them; what `backward` adds holds shapes in its attributes. An
-    imported net that cannot follow the batch size raises an error that names the op to blame.
+    For nets, imported ones among them; what `backward` adds holds shapes in its attributes. Inputs
+    without dimensions stay as they are. An imported net that cannot follow the batch size raises an
+    error that names the op to blame.
     """
     builder = Builder(net)
     sources = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}
     for name, blob in net.blobs.items():
         assert blob.shape is not None
         if name in sources or name in net.inputs:
-            builder.blobs[name] = replace(blob, shape=(batch, *blob.shape[1:]))
+            if blob.shape:
+                builder.blobs[name] = replace(blob, shape=(batch, *blob.shape[1:]))
         elif name in net.producers and name not in sources:
             builder.blobs[name] = replace(blob, shape=None)
     return complete(builder.graph())

@@ -109,6 +109,14 @@ def test_another_batch_size_changes_what_depends_on_it_and_nothing_else() -> Non
     assert with_batch(graph, 4) == net.graph()
 
 
+def test_another_batch_size_leaves_inputs_without_dimensions() -> None:
+    net = Net()
+    net.apply("aten.mul.Tensor", [net.input("x", (4, 3)), net.input("factor", ())], name="y")
+    graph = with_batch(net.graph(), 2)
+    shapes = {name: blob.shape for name, blob in graph.blobs.items()}
+    assert shapes == {"x": (2, 3), "factor": (), "y": (2, 3)}
+
+
 def test_cost_is_flops_and_bytes() -> None:
     net = Net()
     inner_product(net.input("x", (8, 3)), 5, bias=False, name="fc")
