@@ -16,8 +16,10 @@ placed, so segments are complete in an order in which each reads from earlier on
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from torch import Tensor
 
@@ -36,6 +38,8 @@ __all__ = [
     "segment_kernel",
     "segmented",
 ]
+
+_log = logging.getLogger("purine")
 
 SEGMENT = "Segment"
 """The kind of an op that stands for several."""
@@ -286,7 +290,7 @@ def segment_kernel(
     outputs: Sequence[str],
     over: Callable[[Op], int | None],
 ) -> Kernel:
-    """One kernel for the ops of a segment; op by op where torch cannot compile them as one.
+    """One kernel for the ops of a segment; op by op where torch cannot compile them, which is said.
 
     Its failures are those of single ops: a SegmentError says of which.
     """
@@ -308,7 +312,9 @@ def segment_kernel(
 
     try:
         compiled = compile_ops(ops, inputs, outputs, over)
-    except (RuntimeError, KeyError):
+    except (RuntimeError, KeyError) as error:
+        names = " to ".join(dict.fromkeys((ops[0].name, ops[-1].name)))
+        _tell_once(names, " ".join(f"{type(error).__name__}: {error}".split())[:200])
         return one_by_one
 
     def kernel(*tensors: Tensor) -> Results:
@@ -319,6 +325,12 @@ def segment_kernel(
             raise  # inputs may have been written over: what it gave this time is of no use
 
     return kernel
+
+
+@cache
+def _tell_once(names: str, reason: str) -> None:
+    """A run compiles its segments each time it starts, and says this the first time."""
+    _log.warning("segment %s is not compiled and runs op by op: %s", names, reason)
 
 
 def _many_kernel(ops: Sequence[Op]) -> Kernel:

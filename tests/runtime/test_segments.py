@@ -400,6 +400,19 @@ def test_what_cannot_be_written_is_run_op_by_op(value: float) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+def test_what_runs_op_by_op_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    ops = [
+        Op("worst", "aten.full_like", ("x",), ("worst",), {"fill_value": math.nan}),
+        Op("best", "aten.neg", ("worst",), ("best",)),
+    ]
+    for _ in range(2):
+        kernel = segment_kernel(ops, ["x"], ["best"], lambda _: None)
+        assert kernel(torch.ones(2)).isnan().all()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    reason = "RuntimeError: torch's text has no word for what is not a number"
+    assert said == f"segment worst to best is not compiled and runs op by op: {reason}"
+
+
 def rows(kind: str, count: int, layout: Callable[[Tensor], Tensor], shape: Sequence[int]) -> list:  # type: ignore[type-arg]
     """Inputs of several updates of a kind, with one rate."""
     generator = torch.Generator().manual_seed(1)
