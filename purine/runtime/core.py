@@ -15,10 +15,10 @@ iterations are in flight: iteration i opens when iteration i - credit is complet
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from purine.graph import Graph, Lane, Location, Op
+from purine.graph import Graph, Lane, Location
 
 __all__ = ["Core", "Plan", "Station", "compile_plan", "urgency"]
 
@@ -45,14 +45,14 @@ class Plan:
     roots: tuple[int, ...]
 
 
-def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> Plan:
+def compile_plan(graph: Graph) -> Plan:
     """Number the ops of a verified graph and count what each waits for.
 
     With one compute lane per device, order decides memory and not time: what leads quickly to an
     end (a weight gradient, its update) runs before the long chain goes on, so that buffers are
-    released early. With several, the longest remaining path by `cost` runs first.
+    released early. With several, what has the longest path of ops behind it runs first.
     """
-    names = urgency(graph, cost or (lambda op: 1.0))
+    names = urgency(graph)
     number = {name: index for index, name in enumerate(names)}
     stations: dict[Station, int] = {}
     station = []
@@ -89,13 +89,13 @@ def compile_plan(graph: Graph, *, cost: Callable[[Op], float] | None = None) -> 
     )
 
 
-def urgency(graph: Graph, cost: Callable[[Op], float] = lambda op: 1.0) -> list[str]:
+def urgency(graph: Graph) -> list[str]:
     """Op names in a topological order: the order in which one lane would run them all.
 
     An op that carries a state on comes after the state's other readers, unless they wait for it:
     it can then write over the old value.
     """
-    remaining = _remaining_paths(graph, cost)
+    remaining = _remaining_paths(graph)
     busiest: dict[Location, set[Lane]] = {}
     for op in graph.ops.values():
         if op.lane.startswith("compute"):
@@ -109,7 +109,7 @@ def urgency(graph: Graph, cost: Callable[[Op], float] = lambda op: 1.0) -> list[
     held: dict[str, None] = {}
     order: list[str] = []
     step = 0
-    ready: list[tuple[float, float, int, str]] = []
+    ready: list[tuple[int, int, int, str]] = []
 
     def push(names: Sequence[str]) -> None:
         nonlocal step
@@ -160,12 +160,12 @@ def _old_values(graph: Graph) -> tuple[dict[str, int], dict[str, list[str]]]:
     return unread, behind
 
 
-def _remaining_paths(graph: Graph, cost: Callable[[Op], float]) -> Mapping[str, float]:
-    """For each op the cost of the longest path from it to the end of the iteration."""
-    remaining: dict[str, float] = {}
+def _remaining_paths(graph: Graph) -> Mapping[str, int]:
+    """For each op the number of ops on the longest path from it to the end of the iteration."""
+    remaining: dict[str, int] = {}
     for name in reversed(graph.order):
         after = (remaining[target] for target in graph.successors[name])
-        remaining[name] = cost(graph.ops[name]) + max(after, default=0.0)
+        remaining[name] = 1 + max(after, default=0)
     return remaining
 
 
