@@ -88,7 +88,7 @@ def caffe(
 def _save_values(found: Imported, output: Path) -> None:
     from safetensors.torch import save
 
-    from purine.importers.caffe.files import write_whole
+    from purine.files import write_whole
 
     write_whole(output.with_suffix(".safetensors"), save(dict(found.values)))
 

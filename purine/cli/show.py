@@ -90,7 +90,7 @@ def show(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        from purine.job.folder import write_whole
+        from purine.files import write_whole
 
         write_whole(output, text)
 

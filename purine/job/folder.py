@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,13 +23,13 @@ from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError
+from purine.files import put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
-from purine.importers.caffe.files import write_whole as write_bytes
 from purine.job.caffe import is_prototxt
 from purine.job.config import Job, job_text, merge, read_options
 from purine.runtime.checkpoint import latest
 
-__all__ = ["RunFolder", "write_whole"]
+__all__ = ["RunFolder"]
 
 _OWN = (
     *(
@@ -77,9 +76,9 @@ class RunFolder:
             first = dict(values or {})
             mean = first.pop(MEAN_IMAGE, None)
             if mean is not None:
-                write_bytes(folder.mean_file, save({MEAN_IMAGE: mean}))
+                write_whole(folder.mean_file, save({MEAN_IMAGE: mean}))
             if first:
-                write_bytes(folder.start_file, save(first))
+                write_whole(folder.start_file, save(first))
             folder.write_config(job)
         return folder
 
@@ -167,7 +166,7 @@ class RunFolder:
         """Write the job so that it repeats the run: what came from files is then the copy here."""
         if Path(job.net).suffix in (".yaml", ".yml", ".prototxt"):
             job = replace(job, net=str(self.net_file.resolve()))
-        write_whole(self.config_file, job_text(self._with_copies(job)))
+        _write_text(self.config_file, job_text(self._with_copies(job)))
 
     def _with_copies(self, job: Job) -> Job:
         """The job with those of its files that are copied here: test net, solver, values, mean."""
@@ -191,7 +190,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write what the run came to."""
-        write_whole(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
+        _write_text(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Add one line to the metrics, at once."""
@@ -230,7 +229,7 @@ class RunFolder:
         """Take away what was written after `iteration`, and return the rows that stay."""
         rows = [row for row in self.read_metrics() if row["iteration"] <= iteration]
         if self.metrics_file.exists():
-            write_whole(self.metrics_file, "".join(f"{json.dumps(row)}\n" for row in rows))
+            _write_text(self.metrics_file, "".join(f"{json.dumps(row)}\n" for row in rows))
         return rows
 
     def newest_checkpoint(self) -> Path | None:
@@ -260,18 +259,9 @@ class RunFolder:
             yield
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+def _write_text(path: Path, text: str) -> None:
     with _os_errors(path):
-        try:
-            with open(draft, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        put_in_place(path, text)
 
 
 def _free_folder(job: Job) -> Path:

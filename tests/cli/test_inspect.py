@@ -62,6 +62,13 @@ def test_the_table_adds_up() -> None:
     assert "431,080" in shown.out.splitlines()[-1]
 
 
+def test_show_says_what_it_cannot_write(tmp_path: Path) -> None:
+    called = call("show", "--net", "mlp", "--output", tmp_path / "none" / "net.txt")
+    assert called.code == 2
+    assert "cannot write the file" in called.err
+    assert "choose another path" in called.err
+
+
 def test_show_writes_every_format(tmp_path: Path) -> None:
     net = pu.zoo.mlp(4)
     file = tmp_path / "net.yaml"

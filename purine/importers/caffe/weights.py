@@ -17,7 +17,8 @@ from torch import Tensor
 
 from purine.data.messages import Damaged, append, decode, new_message, shape_of, values_of
 from purine.errors import ConfigError, FormatError
-from purine.importers.caffe.files import read_bytes, write_whole
+from purine.files import write_whole
+from purine.importers.caffe.files import read_bytes
 
 __all__ = ["Slot", "StoredLayer", "read_file", "read_mean", "read_weights", "write_weights"]
 
