@@ -16,6 +16,7 @@ import torch
 
 from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
+from purine.ops.aten import dtype_name
 
 __all__ = ["Array", "ArraySource", "array_dataset"]
 
@@ -107,7 +108,7 @@ def array_dataset(
 def _as_numpy(array: Array, origin: str) -> npt.NDArray[Any]:
     """A plain array of native byte order, sharing memory where it can."""
     if isinstance(array, torch.Tensor):
-        kind = str(array.dtype).removeprefix("torch.")
+        kind = dtype_name(array.dtype)
         if kind in DTYPES:
             return _usable(cast(npt.NDArray[Any], array.detach().cpu().numpy()), origin)
     elif isinstance(array, np.ndarray):

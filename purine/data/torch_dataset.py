@@ -17,6 +17,7 @@ import torch
 
 from purine.data.source import DTYPES, Field, Indices, Source, check_indices
 from purine.errors import DataError
+from purine.ops.aten import dtype_name
 
 __all__ = ["IterableSource", "MapDataset", "TorchSource"]
 
@@ -215,7 +216,7 @@ def _fields_of(sample: object, names: Sequence[str]) -> tuple[Field, ...]:
     fields = []
     for name, value in zip(names, values, strict=True):
         tensor = _as_tensor(value, name)
-        fields.append(Field(name, tuple(tensor.shape), _dtype(tensor)))
+        fields.append(Field(name, tuple(tensor.shape), dtype_name(tensor.dtype)))
     return tuple(fields)
 
 
@@ -229,7 +230,7 @@ def _stack(
             raise _unlike(number, f"{len(fields)} values", f"{len(values)} values")
         for value, field, column in zip(values, fields, columns, strict=True):
             tensor = _as_tensor(value, field.name)
-            found = Field(field.name, tuple(tensor.shape), _dtype(tensor))
+            found = Field(field.name, tuple(tensor.shape), dtype_name(tensor.dtype))
             if found != field:
                 raise _unlike(number, str(field), str(found))
             column.append(tensor)
@@ -267,15 +268,11 @@ def _as_tensor(value: object, name: str) -> torch.Tensor:
         value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     if not isinstance(value, torch.Tensor):
         raise _not_a_value(name, type(value).__name__)
-    if _dtype(value) not in DTYPES:
-        raise _not_a_value(name, _dtype(value))
+    if dtype_name(value.dtype) not in DTYPES:
+        raise _not_a_value(name, dtype_name(value.dtype))
     tensor = value.detach().cpu()
     whole = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
     return tensor.to(torch.int64) if tensor.dim() == 0 and whole else tensor
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _not_a_value(name: str, found: str) -> DataError:

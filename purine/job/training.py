@@ -7,7 +7,6 @@ that goes on from a checkpoint has all lines up to it and repeats those behind i
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ class Training:
             **self._skipped,
             "seconds": self._seconds,
             "parameters": sum(torch.Size(size or ()).numel() for size in sizes),
-            "purine": _version(),
+            "purine": checkpoint.purine_version(),
             "torch": str(torch.__version__),
         }
 
@@ -347,10 +346,3 @@ def _scalar(result: Result, name: str) -> bool:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("purine")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"

@@ -31,8 +31,9 @@ from safetensors.torch import save_file
 
 from purine.errors import CheckpointError, ConfigError
 from purine.graph import Graph
+from purine.ops.aten import dtype_name
 
-__all__ = ["Checkpoint", "latest", "load", "match", "save"]
+__all__ = ["Checkpoint", "latest", "load", "match", "purine_version", "save"]
 
 VERSION = 1
 """The version of the layout below, raised when an older reader could misread it."""
@@ -160,7 +161,7 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
         if blob.shape is not None and blob.shape != tuple(value.shape):
             what = f"state {name!r} has another shape in the checkpoint"
             raise differ(what, name, str(blob), f"{name}: {_describe(value)}")
-        if blob.dtype != _dtype(value):
+        if blob.dtype != dtype_name(value.dtype):
             what = f"state {name!r} has another dtype in the checkpoint"
             raise differ(what, name, str(blob), f"{name}: {_describe(value)}")
 
@@ -254,7 +255,7 @@ def _write(
         "iteration": iteration,
         "seed": seed,
         "digest": digest,
-        "purine": _purine_version(),
+        "purine": purine_version(),
         "torch": str(torch.__version__),
         "file": {"name": _STATES, "bytes": states.stat().st_size, "sha256": _sha256(states)},
     }
@@ -351,7 +352,7 @@ def _manifest_text(
     """JSON with one line for each field and each state."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     states = [
-        {"name": name, "shape": list(value.shape), "dtype": _dtype(value)}
+        {"name": name, "shape": list(value.shape), "dtype": dtype_name(value.dtype)}
         for name, value in values.items()
     ]
     rows = ",\n".join(f"    {json.dumps(state, ensure_ascii=False)}" for state in states)
@@ -486,12 +487,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _dtype(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
-
-
 def _describe(value: torch.Tensor) -> str:
-    return _words(_dtype(value), list(value.shape))
+    return _words(dtype_name(value.dtype), list(value.shape))
 
 
 def _words(dtype: str, shape: list[int]) -> str:
@@ -504,7 +501,8 @@ def _some_names(names: Mapping[str, object] | list[str]) -> str:
     return f"{len(names)} names: {shown}{more}" if names else "no names"
 
 
-def _purine_version() -> str:
+def purine_version() -> str:
+    """The version of the package as installed."""
     try:
         return importlib.metadata.version("purine")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree
