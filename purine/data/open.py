@@ -5,7 +5,6 @@ A name of ours comes before a path of the same spelling: write `./synthetic` for
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ from purine.data.source import DataSet
 from purine.data.stored import KINDS, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
+from purine.nearest import nearest_name
 
 __all__ = ["absolute", "open_data"]
 
@@ -123,7 +123,7 @@ def open_data(spec: str) -> DataSet:
         f"there is no data set {name!r}",
         expected=_KNOWN,
         found=repr(spec),
-        remedy=_suggest(name, _NAMED, "use one of these names or a path"),
+        remedy=nearest_name(name, _NAMED, "use one of these names or a path"),
     )
 
 
@@ -183,7 +183,9 @@ def _parse_options(spec: str, text: str, known: _Options) -> dict[str, Any]:
                 where=spec,
                 expected=", ".join(known) or "no options",
                 found=repr(item),
-                remedy=_suggest(key, known, "use these options, as in name:key=value,key=value"),
+                remedy=nearest_name(
+                    key, known, "use these options, as in name:key=value,key=value"
+                ),
             )
         if key in options:
             raise DataError(
@@ -205,8 +207,3 @@ def _parse_options(spec: str, text: str, known: _Options) -> dict[str, Any]:
                 remedy=f"write {key}=" + ("3x224x224" if form == _IMAGE else "10"),
             ) from error
     return options
-
-
-def _suggest(name: str, known: Mapping[str, Any], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else otherwise

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from purine.errors import GraphError
 from purine.graph.graph import Graph
 from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op
+from purine.nearest import nearest_name
 
 __all__ = ["DTYPES", "RULES", "Kinds", "Rule", "problems", "verify"]
 
@@ -468,5 +469,5 @@ def _spot(op: Op) -> str:
 
 
 def _nearest(graph: Graph, name: str, *, suggest: bool = True) -> str:
-    close = difflib.get_close_matches(name, graph.blobs, n=1) if suggest else []
-    return f": did you mean {close[0]!r}?" if close else ""
+    question = nearest_name(name, graph.blobs, "") if suggest else ""
+    return question and f": {question}"

@@ -6,7 +6,6 @@ the line and the key. Whether the graph makes sense is not asked here but by `ve
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 
 from purine.errors import FormatError, GraphError
@@ -14,6 +13,7 @@ from purine.graph.builder import Builder
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Attribute, Filler, Location, Op
 from purine.graph.yaml_nodes import List, Map, Node, Scalar, describe, entries
+from purine.nearest import nearest_name
 
 __all__ = ["OP_KEYS", "read"]
 
@@ -183,13 +183,12 @@ class _Fields:
                 raise self.unknown(key, f"key of {self.what}", key, known)
 
     def unknown(self, key: str, what: str, word: str, known: Iterable[str]) -> FormatError:
-        close = difflib.get_close_matches(word, known, n=1)
         return FormatError(
             f"{word!r} is no {what}",
             where=f"{self.file}:{self.keys[key].line}",
             expected=f"one of {', '.join(known)}",
             found=repr(word),
-            remedy=f"did you mean {close[0]!r}?" if close else f"remove or correct {word!r}",
+            remedy=nearest_name(word, known, f"remove or correct {word!r}"),
         )
 
     def wrong(

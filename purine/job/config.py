@@ -6,7 +6,6 @@ data and the solver they name exist is found out when the job is planned.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import types
@@ -19,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 import yaml
 
 from purine.errors import ConfigError
+from purine.nearest import nearest_name
 from purine.ops.registry import conforms, describe
 from purine.optimize.layout import Layout
 from purine.parallel import Scheme, parse_devices
@@ -221,13 +221,12 @@ def _wrong(key: str, where: str | None, expected: str, found: str) -> ConfigErro
 
 
 def _unknown_key(key: str, where: str) -> ConfigError:
-    close = difflib.get_close_matches(key.replace("-", "_"), _HINTS, n=1)
     return ConfigError(
         f"there is no option {key!r}",
         where=where,
         expected=f"one of {', '.join(_HINTS)}",
         found=repr(key),
-        remedy=f"did you mean {close[0]!r}?" if close else f"remove {key!r}",
+        remedy=nearest_name(key.replace("-", "_"), _HINTS, f"remove {key!r}"),
     )
 
 

@@ -5,7 +5,6 @@ A plan is complete: its job has no option left open, its graphs are checked agai
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -49,6 +48,7 @@ from purine.job.placing import (
     threads_for,
 )
 from purine.job.start import absolute_weights, read_mean_file, read_start
+from purine.nearest import nearest_name
 from purine.ops.infer import check, complete, with_batch
 from purine.ops.loss_scale import FINITE
 from purine.ops.registry import lookup
@@ -211,12 +211,11 @@ def _found(job: Job, data: DataSet) -> _Found:
         _check_source(net, path)
         net = net if job.batch is None else with_batch(net, job.batch)
     else:
-        close = difflib.get_close_matches(job.net, NETS, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no net {job.net!r}",
             expected=f"{', '.join(NETS)}, a graph in a .yaml file, or a .prototxt file",
             found=repr(job.net),
-            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+            remedy=nearest_name(job.net, NETS, "use one of these", cutoff=0.5),
         )
     if job.test_net is not None and not (is_prototxt(path) and is_prototxt(job.test_net)):
         place = Path(job.test_net).expanduser()
@@ -377,12 +376,11 @@ def _settled(
 def _with_own_solver(job: Job) -> Job:
     """The job with the settings of one of our solvers where it says nothing of its own."""
     if job.solver not in SOLVERS:
-        close = difflib.get_close_matches(job.solver, SOLVERS, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no solver {job.solver!r}",
             expected=f"one of {', '.join(SOLVERS)}, or a .prototxt file",
             found=repr(job.solver),
-            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+            remedy=nearest_name(job.solver, SOLVERS, "use one of these", cutoff=0.5),
         )
     taken = inspect.signature(SOLVERS[job.solver]).parameters
     own = {key: taken[key].default for key in ("lr", "momentum", "weight_decay") if key in taken}

@@ -14,7 +14,6 @@ form whose sizes follow the batch (see `purine.ops.sized`).
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import types
 import typing
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from purine.errors import KindError
 from purine.graph import Attribute, Op
+from purine.nearest import nearest_name, nearest_names
 
 if TYPE_CHECKING:
     from purine.ops.tracing import Inferred, Spec
@@ -230,7 +230,6 @@ def lookup(op: Op) -> Kind:
 
     found = _KINDS.get(op.kind) or aten.kind_of(op.kind) or sized.kind_of(op.kind)
     if found is None:
-        near = difflib.get_close_matches(op.kind, _KINDS, n=3, cutoff=0.5)
         raise KindError(
             f"op {op.name!r} at {op.location} is of unknown kind {op.kind!r}",
             where=op.where,
@@ -238,7 +237,7 @@ def lookup(op: Op) -> Kind:
             location=str(op.location),
             expected="a named kind, or an ATen overload such as aten.relu or aten.add.Tensor",
             found=repr(op.kind),
-            remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show --kinds`",
+            remedy=nearest_names(op.kind, _KINDS, "see `purine show --kinds`", cutoff=0.5),
         )
     return found
 
@@ -282,7 +281,6 @@ def _input_problems(kind: Kind, op: Op) -> Iterator[KindError]:
 
 
 def _unknown_attribute(kind: Kind, op: Op, key: str) -> KindError:
-    near = difflib.get_close_matches(key, kind.attributes, n=1, cutoff=0.5)
     known = ", ".join(kind.attributes) or "none"
     return KindError(
         f"op {op.name!r} ({op.kind}) at {op.location} has unknown attribute {key!r}",
@@ -291,7 +289,7 @@ def _unknown_attribute(kind: Kind, op: Op, key: str) -> KindError:
         location=str(op.location),
         expected=f"attributes of {op.kind}: {known}",
         found=f"{key} = {op.attributes[key]!r}",
-        remedy=f"did you mean {near[0]!r}?" if near else f"remove {key!r}",
+        remedy=nearest_name(key, kind.attributes, f"remove {key!r}", cutoff=0.5),
     )
 
 

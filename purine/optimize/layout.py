@@ -7,13 +7,13 @@ results are the same to rounding.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op
+from purine.nearest import nearest_name
 from purine.ops.fused import refuse_fused
 from purine.ops.infer import complete, cost
 from purine.ops.sized import PREFIX as SIZED
@@ -53,12 +53,11 @@ def layout(graph: Graph, form: str = "auto") -> Graph:
     """
     forms = get_args(Layout)
     if form not in forms:
-        close = difflib.get_close_matches(form, forms, n=1)
         raise ConfigError(
             f"there is no layout {form!r}",
             expected=f"one of {', '.join(forms)}",
             found=repr(form),
-            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+            remedy=nearest_name(form, forms, "use one of these"),
         )
     refuse_fused(graph, "layout")
     builder = Builder(graph)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
+from purine.nearest import nearest_names
 from purine.ops.infer import complete
 from purine.ops.registry import lookup
 
@@ -121,13 +122,10 @@ def _without(op: Op, kept: set[str]) -> Op:
 
 
 def _no_such_blob(graph: Graph, name: str) -> GraphError:
-    import difflib
-
-    near = difflib.get_close_matches(name, graph.blobs, n=3, cutoff=0.4)
     return GraphError(
         f"there is no blob {name!r} to ask for",
         blob=name,
         expected="the name of a blob of the graph",
         found=repr(name),
-        remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show` for the names",
+        remedy=nearest_names(name, graph.blobs, "see `purine show` for the names"),
     )

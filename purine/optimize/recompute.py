@@ -9,7 +9,6 @@ statistics) is dropped.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from fnmatch import fnmatchcase
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
+from purine.nearest import nearest_names
 from purine.ops.fused import refuse_fused
 from purine.ops.infer import complete, cost
 
@@ -146,12 +146,11 @@ def _no_such_block(forward: Mapping[str, _Place], pattern: str) -> ConfigError:
     for place in forward.values():
         parts = place.rest.split("/")
         known |= dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-    near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
     return ConfigError(
         f"there is no block {pattern!r}",
         expected="the first parts of names of forward ops, such as " + ", ".join([*known][:4]),
         found=repr(pattern),
-        remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show` for the names",
+        remedy=nearest_names(pattern, known, "see `purine show` for the names"),
     )
 
 

@@ -6,7 +6,6 @@ backward edge stays or goes to an earlier one, skip connections included.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import statistics
@@ -17,6 +16,7 @@ from itertools import pairwise
 
 from purine.errors import ConfigError
 from purine.graph import NOTHING, Blob, Graph, Op
+from purine.nearest import nearest_name
 from purine.ops.infer import check, cost, size_in_bytes
 from purine.ops.registry import lookup
 from purine.parallel._flow import Flow, flow_of
@@ -85,13 +85,14 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
         )
         first = next(inside, None)
         if first is None:
-            near = difflib.get_close_matches(name, flow.forward, n=1, cutoff=0.5)
             raise ConfigError(
                 f"there is no op or block {name!r} to cut before",
                 op=name,
                 expected="names of ops of the net, or of what several names begin with",
                 found=repr(name),
-                remedy=f"did you mean {near[0]!r}?" if near else "see `purine show` for the names",
+                remedy=nearest_name(
+                    name, flow.forward, "see `purine show` for the names", cutoff=0.5
+                ),
             )
         for state, (begin, end) in _carrying(step, flow).items():
             if begin < first <= end:

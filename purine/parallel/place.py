@@ -7,7 +7,6 @@ the graph crosses from one device to another, so no number changes.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from fnmatch import fnmatchcase
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
+from purine.nearest import nearest_names
 from purine.ops.clock import ITERATION, SEED
 from purine.ops.infer import check
 from purine.parallel.copies import insert_copies, without_copies
@@ -247,11 +247,10 @@ def refuse_casts(net: Graph, transform: str) -> None:
 
 def no_match(graph: Graph, pattern: str) -> ConfigError:
     """The error that no op is called so, with the nearest names."""
-    near = difflib.get_close_matches(pattern.strip("*"), graph.ops, n=3, cutoff=0.4)
     return ConfigError(
         f"no op is called {pattern!r}",
         op=pattern,
         expected="the name of an op of the graph, or a pattern such as layer1/*",
         found=repr(pattern),
-        remedy=f"did you mean {' or '.join(near)}?" if near else "see `purine show` for the names",
+        remedy=nearest_names(pattern.strip("*"), graph.ops, "see `purine show` for the names"),
     )

@@ -7,13 +7,13 @@ it is found out by `compose`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from purine.errors import ConfigError
+from purine.nearest import nearest_name
 from purine.parallel._reduce import TOPOLOGIES
 from purine.parallel.replicate import BatchNorms
 from purine.parallel.schedule import SCHEDULES, Schedule, bubble, bubble_formula, named_schedule
@@ -149,12 +149,11 @@ class Scheme:
         """Raise `ConfigError` unless this is the name of a setting."""
         known = [item.name for item in fields(cls)]
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             raise ConfigError(
                 f"there is no setting {key!r} of parallelism",
                 expected=f"one of {', '.join(known)}",
                 found=repr(key),
-                remedy=f"did you mean {close[0]!r}?" if close else f"remove {key!r}",
+                remedy=nearest_name(key, known, f"remove {key!r}", cutoff=0.5),
             )
 
     @property
@@ -269,10 +268,9 @@ def _wrong(name: str, value: object, expected: str) -> ConfigError:
 
 def _choose(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
-        close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
         raise ConfigError(
             f"there is no {name} {value!r}",
             expected=f"one of {', '.join(known)}",
             found=repr(value),
-            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+            remedy=nearest_name(str(value), known, "use one of these", cutoff=0.5),
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 
 from purine.errors import ConfigError
+from purine.nearest import nearest_name
 
 __all__ = ["at_least", "fraction", "nearest", "not_negative", "positive"]
 
@@ -38,8 +38,7 @@ def at_least(what: str, value: int, least: int) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a name that is not known."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+    return nearest_name(name, known, f"use one of {', '.join(known)}", cutoff=0.5)
 
 
 def _out_of_range(what: str, value: object, expected: str) -> ConfigError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from purine.importers.caffe.layer import Layer, Scope, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
 from purine.importers.caffe.weights import StoredLayer
+from purine.nearest import nearest_name
 from purine.ops.infer import check
 from purine.ops.net import Net, Var
 
@@ -275,7 +275,6 @@ def _unknown_type(node: Node, type: str | None) -> FormatError:
             found=repr(type),
             remedy="take it out, or replace what it does",
         )
-    near = difflib.get_close_matches(type or "", LAYERS, n=1, cutoff=0.5)
     return node.error(
         f"layer {node.get('name')!r} is of unknown type {type!r}"
         if type
@@ -283,5 +282,5 @@ def _unknown_type(node: Node, type: str | None) -> FormatError:
         "type",
         expected="a type of layer that can be imported",
         found=repr(type),
-        remedy=f"did you mean {near[0]!r}?" if near else "use one of " + ", ".join(LAYERS),
+        remedy=nearest_name(type or "", LAYERS, "use one of " + ", ".join(LAYERS), cutoff=0.5),
     )

@@ -5,7 +5,6 @@ A `Node` that exists has known fields of the right types only, and remembers whe
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 from purine.errors import FormatError
 from purine.importers.caffe.tables import ENUMS, MESSAGES
 from purine.importers.caffe.text import Entry, Message, Scalar, parse
+from purine.nearest import nearest_name, nearest_names
 
 __all__ = ["Node", "read"]
 
@@ -205,23 +205,22 @@ def _float(value: Scalar) -> float | None:
 
 
 def _unknown(node: Node, entry: Entry, fields: Sequence[str]) -> FormatError:
-    near = difflib.get_close_matches(entry.name, fields, n=1, cutoff=0.5)
     return FormatError(
         f"{node.type} has no field {entry.name!r}",
         where=f"{node.file}:{entry.line}",
         expected=f"a field of {node.type}",
         found=repr(entry.name),
-        remedy=f"did you mean {near[0]!r}?" if near else f"remove {entry.name!r}",
+        remedy=nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5),
     )
 
 
 def _mistyped(entry: Entry, file: str, expected: str, names: Sequence[str] = ()) -> FormatError:
     found = "a message" if isinstance(entry.value, Message) else repr(entry.value.text[:60])
-    near = difflib.get_close_matches(found.strip("'").upper(), filter(None, names), n=1, cutoff=0.5)
+    word, known = found.strip("'").upper(), filter(None, names)
     return FormatError(
         f"{entry.name} cannot be {found}",
         where=f"{file}:{entry.line}",
         expected=f"{entry.name} to be {expected}",
         found=found,
-        remedy=f"did you mean {near[0]}?" if near else f"change {entry.name}",
+        remedy=nearest_names(word, known, f"change {entry.name}", most=1, cutoff=0.5),
     )
