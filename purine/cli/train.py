@@ -113,7 +113,7 @@ def train(
         str | None,
         _option(
             "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with a "
-            "quarter of them each.",
+            "quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs.",
             "cpu:0",
         ),
     ] = None,

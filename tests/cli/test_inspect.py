@@ -19,7 +19,9 @@ def test_version_and_help() -> None:
         shown = call(command, "--help")
         assert shown.code == 0
         assert f"purine {command}" in shown.out
-    assert "--weight-decay" in call("train", "--help").out
+    options = " ".join(call("train", "--help").out.split())
+    for word in ("--weight-decay", "cuda:0 is", "cuda:0-3"):
+        assert word in options
 
 
 def test_usage_errors_exit_with_2() -> None:
