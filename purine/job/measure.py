@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from purine.autodiff import losses_of
 from purine.data import open_data
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
+from purine.job.config import Job
 from purine.job.folder import RunFolder
-from purine.job.placing import laid_out, measuring_threads
+from purine.job.placing import laid_out, measuring_threads, moved
 from purine.job.plan import measuring
 from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
+from purine.parallel import parse_devices
 from purine.runtime import checkpoint
 from purine.runtime.run import Run
 
@@ -49,7 +53,8 @@ def measure(
         )
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
-    graph = laid_out(job, measuring(job, net, found.test, saved.values.get(MEAN_IMAGE)))
+    graph = measuring(job, net, found.test, saved.values.get(MEAN_IMAGE))
+    graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
     with Run(
@@ -68,6 +73,12 @@ def measure(
         loss=sum(means[name] * weight for name, weight in losses.items()) if losses else None,
         accuracy=None if accuracy is None else means[accuracy],
     )
+
+
+def _has_gpus(job: Job) -> bool:
+    """Whether the GPUs that a run was trained on are here: it may have come from elsewhere."""
+    there = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
+    return not there.isdisjoint(parse_devices(job.devices)[:1])
 
 
 def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:

@@ -2,7 +2,9 @@
 
 A piece is all that a lane does between two points of communication: what another lane or device
 gives it must be there when it starts, and what it gives others leaves when it ends. Pieces can be
-made smaller, so that gradients leave before the backward is over.
+made smaller, so that gradients leave before the backward is over. On a GPU what is done beside
+compute, averages and updates of several devices, is fused too: there a launch costs more than most
+of these ops.
 
 The graph of pieces has no cycle. Each op has a rank: the number of crossings between lanes that lie
 behind it, counted from the end. A piece holds ops of one lane and one rank, in an order in which
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from purine.errors import ConfigError
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
 from purine.ops.fused import FUSED, fused_op
-from purine.ops.infer import cost, families
+from purine.ops.infer import cost, families, size_in_bytes
 from purine.ops.registry import lookup
 
 __all__ = ["fuse"]
@@ -25,11 +27,19 @@ __all__ = ["fuse"]
 _APART = ("Copy", *COLLECTIVES, FUSED)
 
 
-def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None) -> Graph:
+def fuse(
+    graph: Graph,
+    *,
+    pieces: int = 1,
+    bucket: int | None = None,
+    devices: Sequence[str] | None = None,
+) -> Graph:
     """The graph with the ops of each compute lane in fused ops.
 
     Between two points of communication a lane has up to `pieces` fused ops, of about equal cost.
-    `devices` are those to fuse on, by default all. Apply it last: what is fused cannot be
+    With `bucket` a fused op ends as soon as so many bytes have come into it from other lanes and
+    gone out to them, so that gradients are reduced, and new weights read, before all of them are
+    there. `devices` are those to fuse on, by default all. Apply it last: what is fused cannot be
     differentiated, split or placed apart any more.
 
     >>> import purine as pu
@@ -37,16 +47,17 @@ def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None)
     >>> [op.kind for op in fuse(step).ops.values()]
     ['aten.add.Scalar', 'Data', 'Fused']
     """
-    if pieces < 1:
-        raise ConfigError(
-            f"{pieces} pieces asked for",
-            expected="1 or more",
-            found=str(pieces),
-            remedy="leave pieces out for as few as can be",
-        )
+    for name, value in (("pieces", pieces), ("bucket", 1 if bucket is None else bucket)):
+        if value < 1:
+            raise ConfigError(
+                f"{name} is {value}",
+                expected="1 or more",
+                found=str(value),
+                remedy=f"leave {name} out for as few fused ops as can be",
+            )
     builder, family = Builder(graph), families(graph)
     owner: dict[str, str] = {}
-    for count, members in enumerate(_pieces(graph, pieces, devices)):
+    for count, members in enumerate(_pieces(graph, pieces, bucket, devices)):
         if len(members) < 2:
             continue
         names = {op.name for op in members}
@@ -72,7 +83,9 @@ def fuse(graph: Graph, *, pieces: int = 1, devices: Sequence[str] | None = None)
     return builder.graph()
 
 
-def _pieces(graph: Graph, pieces: int, devices: Sequence[str] | None) -> list[list[Op]]:
+def _pieces(
+    graph: Graph, pieces: int, bucket: int | None, devices: Sequence[str] | None
+) -> list[list[Op]]:
     """The ops of each lane by rank, those with the most crossings behind them first."""
     found: dict[tuple[int, Location, str], list[Op]] = {}
     ranks = _ranks(graph, devices)
@@ -80,7 +93,10 @@ def _pieces(graph: Graph, pieces: int, devices: Sequence[str] | None) -> list[li
         op = graph.ops[name]
         if _fits(op, devices):
             found.setdefault((-ranks[name], op.location, op.lane), []).append(op)
-    return [part for key in sorted(found) for part in _split(graph, found[key], pieces)]
+    parts = [part for key in sorted(found) for part in _split(graph, found[key], pieces)]
+    if bucket is not None:
+        parts = [piece for part in parts for piece in _by_bytes(graph, part, bucket)]
+    return parts
 
 
 def _ranks(graph: Graph, devices: Sequence[str] | None) -> dict[str, int]:
@@ -101,8 +117,9 @@ def _ranks(graph: Graph, devices: Sequence[str] | None) -> dict[str, int]:
 
 
 def _fits(op: Op, devices: Sequence[str] | None) -> bool:
+    beside = op.lane == "inbound" and op.location.device.startswith("cuda")
     return (
-        op.lane.startswith("compute")
+        (beside or op.lane.startswith("compute"))
         and op.kind not in _APART
         and lookup(op).function is not None
         and (devices is None or op.location.device in devices)
@@ -121,3 +138,25 @@ def _split(graph: Graph, ops: Sequence[Op], pieces: int) -> list[list[Op]]:
         parts[min(pieces - 1, int(before / total * pieces))].append(op)
         before += weight
     return [part for part in parts if part]
+
+
+def _by_bytes(graph: Graph, ops: Sequence[Op], bucket: int) -> list[list[Op]]:
+    """Ops in order, cut where enough has come from others or gone to them."""
+    inside = {op.name for op in ops}
+    parts: list[list[Op]] = [[]]
+    come: set[str] = set()
+    crossed = 0
+    for op in ops:
+        if crossed >= bucket:
+            parts.append([])
+            come, crossed = set(), 0
+        parts[-1].append(op)
+        for blob in set(op.inputs) - come:
+            maker = graph.producers.get(blob)
+            if maker is not None and maker.name not in inside:
+                come.add(blob)
+                crossed += size_in_bytes(graph.blobs[blob])
+        for blob in op.outputs:
+            if blob != NOTHING and any(u.name not in inside for u in graph.consumers[blob]):
+                crossed += size_in_bytes(graph.blobs[blob])
+    return parts

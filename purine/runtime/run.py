@@ -368,8 +368,7 @@ class Run:
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
-            if not self._gpus:  # whose allocator does not know which streams read them
-                self._states = {}
+            self._states = {}
             self._dispatched = self._executor.graph
         return self._executor
 

@@ -1,5 +1,8 @@
 """The ops of GPUs: lanes are streams, and to be complete means to be enqueued.
 
+Copies from the host have a stream of their own: batches come while the rest of the `inbound` lane
+waits for what other devices compute.
+
 One thread enqueues all ops of all GPUs. An event is recorded behind an op that another stream or
 the host waits for, and waited for where lanes differ: by a stream where the next op is on a GPU, by
 a CPU lane where it is not. What the host asked for is copied to it on the `outbound` stream.
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from purine.graph import NOTHING, Graph, Location
+from purine.graph import NOTHING, Graph, Location, Op
 from purine.ops.aten import device_of
 from purine.runtime.buffers import Buffers
 from purine.runtime.core import Plan
@@ -38,6 +41,7 @@ def is_gpu(location: Location) -> bool:
 class StreamPlan:
     """Who waits for whom, by op number.
 
+    `queue[k]` is the stream of op k: its station, and whether it brings something from the host.
     `waits[k]` are the ops of other streams that op k, on a GPU, waits for: pairs of an op and how
     many iterations ago it ran. `host_waits[k]` are the same for op k on a CPU. `signals` are the
     ops that record an event. `foreign[k]` are the blobs that op k reads from other streams.
@@ -45,6 +49,7 @@ class StreamPlan:
     many iterations later it is one. What carries a state on is in the next.
     """
 
+    queue: tuple[tuple[int, bool], ...]
     waits: tuple[tuple[tuple[int, int], ...], ...]
     host_waits: tuple[tuple[tuple[int, int], ...], ...]
     signals: frozenset[int]
@@ -62,9 +67,13 @@ def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> Str
     waits: list[set[tuple[int, int]]] = [set() for _ in range(count)]
     host_waits: list[set[tuple[int, int]]] = [set() for _ in range(count)]
     signals: set[int] = set()
+    queue = [
+        (station, gpu[index] and _brings(graph, graph.ops[name]))
+        for index, (name, station) in enumerate(zip(plan.ops, plan.station, strict=True))
+    ]
 
     def edge(before: int, after: int, ago: int) -> None:
-        if not gpu[before] or (gpu[after] and plan.station[before] == plan.station[after]):
+        if not gpu[before] or (gpu[after] and queue[before] == queue[after]):
             return
         (waits if gpu[after] else host_waits)[after].add((before, ago))
         signals.add(before)
@@ -100,7 +109,7 @@ def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> Str
             maker = graph.producers.get(carried.get(blob, blob))
             if maker is None or not gpu[index] or not gpu[number[maker.name]]:
                 continue
-            if plan.station[number[maker.name]] != plan.station[index]:
+            if queue[number[maker.name]] != queue[index]:
                 found.append(blob)
         foreign.append(tuple(found))
         asked = [(blob, 0) for blob in op.outputs if blob != NOTHING and blob in graph.outputs]
@@ -109,12 +118,18 @@ def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> Str
         if gpu[index] and asked:
             signals.add(index)
     return StreamPlan(
+        tuple(queue),
         tuple(tuple(sorted(found)) for found in waits),
         tuple(tuple(sorted(found)) for found in host_waits),
         frozenset(signals),
         tuple(foreign),
         tuple(fetched),
     )
+
+
+def _brings(graph: Graph, op: Op) -> bool:
+    """Whether an op copies something from the host."""
+    return op.kind == "Copy" and not is_gpu(graph.blobs[op.inputs[0]].location)
 
 
 class Streams:
@@ -128,22 +143,17 @@ class Streams:
         self.size = len(plan.ops)
         self.slots = buffers.slots
         self.start = start
-        self._streams: list[Any] = [
-            torch.cuda.Stream(device_of(location)) if is_gpu(location) else None
-            for location, _ in plan.stations
-        ]
-        self._stream = [self._streams[station] for station in plan.station]
+        places = {queue: plan.stations[queue[0]] for queue in self.plan.queue}
+        streams: dict[tuple[int, bool], Any] = {
+            queue: torch.cuda.Stream(device_of(location)) if is_gpu(location) else None
+            for queue, (location, _) in places.items()
+        }
+        self._stream = [streams[queue] for queue in self.plan.queue]
         self._gpu = [stream is not None for stream in self._stream]
         gpus = {location for location, _ in plan.stations if is_gpu(location)}
+        out = {places[queue]: stream for queue, stream in streams.items() if not queue[1]}
         self._outbound = {
-            location: next(
-                (
-                    stream
-                    for stream, station in zip(self._streams, plan.stations, strict=True)
-                    if station == (location, OUTBOUND)
-                ),
-                torch.cuda.Stream(device_of(location)),
-            )
+            location: out.get((location, OUTBOUND)) or torch.cuda.Stream(device_of(location))
             for location in gpus
         }
         self._location = [graph.ops[name].location for name in plan.ops]
@@ -163,6 +173,11 @@ class Streams:
         for name, state in graph.states.items():
             if name in self._given and state.next != name:
                 self._fetched[start % self.slots][name] = self._given.pop(name)
+        for op, stream in zip(map(graph.ops.__getitem__, plan.ops), self._stream, strict=True):
+            for name in op.inputs if stream is not None else ():
+                value = None if name in graph.producers else buffers.value(start, name)
+                if value is not None and is_gpu(graph.blobs[name].location):
+                    value.record_stream(stream)  # whoever gave it may let go of it at any time
         for device in self._devices:
             with torch.cuda.device(device):
                 event = torch.cuda.Event(enable_timing=True)

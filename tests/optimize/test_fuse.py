@@ -124,9 +124,41 @@ def test_compiled_steps_agree_with_those_op_by_op(
         torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_no_pieces_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="0 pieces"):
-        pu.fuse(made("mlp"), pieces=0)
+def test_gradients_leave_by_buckets_before_the_backward_is_over() -> None:
+    step = replicate(made(), "cpu:0-1")
+    whole, parts = pu.fuse(step), pu.check(pu.fuse(step, bucket=100_000))
+    assert_same(whole, parts)
+
+    def senders(graph: Graph, device: str) -> list[str]:
+        """The fused ops of a device that make gradients, in the order in which they run."""
+        ops = (graph.ops[name] for name in graph.order)
+        mine = [op for op in ops if op.kind == "Fused" and op.location.device == device]
+        return [op.name for op in mine if any("grad/" in blob for blob in op.outputs)]
+
+    for device in ("cpu:0", "cpu:1"):
+        assert len(senders(parts, device)) > len(senders(whole, device)) + 1
+    copied = {op.inputs[0] for op in parts.ops.values() if op.kind == "Copy"}
+    sending = [
+        name for name in senders(parts, "cpu:1") if copied.intersection(parts.ops[name].outputs)
+    ]
+    assert len(sending) > 1
+
+
+def test_on_gpus_averages_and_updates_are_fused_too() -> None:
+    fused = pu.fuse(replicate(made(), "cuda:0-1"))
+    kinds = {op.kind for op in fused.ops.values() if op.location.device.startswith("cuda")}
+    assert "MomentumUpdate" not in kinds
+    assert {"Copy", "Fused"} <= kinds
+    bodies = [fused.ops[name] for name in fused_ops(fused) if fused.ops[name].lane == "inbound"]
+    updated = [op.kind for body in bodies for op in body_of(body).ops.values()]
+    trained = [name for name, state in made().states.items() if state.trainable]
+    assert updated.count("MomentumUpdate") == len(trained)
+
+
+@pytest.mark.parametrize("option", ["pieces", "bucket"])
+def test_no_pieces_are_an_error(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is 0"):
+        pu.fuse(made("mlp"), **{option: 0})  # type: ignore[arg-type]
 
 
 def test_what_is_fused_cannot_be_cut_any_more() -> None:

@@ -254,6 +254,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
     fakes = {
         "device_count": lambda: 2,
+        "mem_get_info": lambda _: (1 << 40, 1 << 40),
         "Stream": lambda device: Stream(world, device),
         "Event": lambda **_: Event(world),
         "stream": on_stream,

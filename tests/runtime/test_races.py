@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 import purine as pu
 from purine.errors import RunError
 from purine.graph import Builder, Graph
+from purine.job import RunFolder, Training, make_plan, measure, merge
 from purine.parallel import pipeline, replicate
 from purine.runtime.streams import _Clock
 from tests.runtime.stand_in import Event, StandIn, stand_in
@@ -70,6 +72,15 @@ def test_gpus_wait_for_each_other_where_they_must(
     graph = FORMS[form](step, "cuda")
     assert_same(outputs(pu.fuse(graph, devices=GPUS) if captured else graph), wanted)
     assert bool(stand_in.replays) == captured
+    assert not stand_in.races, sorted(set(stand_in.races))[:5]
+
+
+@pytest.mark.parametrize("form", ["replicate", "zero-bubble"])
+def test_small_pieces_wait_for_each_other_too(form: str, stand_in: StandIn) -> None:
+    step = step_of()
+    graph = pu.fuse(FORMS[form](step, "cuda"), bucket=50_000, devices=GPUS)
+    assert_same(outputs(graph), outputs(FORMS[form](step, "cpu")))
+    assert stand_in.replays
     assert not stand_in.races, sorted(set(stand_in.races))[:5]
 
 
@@ -166,3 +177,24 @@ def test_times_of_events_stay_exact_after_minutes() -> None:
     found = [clock.time(Mark(at)) for at in marks]
     steps = [after - before for before, after in pairwise(found)]
     assert steps == pytest.approx([400_001_000] * 999, abs=200)
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0-1"])
+def test_a_job_on_gpus_trains_stops_and_is_measured_as_on_cpus(
+    devices: str, stand_in: StandIn, tmp_path: Path
+) -> None:
+    found = {}
+    for kind in ("cpu", "cuda"):
+        options = {"net": "mlp", "batch": 8, "iters": 6, "test_every": 3, "data": "fashion-mini"}
+        where = {"devices": devices.replace("cuda", kind), "out": str(tmp_path / kind)}
+        plan = make_plan(merge({**options, **where}))
+        folder = RunFolder.create(plan.job, plan.net)
+        for stop in (4, 6):
+            with Training(plan, folder) as training:
+                list(training.events(lambda: training.iteration >= stop))  # noqa: B023
+        found[kind] = measure(folder)
+    assert stand_in.replays
+    assert not stand_in.races, sorted(set(stand_in.races))[:5]
+    assert found["cuda"].loss == pytest.approx(found["cpu"].loss, rel=1e-4)
+    assert found["cuda"].accuracy == pytest.approx(found["cpu"].accuracy, abs=2e-3)
+    assert found["cuda"].iteration == 6

@@ -111,6 +111,20 @@ def test_an_update_in_place_waits_for_the_streams_that_read_the_old_value() -> N
     assert {(plan.ops.index(name), 0) for name in readers} <= set(found.waits[index])
 
 
+def test_batches_do_not_wait_for_what_other_devices_send() -> None:
+    data = pu.data.fashion_mini()
+    net = pu.data.prepare(mlp(batch=4), data.train)
+    step = replicate(sgd(pu.backward(net), lr=0.1, momentum=0.9), "cuda:0-1")
+    plan, found = planned(step)
+    queues = dict(zip(plan.ops, found.queue, strict=True))
+    inbound = [op for op in step.ops.values() if op.lane == "inbound" and op.location != Location()]
+    fed = [op for op in inbound if not step.blobs[op.inputs[0]].location.device.startswith("cuda")]
+    rest = [op for op in inbound if op not in fed]
+    assert any("data" in op.name for op in fed)
+    assert any("grad/" in op.name for op in rest)
+    assert {queues[op.name] for op in fed}.isdisjoint(queues[op.name] for op in rest)
+
+
 def test_data_for_a_gpu_is_read_on_the_host_and_prepared_on_the_gpu() -> None:
     data = pu.data.fashion_mini()
     net = pu.data.prepare(pu.zoo.lenet(batch=4), data.train)
