@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from purine.errors import ConfigError, RunError
+from purine.files import put_in_place
 from purine.graph import Graph
 from purine.ops.fused import FUSED
 from purine.runtime.packing import PACK
@@ -126,14 +126,9 @@ class Trace:
 
         Arrows show the edges that the order within a lane does not show already.
         """
-        temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(_to_json(self), encoding="utf-8")
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            put_in_place(path, _to_json(self))
         except OSError as error:
             raise RunError(
                 "cannot save the trace",
