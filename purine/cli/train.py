@@ -200,6 +200,14 @@ def train(
             "auto on GPUs, else what the net's file says",
         ),
     ] = None,
+    compile: Annotated[
+        bool | None,
+        _option(
+            "Compile the step as a whole. On CPUs that takes up to a minute the first time, is "
+            "quicker for small nets only, and gives numbers of other rounding.",
+            "compile on GPUs, no-compile on CPUs",
+        ),
+    ] = None,
 ) -> None:
     """Train a net and write a run folder: config, net, metrics, summary and checkpoints.
 

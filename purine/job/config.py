@@ -73,6 +73,7 @@ class Job:
     pad: int = 0
     mirror: bool | None = None
     layout: Layout | None = None
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -30,6 +30,7 @@ from purine.runtime.packing import with_packed_filters
 
 __all__ = [
     "Placement",
+    "compiles",
     "fused",
     "joined",
     "laid_out",
@@ -127,10 +128,14 @@ def moved(job: Job, graph: Graph) -> Graph:
     return to_device(graph, gpus[0]) if gpus else graph
 
 
+def compiles(job: Job, step: Graph) -> bool:
+    """Whether a job's step is compiled: on GPUs, unless the job says otherwise."""
+    return bool(_gpus(step)) if job.compile is None else job.compile
+
+
 def fused(step: Graph) -> Graph:
-    """A step as it is run: on GPUs what lies between two transfers is one op."""
-    gpus = _gpus(step)
-    return fuse(step, devices=gpus) if gpus else step
+    """A step to be compiled: what a device does between two transfers is one op."""
+    return fuse(step, devices=_gpus(step) or None)
 
 
 def _gpus(graph: Graph) -> list[str]:

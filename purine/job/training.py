@@ -22,7 +22,7 @@ from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
 from purine.job.overflow import Overflows, telling_overflow
-from purine.job.placing import fused
+from purine.job.placing import compiles, fused
 from purine.job.plan import Plan
 from purine.ops.loss_scale import LOSS_SCALE
 from purine.parallel import gather_values, parse_devices, shard_values
@@ -83,13 +83,16 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
+        step = telling_overflow(plan.step)
+        compiled = compiles(job, step)
         self._run = Run(
-            fused(telling_overflow(plan.step)),
+            fused(step) if compiled else step,
             data=plan.data,
             seed=job.seed or 0,
             prefetch=job.prefetch,
             threads=job.threads,
             share_cores=job.share_cores,
+            compiled=compiled,
             tf32=job.precision == "tf32",
             record=job.trace,
             gather=gather_values,

@@ -348,3 +348,14 @@ def test_a_dry_run_tells_the_precision(tmp_path: Path) -> None:
     called = call(*ITERS, *options, "--dry-run", "--out", tmp_path / "out")
     assert called.code == 0, called.err
     assert "with sgd in fp16 on 2 devices (data=2)" in called.out
+
+
+def test_a_step_is_compiled_where_that_is_asked_for(run: Path, tmp_path: Path) -> None:
+    called = call(*ITERS, "--log-every", "2", "--trace", "--compile", "--out", tmp_path)
+    assert called.code == 0, called.err
+    kinds = {event.kind for event in Trace.load(tmp_path / "trace.json").events}
+    assert "Fused" in kinds
+    assert "MomentumUpdate" not in kinds
+    for row, other in zip(metrics(tmp_path), metrics(run), strict=True):
+        if "loss" in row:
+            assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)

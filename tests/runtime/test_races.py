@@ -180,20 +180,21 @@ def test_times_of_events_stay_exact_after_minutes() -> None:
 
 
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0-1"])
+@pytest.mark.parametrize("compiled", [None, False])
 def test_a_job_on_gpus_trains_stops_and_is_measured_as_on_cpus(
-    devices: str, stand_in: StandIn, tmp_path: Path
+    devices: str, compiled: bool | None, stand_in: StandIn, tmp_path: Path
 ) -> None:
     found = {}
     for kind in ("cpu", "cuda"):
         options = {"net": "mlp", "batch": 8, "iters": 6, "test_every": 3, "data": "fashion-mini"}
         where = {"devices": devices.replace("cuda", kind), "out": str(tmp_path / kind)}
-        plan = make_plan(merge({**options, **where}))
+        plan = make_plan(merge({**options, **where, "compile": compiled}))
         folder = RunFolder.create(plan.job, plan.net)
         for stop in (4, 6):
             with Training(plan, folder) as training:
                 list(training.events(lambda: training.iteration >= stop))  # noqa: B023
         found[kind] = measure(folder)
-    assert stand_in.replays
+    assert bool(stand_in.replays) == (compiled is None)
     assert not stand_in.races, sorted(set(stand_in.races))[:5]
     assert found["cuda"].loss == pytest.approx(found["cpu"].loss, rel=1e-4)
     assert found["cuda"].accuracy == pytest.approx(found["cpu"].accuracy, abs=2e-3)
