@@ -1,9 +1,14 @@
-"""Files that appear whole or not at all: a draft on disk takes their place."""
+"""Files that appear whole or not at all: a draft on disk takes their place.
+
+Only a regular file is ever replaced: a link stays, and what it points to is written; a pipe or a
+device is written to.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from purine.errors import ConfigError
@@ -13,10 +18,16 @@ __all__ = ["put_in_place", "write_whole"]
 
 def put_in_place(path: Path, data: bytes | str) -> None:
     """Write a file, text as UTF-8; an OSError is the caller's to tell."""
+    data = data.encode() if isinstance(data, str) else data
+    path = Path(os.path.realpath(path))
+    if not _may_be_replaced(path):
+        with open(path, "wb") as file:
+            file.write(data)
+        return
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(draft, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -36,3 +47,10 @@ def write_whole(path: Path, data: bytes | str) -> None:
             found=str(error),
             remedy="free space there, or choose another path",
         ) from error
+
+
+def _may_be_replaced(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return True

@@ -10,11 +10,11 @@ import json
 import math
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from purine.errors import FormatError, GraphError
+from purine.files import put_in_place
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Filler, Location, Op, State
 from purine.graph.yaml_read import OP_KEYS, read
@@ -75,12 +75,7 @@ def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
     text = to_yaml(graph)
     target = Path(path)
     try:
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            draft.write_text(text, encoding="utf-8", newline="\n")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        put_in_place(target, text)
     except (OSError, ValueError) as error:
         raise _no_file("cannot write the graph", target, error) from error
 
