@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -118,6 +119,15 @@ def latest(folder: Path) -> Path | None:
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint and check every part of it; for a run's folder, its newest checkpoint."""
     path = _resolve(path)
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        error.remedy = error.remedy or _way_on(path)
+        raise
+
+
+def _read(path: Path) -> Checkpoint:
+    """The checkpoint in a folder; where it is damaged, the error has no remedy yet."""
     manifest = _read_manifest(path)
     with _os_errors("cannot read the checkpoint", path):
         values = _read_values(path, manifest)
@@ -471,15 +481,34 @@ def _field(manifest: Mapping[str, object], key: str, kind: type[_T], path: Path)
 def _damaged(
     path: Path, what: str, expected: str, found: str, *, blob: str | None = None
 ) -> CheckpointError:
-    remedy = "restore the folder from a copy, or start the run afresh"
-    if _NAME.fullmatch(path.name):
-        siblings = _checkpoints(path.parent)
-        earlier = [number for number in siblings if number < int(path.name[:_DIGITS])]
-        if earlier:
-            remedy = f"load an earlier one: {siblings[max(earlier)]}"
-    return CheckpointError(
-        what, where=str(path), blob=blob, expected=expected, found=found, remedy=remedy
-    )
+    return CheckpointError(what, where=str(path), blob=blob, expected=expected, found=found)
+
+
+def _way_on(damaged: Path) -> str:
+    """What to do about a damaged checkpoint: to go on from the newest one that is intact."""
+    siblings = _checkpoints(damaged.parent) if _NAME.fullmatch(damaged.name) else {}
+    later: list[Path] = []
+    for number in sorted(siblings, reverse=True):
+        path = siblings[number]
+        if path == damaged or not _is_intact(path):
+            later.append(path)
+            continue
+        if not later:
+            return f"take another one: {path} is intact"
+        run = shlex.quote(str(damaged.parent.parent))
+        return (
+            f"{path} is intact; to go on from it: rm -r {shlex.join(map(str, later))}, "
+            f"then purine train --resume --out {run}"
+        )
+    return "restore the folder from a copy, or start the run afresh"
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        _read(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _sha256(path: Path) -> str:

@@ -360,8 +360,24 @@ def test_a_missing_manifest_is_reported_with_the_earlier_checkpoint(tmp_path: Pa
     (path / "manifest.json").unlink()
     error = failure(path)
     assert "manifest is missing" in error.what
-    assert error.remedy is not None
-    assert str(first) in error.remedy
+    assert error.remedy == (
+        f"{first} is intact; to go on from it: rm -r {path}, "
+        f"then purine train --resume --out {tmp_path}"
+    )
+    later = save(tmp_path, 3)
+    assert failure(path).remedy == f"take another one: {later} is intact"
+
+
+def test_the_way_on_passes_over_all_that_is_damaged(tmp_path: Path) -> None:
+    paths = [save(tmp_path, number, keep=9) for number in (1, 2, 3)]
+    for path in paths[1:]:
+        (path / "states.safetensors").write_bytes(b"")
+    remedy = failure(tmp_path).remedy
+    assert remedy is not None
+    assert f"{paths[0]} is intact" in remedy
+    assert f"rm -r {paths[2]} {paths[1]}, then" in remedy
+    (paths[0] / "manifest.json").unlink()
+    assert failure(tmp_path).remedy == "restore the folder from a copy, or start the run afresh"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", b"\xff\xfe", "[" * 100_000])

@@ -65,6 +65,20 @@ def test_wrong_checkpoints(tmp_path: Path, trained: Path, name: str, command: st
     refused(tmp_path, [*command.split(), str(run)], texts)
 
 
+def test_the_way_on_from_a_damaged_checkpoint(tmp_path: Path, trained: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    assert call("train", "--resume", "--out", run, "--iters", "4").code == 0
+    damaged = run / "checkpoints" / "000000004"
+    (damaged / "states.safetensors").write_bytes(b"")
+    resume = f"train --resume --out {run}"
+    texts = ["000000002 is intact", f"rm -r {damaged}, then purine {resume}"]
+    refused(tmp_path, resume.split(), texts)
+    shutil.rmtree(damaged)
+    called = call(*resume.split())
+    assert (called.code, "from iteration 2" in called.out) == (0, True)
+
+
 def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)
