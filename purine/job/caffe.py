@@ -83,6 +83,7 @@ def caffe_net(job: Job, source: Source) -> Imported:
         crop=job.crop,
         shapes=shapes,
     )
+    brought = _with_mean(job, brought)
     tested = None if brought.test is None else _with_all_fields(brought.test, source)
     return replace(brought, net=_with_all_fields(brought.net, source), test=tested)
 
@@ -145,6 +146,25 @@ def _files(job: Job) -> tuple[Path, str | None, str | None]:
     solver = job.solver if is_prototxt(job.solver) else None
     test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
     return Path(job.net).expanduser(), solver, test
+
+
+def _with_mean(job: Job, brought: Imported) -> Imported:
+    """Refuse a definition whose mean image is not there, unless the job has a mean of its own."""
+    transform = brought.transform
+    if transform.missing_mean is None or transform.mean_image is not None:
+        return brought
+    where, name = transform.missing_mean
+    if job.mean is None and job.mean_file is None:
+        raise ConfigError(
+            f"the mean image {name!r} is not there",
+            where=where,
+            expected="a file in one of " + ", ".join(str(root.resolve()) for root in brought.roots),
+            found="nothing at this path",
+            remedy="say where it is with --mean-file, or give numbers with --mean; "
+            "--mean 0 subtracts nothing",
+        )
+    notes = tuple(note for note in brought.notes if note != transform.left_out)
+    return replace(brought, notes=notes)
 
 
 def _filled(job: Job, settings: dict[str, Any]) -> Job:

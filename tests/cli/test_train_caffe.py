@@ -13,6 +13,7 @@ from purine.job import Job, make_plan
 from tests.cli.runs import metrics, same_bits
 from tests.command import call
 from tests.importers.mutations import SAMPLES
+from tests.wrong_inputs.refused import refused
 
 SOLVER = SAMPLES / "lenet_solver.prototxt"
 NET = SAMPLES / "lenet_train_test.prototxt"
@@ -101,14 +102,27 @@ def test_transforms_are_the_jobs_unless_given(tmp_path: Path) -> None:
     assert (given.job.mirror, given.job.scale, given.job.mean) == (False, 2.0, 0.0)
 
 
+def test_a_mean_image_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.read_text().replace("scale: 0.00390625", 'mean_file: "mean.binaryproto"'))
+    options = ["train", "--net", str(net), *SMALL, "--iters", "0", "--out", str(tmp_path / "a")]
+    texts = ["net.prototxt:", "the mean image 'mean.binaryproto' is not there", "--mean-file"]
+    refused(tmp_path, options, [*texts, str(tmp_path), "--mean 0 subtracts nothing"])
+    called = call(*options, "--mean", "3")
+    assert (called.code, called.err) == (0, "")
+    imported = call("import", "caffe", net, "--image", "1,28,28", "-o", tmp_path / "net.yaml")
+    assert imported.code == 0
+    assert "note: " in imported.err
+    assert "--mean-file or --mean" in imported.err
+
+
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
-    text = NET.read_text().replace("scale: 0.00390625", 'mean_file: "mean.binaryproto"')
-    (tmp_path / "net.prototxt").write_text(text)
-    options = ("--net", tmp_path / "net.prototxt", *SMALL, "--iters", "0", "--out", tmp_path / "a")
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.read_text().replace("scale: 0.00390625", "scale: 0.5", 1))
+    options = ("--net", net, *SMALL, "--iters", "0", "--out", tmp_path / "a")
     called = call("train", *options)
     assert called.code == 0
-    assert called.err.startswith("note: ")
-    assert "mean.binaryproto" in called.err
+    assert called.err.startswith("note: the test phase has scale")
 
 
 def test_a_solver_finds_its_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

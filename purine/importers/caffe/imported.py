@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -47,7 +47,8 @@ class HasStates(Protocol):
 class Transform:
     """What Caffe does with stored samples; `purine.data.prepare` takes the same settings.
 
-    A `mean_image` takes the place of `mean`.
+    A `mean_image` takes the place of `mean`; `missing_mean` says where a mean image is asked for
+    that is not there, and its path.
 
     >>> Transform(scale=0.5).settings()
     {'scale': 0.5, 'mean': 0.0, 'crop': None, 'mirror': False}
@@ -58,6 +59,7 @@ class Transform:
     crop: int | None = None
     mirror: bool = False
     mean_image: Tensor | None = field(default=None, compare=False)
+    missing_mean: tuple[str, str] | None = None
 
     def settings(self) -> dict[str, float | tuple[float, ...] | int | bool | Tensor | None]:
         """Keyword arguments for `prepare`."""
@@ -67,6 +69,17 @@ class Transform:
             "crop": self.crop,
             "mirror": self.mirror,
         }
+
+    @property
+    def left_out(self) -> str | None:
+        """What to note of a mean image that is not there."""
+        if self.missing_mean is None:
+            return None
+        where, path = self.missing_mean
+        return (
+            f"{where}: the mean in {path!r} is not read, as there is no such file; "
+            "give it as mean to prepare, or to a job as --mean-file or --mean"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +212,10 @@ def from_caffe(
             )
     net, scope = built["TRAIN"]
     tested, test_scope = built.get("TEST", (None, None))
-    transform, notes = _transform(scope)
+    transform = _transform(scope)
+    notes = [transform.left_out] if transform.left_out is not None else []
     if test_scope is not None:
-        notes += _differences(transform, _transform(test_scope)[0])
+        notes += _differences(transform, _transform(test_scope))
     values, left_out = _weights(weights, net, scope, dtype)
     return Imported(
         found.train[0].get("name", ""),
@@ -249,10 +263,9 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     return bool(first.equal(second))
 
 
-def _transform(scope: Scope) -> tuple[Transform, list[str]]:
-    """The transform of the first source that has one, and what cannot be part of it."""
-    notes = []
-    values: dict[str, float | tuple[float, ...] | int | bool | Tensor] = {}
+def _transform(scope: Scope) -> Transform:
+    """The transform of the first source that has one."""
+    values: dict[str, Any] = {}
     for node in scope.transforms:
         means = node.all("mean_value") if node.type == "TransformationParameter" else []
         path = located(node.get("mean_file", ""), scope.roots)
@@ -267,16 +280,13 @@ def _transform(scope: Scope) -> tuple[Transform, list[str]]:
         if path is not None:
             values.setdefault("mean_image", read_mean(path).to(dtype_of(scope.net.dtype)))
         elif "mean_file" in node:
-            notes.append(
-                f"{node.place('mean_file')}: the mean in {node.get('mean_file')!r} is not read, as "
-                "there is no such file; give its value as mean to prepare"
-            )
+            values.setdefault("missing_mean", (node.place("mean_file"), node.get("mean_file")))
         for name in ("scale", "crop_size", "mirror"):
             if node.get(name):
                 values.setdefault(name.removesuffix("_size"), node.get(name))
         if means:
             values.setdefault("mean", means[0] if len(means) == 1 else tuple(means))
-    return Transform(**values), notes  # type: ignore[arg-type]
+    return Transform(**values)
 
 
 def _has_source(net: Node, state: NetState) -> bool:
