@@ -5,6 +5,7 @@ A definition only fills in what the options leave open, so options that were giv
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def caffe_options(path: Path, *, net: bool = True) -> dict[str, Any]:
 def caffe_data(job: Job) -> str:
     """The data that the definition `job.net` names, as a job names it."""
     path, solver, test = _files(job)
-    found = from_caffe(path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+    try:
+        found = from_caffe(path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+    except ConfigError as error:  # a source that does not tell the size of its samples
+        error.remedy = "name data with --data, such as --data lmdb:TRAIN,TEST"
+        raise
     return found.data_text()
 
 
@@ -145,7 +150,16 @@ def _files(job: Job) -> tuple[Path, str | None, str | None]:
     """The definitions that a job names: its net, its solver and a test net of its own."""
     solver = job.solver if is_prototxt(job.solver) else None
     test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
-    return Path(job.net).expanduser(), solver, test
+    net = Path(job.net).expanduser()
+    if (solver is None or Path(solver).resolve() != net.resolve()) and is_solver(net):
+        raise ConfigError(
+            "this is a solver, not a net",
+            where=str(net),
+            expected="--net with a net; a solver is a job, or goes with --solver",
+            found=f"--net {job.net}",
+            remedy=f"write purine train {shlex.quote(job.net)}",
+        )
+    return net, solver, test
 
 
 def _with_mean(job: Job, brought: Imported) -> Imported:

@@ -102,6 +102,22 @@ def test_transforms_are_the_jobs_unless_given(tmp_path: Path) -> None:
     assert (given.job.mirror, given.job.scale, given.job.mean) == (False, 2.0, 0.0)
 
 
+def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = "the source 'examples/mnist/mnist_train_lmdb' of layer 'mnist' (Data) is not there"
+    texts = [f"{NET}:2: {source}", f"in one of {Path().resolve()}, {NET.parent}", "to do: "]
+    out = ["--out", str(tmp_path / "a")]
+    called = refused(tmp_path, ["train", str(SOLVER), *out], [*texts, "name data with --data"])
+    assert "--image" not in called.err
+    refused(tmp_path, ["show", str(NET)], [*texts, "--image 3,32,32"])
+
+
+@pytest.mark.parametrize("options", [[], ["--solver", str(SAMPLES / "inner_solver.prototxt")]])
+def test_a_solver_is_no_net(tmp_path: Path, options: list[str]) -> None:
+    arguments = ["train", "--net", str(SOLVER), *SMALL, *options, "--out", str(tmp_path / "a")]
+    texts = [f"{SOLVER}: this is a solver, not a net", f"to do: write purine train {SOLVER}"]
+    refused(tmp_path, arguments, texts)
+
+
 def test_a_mean_image_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(NET.read_text().replace("scale: 0.00390625", 'mean_file: "mean.binaryproto"'))

@@ -79,7 +79,7 @@ def test_a_root_for_the_import_and_for_the_data(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     write_database(tmp_path / "db")
     text = data_layer("db", "TRAIN") + NET
-    with pytest.raises(ConfigError, match="the size of 'data'"):
+    with pytest.raises(ConfigError, match="the source 'db' of layer"):
         bring(tmp_path / "text", text)
     assert len(bring(tmp_path / "text", text, root=tmp_path).data().train) == 8
     brought = bring(tmp_path / "text", text, image=(3, 6, 6))

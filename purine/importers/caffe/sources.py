@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from purine.data.lmdb import is_leveldb
 from purine.errors import ConfigError
+from purine.importers.caffe.files import located
 from purine.importers.caffe.layer import Layer, filler_of, usable
 from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
@@ -63,7 +65,7 @@ def hdf5_data(layer: Layer) -> None:
     for top in layer.tops:
         known = given.get(top, () if top in layer.scope.whole else None)
         if known is None:
-            raise _no_size(layer, top)
+            raise _no_size(layer, top, named)
         shapes.append((batch, *known))
     _source(layer, shapes, named)
 
@@ -148,7 +150,7 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: N
     if not crop and settings.type != "MemoryDataParameter":
         crop = settings.get("crop_size", 0)
     if image is None or (crop and len(image) != 3):
-        raise _no_size(layer, layer.tops[0])
+        raise _no_size(layer, layer.tops[0], named)
     if crop:
         image = (image[0], crop, crop)
     scope.transforms.append(transform)
@@ -184,15 +186,28 @@ def _dims(node: Node) -> tuple[int, ...]:
     return dims
 
 
-def _no_size(layer: Layer, top: str) -> ConfigError:
-    return ConfigError(
+def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
+    roots = layer.scope.roots
+    path = located(named.path, roots)
+    what = (
         f"the size of {top!r} is not in the text: layer {layer.name!r} ({layer.type}) reads it "
-        "from its source",
+        "from its source"
+    )
+    expected = "the size of one image as (channels, height, width)"
+    found = "none, and no source to look at"
+    if named.path and path is None:
+        what = f"the source {named.path!r} of layer {layer.name!r} ({layer.type}) is not there"
+        expected = f"it in one of {', '.join(str(root.resolve()) for root in roots)}"
+        found = "nothing at this path, and no size of its images"
+    elif path is not None and is_leveldb(path):
+        found = f"none, and {path} is a LevelDB, which cannot be read"
+    return ConfigError(
+        what,
         where=layer.node.where,
         op=layer.name,
         blob=top,
-        expected="the size of one image as (channels, height, width)",
-        found="none, and no source to look at",
+        expected=expected,
+        found=found,
         remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32; "
         "or root= with the folder where the path of the source begins; a job takes --data",
     )
