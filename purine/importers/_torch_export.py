@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +38,7 @@ OUTPUT = "output"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = (os.path.join(_TORCH, "nn", "modules", ""), os.path.join(_TORCH, "nn", "functional.py"))
-_NOT_THE_USERS = (_TORCH, os.path.dirname(os.path.dirname(__file__)))
+_NOT_THE_USERS = (_TORCH, os.path.dirname(os.path.dirname(__file__)), "<string>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,73 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
     except ConfigError:
         raise
     except Exception as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
+        _refuse_failing(module, loss, batch)
         raise GraphError(
             f"module {type(module).__name__} cannot be traced",
             where=_place_of(error),
             expected="a forward and a loss whose path does not depend on the values of tensors",
-            found=f"{type(error).__name__}: {text[0]}",
+            found=_first_line(error),
             remedy="replace branches on values by torch.where, and .item() by tensors",
         ) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
     return Program(exported, step.names.reported, step.names.outputs, module.training, plain)
+
+
+def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:
+    """Refuse a module or a loss that fails on the example without being traced, too."""
+    arguments, keywords, targets = batch.rebuild([value.clone() for value in batch.values])
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            outputs = _called(module, *arguments, **keywords)
+        except Exception as error:
+            raise ConfigError(
+                f"module {type(module).__name__} fails on its example",
+                where=_place_of(error),
+                expected=f"a module that takes {_forms([*arguments, *keywords.values()])}",
+                found=_first_line(error),
+                remedy="mend the module or the example, until module(*inputs) works",
+            ) from error
+        try:
+            _called(loss, outputs, *targets)
+        except Exception as error:
+            raise ConfigError(
+                "the loss function fails on the module's outputs and the targets of the example",
+                where=_place_of(error),
+                expected=f"a function of {_forms([outputs, *targets])}",
+                found=_first_line(error),
+                remedy=_mend_loss(outputs, targets),
+            ) from error
+
+
+def _mend_loss(outputs: object, targets: Sequence[object]) -> str:
+    if not isinstance(outputs, Tensor):
+        form = type(outputs).__name__
+        return f"let the loss take what it compares out of the {form}: lambda y, *targets: ..."
+    if any(isinstance(target, Tensor) and target.is_floating_point() for target in targets):
+        return "give labels of classes as int64; or mend the loss, until it works on the example"
+    return "mend the loss or the targets, until loss(module(*inputs), *targets) works"
+
+
+def _called(part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """What a module or function gives; buffers of a module stay as they are."""
+    if not isinstance(part, nn.Module):
+        return part(*arguments, **keywords)
+    buffers = {name: value.clone() for name, value in part.named_buffers()}
+    return torch.func.functional_call(part, buffers, arguments, keywords)
+
+
+def _forms(values: Sequence[object]) -> str:
+    return ", ".join(
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+        for value in values
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0]}"
 
 
 @contextmanager

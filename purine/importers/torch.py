@@ -100,6 +100,7 @@ def from_torch(
     >>> sorted(imported.values)
     ['0.bias', '0.weight', '2.bias', '2.weight']
     """
+    _check_arguments(module, loss)
     batch = batch_of(example, inputs, targets)
     builder = Builder()
     names: dict[str, str] = {}
@@ -206,6 +207,23 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
+
+
+def _check_arguments(module: object, loss: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            "there is no module to import",
+            expected="an object of a torch.nn.Module",
+            found=f"a {type(module).__name__}" if not isinstance(module, type) else repr(module),
+            remedy="put what it computes into the forward of a torch.nn.Module",
+        )
+    if not callable(loss):
+        raise ConfigError(
+            f"loss is {loss!r}",
+            expected="a function loss(outputs, *targets) that gives a scalar",
+            found=f"a {type(loss).__name__}",
+            remedy="pass for example torch.nn.functional.cross_entropy",
+        )
 
 
 def _check_name(module: nn.Module, name: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from purine.graph import Graph
 from purine.solvers._attach import attach
-from purine.solvers._options import fraction, not_negative
+from purine.solvers._options import fraction, not_negative, pair
 from purine.solvers.rates import Rate
 
 __all__ = ["adadelta", "adagrad", "adam", "adamw", "rmsprop"]
@@ -108,7 +108,7 @@ def _adam(
     decoupled: bool,
     correct_eps: bool = False,
 ) -> Graph:
-    beta1, beta2 = betas
+    beta1, beta2 = pair("betas", betas)
     fraction("the first of betas", beta1)
     fraction("the second of betas", beta2)
     not_negative("eps", eps)

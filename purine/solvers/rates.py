@@ -194,6 +194,13 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     """Add the op that makes the rate of each iteration in blob `name`, and return that name."""
     if isinstance(rate, int | float):
         rate = Fixed(float(rate))
+    if not isinstance(rate, Rate):
+        raise ConfigError(
+            f"{name} is {rate!r}",
+            expected="a number above 0, or a policy such as Step(0.1, step=1000)",
+            found=repr(rate),
+            remedy="pass for example lr=0.01; parse_rate reads a policy from text",
+        )
     add_clock(builder)
     location = builder.blobs[ITERATION].location
     inputs, settings = [ITERATION], _settings(rate)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -426,6 +427,67 @@ def test_examples_that_do_not_fit_are_refused(
 
     with pytest.raises(ConfigError, match=words):
         from_torch(Mlp(), loss, example)
+
+
+class ByName(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": x}
+
+
+FEATURES, LABELS = torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "example", "words"),
+    [
+        (lambda x: x, F.cross_entropy, (FEATURES, LABELS), ["no module", "found: a function"]),
+        (Mlp, F.cross_entropy, (FEATURES, LABELS), ["no module", "found: <class"]),
+        (Mlp(), None, (FEATURES, LABELS), ["loss is None", "expected: a function"]),
+        (
+            Mlp(),
+            F.cross_entropy,
+            (torch.ones(4, 5), LABELS),
+            ["module Mlp fails on its example", "takes float32 [4, 5]", "found: RuntimeError: "],
+        ),
+        (
+            Mlp(),
+            F.cross_entropy,
+            (FEATURES, LABELS.float()),
+            ["the loss function fails", "float32 [4]", "labels of classes as int64"],
+        ),
+        (
+            ByName(),
+            F.cross_entropy,
+            (FEATURES, LABELS),
+            ["the loss function fails", "a dict, int64 [4]", "out of the dict"],
+        ),
+        (
+            Mlp(),
+            lambda y: y.sum(),
+            (FEATURES, LABELS),
+            ["the loss function fails", "2 were given", "until loss("],
+        ),
+    ],
+)
+def test_what_fails_without_tracing_too_is_told_as_such(
+    module: Any, loss: Any, example: Any, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_torch(module, loss, example)
+    for word in words:
+        assert word in str(caught.value)
+    assert "torch.where" not in str(caught.value)
+
+
+def test_a_failed_import_leaves_the_module_as_it_was() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigError, match="the loss function fails"):
+        from_torch(module, F.cross_entropy, (2 * FEATURES, LABELS.float()))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 class Masked(nn.Module):

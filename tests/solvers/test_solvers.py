@@ -209,6 +209,12 @@ def test_a_second_solver_is_refused():
     [
         (sgd, {"lr": 0.0}, "lr is 0.0"),
         (sgd, {"lr": float("nan")}, "lr is nan"),
+        (sgd, {"lr": "a"}, "lr is 'a'"),
+        (sgd, {"lr": None}, "lr is None"),
+        (sgd, {"momentum": "a"}, "momentum is 'a'"),
+        (sgd, {"weight_decay": None}, "weight_decay is None"),
+        (adam, {"betas": 0.9}, "betas is 0.9"),
+        (adam, {"betas": ("a", 0.9)}, "the first of betas is 'a'"),
         (sgd, {"momentum": 1.0}, "momentum is 1.0"),
         (sgd, {"nesterov": True}, "nesterov needs momentum"),
         (sgd, {"weight_decay": -0.1}, "weight_decay is -0.1"),
