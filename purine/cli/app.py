@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from purine.cli import check, imports, measure, show, trace, train
-from purine.errors import PurineError
+from purine.errors import ConfigError, PurineError
 
 __all__ = ["app", "main"]
 
@@ -38,14 +38,47 @@ app.add_typer(imports.app, name="import")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code: 0, 2 for a mistake, 130 when interrupted."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="purine")
+        try:
+            app(args=None if arguments is None else list(arguments), prog_name="purine")
+        finally:
+            print(end="", flush=True)
     except PurineError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(error)
         sys.exit(2)
-    except BrokenPipeError:
-        # Whoever read the output has gone; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read the output has gone
+        _drop_output()
         sys.exit(1)
+    except OSError as error:
+        if not _is_of_output(error):
+            raise
+        _drop_output()
+        _tell(
+            ConfigError(
+                "cannot write the output",
+                expected="a terminal, a file or a pipe that takes it",
+                found=error.strerror or str(error),
+                remedy="free space there, or send the output elsewhere",
+            )
+        )
+        sys.exit(2)
+
+
+def _tell(error: PurineError) -> None:
+    print(f"error: {error}", file=sys.stderr)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether it was standard output that failed: then it fails again."""
+    try:
+        print(flush=True)
+    except OSError as again:
+        return again.errno == error.errno
+    return False
+
+
+def _drop_output() -> None:
+    """Let what is left of the output go nowhere, for it is written again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +38,50 @@ def test_other_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("purine.job.plan.open_data", broken)
     with pytest.raises(ZeroDivisionError):
         call("train", "--net", "mlp")
+
+
+COMMAND = (sys.executable, "-m", "purine")
+
+
+@pytest.mark.parametrize("command", ["show --net mlp", "train --net mlp --dry-run", "--help"])
+def test_output_that_cannot_be_written_is_told(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    with open(tmp_path / "file", "rb") as unwritable:
+        called = subprocess.run(
+            [*COMMAND, *command.split()],
+            stdout=unwritable,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert called.returncode == 2
+    assert called.stderr.startswith("error: cannot write the output\n")
+    assert "found: Bad file descriptor" in called.stderr
+    assert "Traceback" not in called.stderr
+
+
+@pytest.mark.parametrize("command", ["show --net mlp", "train --net mlp --dry-run"])
+def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    called = subprocess.run(
+        [*COMMAND, *command.split()], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (called.returncode, called.stderr) == (1, "")
+
+
+def test_an_interrupt_while_torch_is_imported_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    called = subprocess.run(
+        [*COMMAND, "--version"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (called.returncode, called.stderr) == (-signal.SIGINT, "")
 
 
 def test_check_counts_or_lists_everything(tmp_path: Path) -> None:
