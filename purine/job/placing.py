@@ -31,6 +31,7 @@ from purine.runtime.packing import with_packed_filters
 __all__ = [
     "Placement",
     "compiles",
+    "crowding",
     "fused",
     "joined",
     "laid_out",
@@ -73,6 +74,17 @@ def threads_for(job: Job) -> int:
     """The threads of each device where the job does not say."""
     devices = parse_devices(job.devices)
     return torch.get_num_threads() if len(devices) == 1 else threads_of(devices)
+
+
+def crowding(job: Job) -> tuple[str, ...]:
+    """What to note of threads that outnumber the cores; several devices refuse or share them."""
+    cores = threads_of(("cpu:0",))
+    if job.threads is None or job.threads <= cores or len(parse_devices(job.devices)) > 1:
+        return ()
+    return (
+        f"--threads {job.threads} is more than the {cores} cores there are, which makes a run many "
+        "times slower; without --threads it has one for each core",
+    )
 
 
 def measuring_threads(job: Job) -> int | None:

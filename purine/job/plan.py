@@ -38,6 +38,7 @@ from purine.job.caffe import (
 )
 from purine.job.config import Job
 from purine.job.placing import (
+    crowding,
     joined,
     laid_out,
     low_precision,
@@ -93,8 +94,8 @@ class Plan:
 
     `net` is the net alone, `step` the whole training step, `test` what measures the net (None
     without test data), from `test_net` where that is not the net itself. `notes` tells what of a
-    definition or of weights was left out; `values` are those of states that do not start from their
-    fillers. An iteration reads `images` samples.
+    definition or of weights was left out, and what makes it slow; `values` are those of states that
+    do not start from their fillers. An iteration reads `images` samples.
     """
 
     job: Job
@@ -169,7 +170,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
         test=test,
         test_net=test_net,
         iterations=iterations,
-        notes=notes,
+        notes=(*crowding(job), *notes),
         values=values,
     )
 

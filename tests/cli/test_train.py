@@ -359,3 +359,12 @@ def test_a_step_is_compiled_where_that_is_asked_for(run: Path, tmp_path: Path) -
     for row, other in zip(metrics(tmp_path), metrics(run), strict=True):
         if "loss" in row:
             assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_more_threads_than_cores_are_told(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    called = call(*SMALL, "--iters", "0", "--threads", str(cores), "--dry-run")
+    assert (called.code, called.err) == (0, "")
+    called = call(*SMALL, "--iters", "0", "--threads", str(cores + 1), "--dry-run")
+    assert called.code == 0
+    assert called.err.startswith(f"note: --threads {cores + 1} is more than the {cores} cores")
