@@ -38,11 +38,12 @@ def run_job(layers: Sequence[Options], *, resumed: bool, dry: bool = False) -> i
         plan, folder = _resumed(layers) if resumed else _started(layers)
         with folder.only_writer(), Training(plan, folder) as training:
             print(_headline(training), flush=True)
+            left = not training.complete
             view: _View = _Bar(plan) if sys.stdout.isatty() else _Lines(plan)
             with view, _telling(view):
                 _follow(training, view, signals)
             if training.complete:
-                print(_result(training), flush=True)
+                print(_result(training) if left or not resumed else _longer(training), flush=True)
                 return 0
             print(f"stopped at iteration {training.iteration} of {plan.iterations}; to go on:")
             print(f"  purine train --resume --out {folder.path}", flush=True)
@@ -66,6 +67,8 @@ def _new_plan(layers: Sequence[Options]) -> Plan:
 
 def _resumed(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
     plan, folder = _resumed_plan(layers)
+    if folder.newest_checkpoint() is None:
+        print("note: the run has no checkpoint yet, so it begins again", file=sys.stderr)
     if plan.job != folder.read_config():
         folder.write_config(plan.job)
     return plan, folder
@@ -81,6 +84,7 @@ def _resumed_plan(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
             remedy="write purine train --resume --out DIR",
         )
     folder = RunFolder.existing(given["out"])
+    folder.refuse_lost_checkpoints()
     return resume(folder, given), folder
 
 
@@ -112,6 +116,16 @@ def _result(training: Training) -> str:
     if accuracy is not None:
         parts.append(f"test accuracy {accuracy:.4f}")
     return f"done: {', '.join(parts)}; see {training.folder.path}"
+
+
+def _longer(training: Training) -> str:
+    """How to go on with a run of which nothing was left."""
+    job = training.plan.job
+    more = f"--iters {2 * job.iters}" if job.iters else f"--epochs {2 * (job.epochs or 0) or 1}"
+    return (
+        f"nothing is left to train: all {training.iteration} iterations were done before; to train "
+        f"longer:\n  purine train --resume --out {training.folder.path} {more}"
+    )
 
 
 def _test_text(plan: Plan, event: Tested) -> str:

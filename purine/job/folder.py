@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
-from purine.errors import ConfigError
+from purine.errors import CheckpointError, ConfigError
 from purine.files import put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
@@ -85,6 +86,13 @@ class RunFolder:
     @classmethod
     def at(cls, path: str | Path) -> RunFolder:
         """The folder at a path, whatever is there."""
+        if not str(path):
+            raise ConfigError(
+                "the path of the run's folder is empty",
+                expected="the path of a folder",
+                found="''",
+                remedy="write for example --out runs/a, or leave --out out",
+            )
         return cls(Path(path).expanduser())
 
     @classmethod
@@ -231,6 +239,18 @@ class RunFolder:
         if self.metrics_file.exists():
             _write_text(self.metrics_file, "".join(f"{json.dumps(row)}\n" for row in rows))
         return rows
+
+    def refuse_lost_checkpoints(self) -> None:
+        """Raise `CheckpointError` where a run came to its end, and its checkpoints are gone."""
+        if self.summary_file.exists() and self.newest_checkpoint() is None:
+            raise CheckpointError(
+                "the run is complete, and its checkpoints are gone",
+                where=str(self.path),
+                expected="checkpoints/<iteration> to go on from",
+                found=f"{self.summary_file.name}, and no checkpoint",
+                remedy="put the folder checkpoints back, or train again into another folder: "
+                f"purine train {shlex.quote(str(self.config_file))}",
+            )
 
     def newest_checkpoint(self) -> Path | None:
         """The folder of the newest checkpoint."""

@@ -71,7 +71,10 @@ def test_a_run_without_a_checkpoint_begins_again(undisturbed: Path, tmp_path: Pa
     out = tmp_path / "out"
     shutil.copytree(undisturbed, out)
     shutil.rmtree(out / "checkpoints")
-    assert call("train", "--resume", "--out", out).code == 0
+    (out / "summary.json").unlink()
+    called = call("train", "--resume", "--out", out)
+    assert called.code == 0
+    assert "no checkpoint yet, so it begins again" in called.err
     assert metrics(undisturbed) == metrics(out)
     assert same_bits(undisturbed, out)
 
@@ -192,3 +195,15 @@ def test_resuming_a_finished_run_keeps_its_trace(tmp_path: Path) -> None:
     before = (out / "trace.json").read_bytes()
     assert call("train", "--resume", "--out", out).code == 0
     assert (out / "trace.json").read_bytes() == before
+
+
+def test_a_run_with_nothing_left_says_how_to_train_longer(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert call(*SMALL, "--iters", "2", "--out", folder).code == 0
+    called = call("train", "--resume", "--out", folder)
+    assert called.code == 0
+    assert "done:" not in called.out
+    assert "nothing is left to train: all 2 iterations" in called.out
+    command = called.out.splitlines()[-1].split()
+    assert command == f"purine train --resume --out {folder} --iters 4".split()
+    assert "done: 4 iterations" in call(*command[1:]).out

@@ -84,6 +84,9 @@ def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
     shutil.copytree(trained, run)
     shutil.rmtree(run / "checkpoints")
     refused(tmp_path, ["test", str(run)], [str(run), "no checkpoint in this folder", "expected: "])
+    gone = [f"{run}: the run is complete", "its checkpoints are gone", "found: summary.json"]
+    for more in ([], ["--iters", "5"], ["--dry-run"]):
+        refused(tmp_path, ["train", "--resume", "--out", str(run), *more], gone)
     none = str(tmp_path / "none")
     refused(tmp_path, ["test", none], [none, "there is no run in this folder", "found: nothing"])
     refused(tmp_path, ["trace", str(run)], ["trace.json", "cannot read the trace", "No such file"])
@@ -97,6 +100,12 @@ def test_out_that_exists(tmp_path: Path, trained: Path) -> None:
     refused(tmp_path, [*options, str(file)], ["this is not a folder", "found: a file"])
     inside = str(file / "out")
     refused(tmp_path, [*options, inside], ["cannot write", "Not a directory", "--out"])
+
+
+def test_no_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["--resume"], ["--dry-run"]):
+        refused(tmp_path, ["train", "--net", "mlp", "--out", "", *more], ["folder is empty"])
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
