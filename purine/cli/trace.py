@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from purine.errors import ConfigError
+
 __all__ = ["trace"]
 
 
@@ -29,8 +31,22 @@ def trace(
     from purine.runtime.overlap import devices_of_trace, overlap
     from purine.runtime.trace import Trace, summary
 
-    recorded = Trace.load(path / "trace.json" if path.is_dir() else path)
+    recorded = Trace.load(_trace_of(path) if path.is_dir() else path)
     typer.echo(summary(recorded).text(top=top), nl=False)
     devices = devices_of_trace(recorded)
     if len(devices) > 1 or any(", cuda:" in device for device in devices):
         typer.echo(f"\n{overlap(recorded).text()}", nl=False)
+
+
+def _trace_of(run: Path) -> Path:
+    file = run / "trace.json"
+    if not file.exists():
+        names = sorted(entry.name for entry in run.iterdir() if not entry.name.startswith("."))
+        raise ConfigError(
+            "there is no trace in this folder",
+            where=str(run),
+            expected="trace.json, which `purine train --trace` writes",
+            found=", ".join(names[:8]) or "an empty folder",
+            remedy="train with --trace, or name the file of a trace",
+        )
+    return file

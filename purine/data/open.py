@@ -6,6 +6,7 @@ A name of ours comes before a path of the same spelling: write `./synthetic` for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,6 +68,8 @@ _NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
     ),
 }
 
+_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+_LOOKED_AT = 1000
 _KNOWN = (
     f"{', '.join(_NAMED)}, {', '.join(f'{name}:PATH' for name in KINDS)}, an LMDB folder, "
     "a folder of IDX files, a folder of .npy files, or a .npz file"
@@ -162,14 +165,20 @@ def _open_folder(path: Path) -> DataSet:
     if any(path.glob("*.npy")):
         return npy_dataset(path)
     archives = sorted(file.name for file in path.glob("*.npz"))
+    remedy = "name the folder of the files"
+    if archives:
+        remedy = f"name the file: {path / archives[0]}"
+    elif any(file.suffix.lower() in _PICTURES for file in islice(path.rglob("*"), _LOOKED_AT)):
+        remedy = (
+            "list the pictures in a text file, a path and a label on each line, and name that: "
+            "image-list:TRAIN,TEST"
+        )
     raise DataError(
         "this folder is no data set",
         where=str(path),
         expected="train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on",
         found=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty folder",
-        remedy=f"name the file: {path / archives[0]}"
-        if archives
-        else "name the folder of the files",
+        remedy=remedy,
     )
 
 

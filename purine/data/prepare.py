@@ -88,6 +88,7 @@ def _prepare_op(
             continue
         if not image:
             raise _misfit(builder, op, source)
+        _check_settings(field, mean, crop, pad)
         raw = builder.fresh(f"{name}/raw")
         shape = (blob.shape[0], *field.shape)
         builder.blob(raw, shape, field.dtype, blob.location, layout=blob.layout)
@@ -117,6 +118,27 @@ def _add_mean(builder: Builder, op: Op, mean: Tensor, dtype: str) -> None:
     if MEAN_IMAGE not in builder.states:
         builder.blob(MEAN_IMAGE, tuple(mean.shape), dtype, op.location)
         builder.state(MEAN_IMAGE, filler=Filler("constant", {"value": math.nan}))
+
+
+def _check_settings(
+    field: Field, mean: float | Sequence[float] | Tensor, crop: int | None, pad: int
+) -> None:
+    """Refuse a crop or means that images of this form cannot have."""
+    channels, *sides = field.shape
+    if crop and crop > min(sides) + 2 * pad:
+        raise DataError(
+            f"a crop of {crop} cannot be cut from images of {sides[0]} x {sides[1]} with pad {pad}",
+            expected=f"a crop of at most {min(sides) + 2 * pad}",
+            found=str(crop),
+            remedy="lower crop (--crop), or raise pad (--pad)",
+        )
+    if isinstance(mean, Sequence) and len(mean) != channels:
+        raise DataError(
+            f"{len(mean)} means are given for images of {list(field.shape)}",
+            expected="one number" + (f", or {channels}: one a channel" if channels > 1 else ""),
+            found=", ".join(f"{value:g}" for value in mean),
+            remedy="change mean (--mean)",
+        )
 
 
 def _check_image(mean: Tensor, source: Source) -> None:

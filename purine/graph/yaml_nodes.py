@@ -135,12 +135,13 @@ class _Parser:
             start = self.event()
             if not isinstance(start, yaml.SequenceStartEvent):
                 top = self.node(start, 0)
+                job = isinstance(start, yaml.MappingStartEvent)
                 raise self.wrong(
                     top.line,
                     "a graph is a list of entries",
                     "a list",
-                    describe(top),
-                    "begin each entry with '- '",
+                    describe(top) + (" (a job file?)" if job else ""),
+                    "begin each entry with '- '" + ("; a job is for purine train" if job else ""),
                 )
             self.allow_tag(start, "seq")
             event = self.event()

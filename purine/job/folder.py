@@ -111,7 +111,8 @@ class RunFolder:
                 where=str(folder.path),
                 expected="a folder that `purine train --out` wrote, with config.yaml",
                 found=found,
-                remedy="check the path, or start a run there without --resume",
+                remedy="check the path, or start a run there: "
+                f"purine train --out {shlex.quote(str(folder.path))}",
             )
         return folder
 
@@ -255,6 +256,11 @@ class RunFolder:
     def newest_checkpoint(self) -> Path | None:
         """The folder of the newest checkpoint."""
         return latest(self.path)
+
+    def kept_text(self) -> str:
+        """What to add to a message about a run that fails: the checkpoint that is left of it."""
+        newest = self.newest_checkpoint()
+        return "" if newest is None else f"; the checkpoint {newest} is intact"
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import math
 
 from purine.errors import RunError
 from purine.graph import Builder, Graph
+from purine.job.folder import RunFolder
 from purine.ops.loss_scale import FINITE, LOSS_SCALE
 from purine.runtime.run import Result
 
@@ -46,7 +47,7 @@ class Overflows:
         self._in_a_row = 0
         self._told = False
 
-    def note(self, result: Result, loss: float, *, where: str) -> None:
+    def note(self, result: Result, loss: float, folder: RunFolder) -> None:
         """Take note of an iteration; raises `RunError` where too many in a row overflowed."""
         updated = bool(result[FINITE])
         self.skipped += not updated
@@ -58,12 +59,11 @@ class Overflows:
         if self._in_a_row == MOST_IN_A_ROW:
             raise RunError(
                 f"{MOST_IN_A_ROW} iterations in a row overflowed, the last of them {iteration}",
-                where=where,
+                where=str(folder.path),
                 expected="a finite loss and finite gradients, with a loss scale small enough",
                 found=f"a loss of {loss} with a loss scale of {scale:g}",
                 remedy="look for samples too large for float16, or start again with "
-                "--precision bf16, a smaller --lr, a warm-up or --clip; "
-                f"earlier checkpoints in {where} are intact",
+                "--precision bf16, a smaller --lr, a warm-up or --clip" + folder.kept_text(),
             )
         if not math.isfinite(loss) and not self._told:
             self._told = True

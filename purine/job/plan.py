@@ -24,7 +24,7 @@ from purine.data import (
 )
 from purine.data.open import absolute
 from purine.data.prepare import MEAN_IMAGE
-from purine.errors import ConfigError, DataError, GraphError
+from purine.errors import ConfigError, DataError, GraphError, KindError
 from purine.graph import Builder, Graph, load_yaml
 from purine.importers.caffe import CaffeSolver, Imported, apply_solver
 from purine.importers.caffe.weights import StoredLayer
@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 _BATCH = 64
+_TOO_SMALL = ("Output size is too small", "Kernel size can't be greater")  # words of torch's
 _DATA = "fashion-mini"
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sgd": {"momentum": 0.9, "weight_decay": 5e-4},
@@ -389,7 +390,7 @@ def _with_own_solver(job: Job) -> Job:
     if job.momentum is not None and "momentum" not in taken:
         raise ConfigError(
             f"solver {job.solver} takes no momentum",
-            expected=f"options of {job.solver}: {', '.join(list(taken)[1:])}",
+            expected=f"options of {job.solver}: {', '.join(own)}",
             found=f"momentum {job.momentum}",
             remedy="leave --momentum out, or use sgd or lars",
         )
@@ -466,9 +467,26 @@ def _built(job: Job, source: Source) -> Graph:
             f"net {job.net!r} does not fit data {job.data!r}",
             expected=tokens if "context" in taken else "images [C, H, W] and the labels of classes",
             found=", ".join(map(str, source.fields)),
-            remedy="use a net for this kind of data, in a file: --net net.yaml",
+            remedy="name data of tokens, such as "
+            "--data synthetic-tokens:length=64,vocabulary=256,count=1280"
+            if "context" in taken
+            else "use a net for this kind of data, in a file: --net net.yaml",
         )
-    return make(job.batch or _BATCH, **sizes)
+    try:
+        return make(job.batch or _BATCH, **sizes)
+    except KindError as error:
+        if not any(words in str(error.found) for words in _TOO_SMALL):
+            raise
+        raise DataError(
+            f"images of {_image_size(sizes)} are too small for net {job.net!r}",
+            expected="images that are left with something at every op of the net",
+            found=f"{error.what}: {error.found}",
+            remedy="use larger images, or a net for small ones, such as lenet or mlp",
+        ) from error
+
+
+def _image_size(sizes: Mapping[str, Any]) -> list[int]:
+    return list(sizes["image"])
 
 
 def _sizes(job: Job, source: Source) -> dict[str, object]:

@@ -243,15 +243,15 @@ class Training:
         iteration = result.iteration + 1
         loss = loss_of(result, self._weights)
         if self._overflows is not None:
-            self._overflows.note(result, loss, where=str(self.folder.path))
+            self._overflows.note(result, loss, self.folder)
         elif not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} in iteration {iteration}",
                 where=str(self.folder.path),
                 expected="a finite loss",
                 found=str(loss),
-                remedy="start again with a smaller --lr, a warm-up or --clip; "
-                f"earlier checkpoints in {self.folder.path} are intact",
+                remedy="start again with a smaller --lr, a warm-up or --clip"
+                + self.folder.kept_text(),
             )
         scale = None if self._overflows is None else result[LOSS_SCALE]
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)

@@ -148,7 +148,8 @@ class Trace:
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _unreadable(path, "the file is not JSON", str(error)) from error
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            found = f"{type(error).__name__}: {error}"
+            found = "JSON of another form"
+            found += f", without {error}" if isinstance(error, KeyError) else f": {error}"
             raise _unreadable(path, "the file is not a trace of purine", found) from error
 
 
@@ -554,7 +555,7 @@ def _unreadable(path: Path, what: str, found: str) -> RunError:
     return RunError(
         what,
         where=str(path),
-        expected="a file written by Trace.save",
+        expected="a file that `purine train --trace` or Trace.save wrote",
         found=found,
         remedy="check the path, or record the trace again",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -221,7 +222,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     assert called.code == 2
     assert "the loss is nan in iteration" in called.err or "the loss is inf in" in called.err
     assert "smaller --lr" in called.err
+    assert "intact" not in called.err
     assert "Traceback" not in called.err
+    shutil.rmtree(out)
+    called = call(*SMALL, "--iters", "40", "--lr", "1e30", "--save-every", "1", "--out", out)
+    assert f"; the checkpoint {out}/checkpoints/00000000" in called.err
+    assert "is intact" in called.err
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -308,6 +314,7 @@ def test_fp16_ends_where_no_loss_scale_helps(tmp_path: Path) -> None:
     assert "25 iterations in a row overflowed, the last of them 25" in called.err
     assert "a loss of nan with a loss scale of 1" in called.err
     assert "--precision bf16" in called.err
+    assert "000000016 is intact" in called.err
     assert "Traceback" not in called.err
     scales = [row["loss_scale"] for row in metrics(out) if "loss_scale" in row]
     assert scales[15:18] == [2.0, 1.0, 1.0]

@@ -150,6 +150,10 @@ def test_a_solver_finds_its_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     called = call(*options, "--out", tmp_path / "none")
     assert called.code == 2
     assert "sub/solver.prototxt:1" in called.err
+    assert "found: none of them" in called.err
+    (tmp_path / "alone.prototxt").write_text('net: "a.prototxt" base_lr: 0.1')
+    called = call("train", "alone.prototxt", "--out", tmp_path / "none")
+    assert "expected: a file at a.prototxt\n  found: nothing there\n" in called.err
     for number, place in enumerate(("sub", "sub/nets", "nets")):
         (tmp_path / place).mkdir(exist_ok=True)
         (tmp_path / place / "a.prototxt").write_text(NET.read_text())

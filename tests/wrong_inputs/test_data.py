@@ -62,6 +62,10 @@ DATA: dict[str, tuple[Callable[[Path], str], list[str]]] = {
         lambda tmp: str(tmp),
         ["this folder is no data set", "train-images-idx3-ubyte", "found: an empty folder"],
     ),
+    "folder of pictures": (
+        lambda tmp: str((tmp / "a.JPG").write_bytes(b"") or tmp),
+        ["this folder is no data set", "found: a.JPG", "name that: image-list:TRAIN,TEST"],
+    ),
     "unknown name": (
         lambda tmp: "fashion-mimi",
         ["there is no data set 'fashion-mimi'", "expected: fashion-mini", "'fashion-mini'?"],
@@ -101,7 +105,7 @@ DATA: dict[str, tuple[Callable[[Path], str], list[str]]] = {
     ),
     "images too small for the net": (
         lambda tmp: "synthetic:image=1x8x8,classes=4,count=100",
-        ["op 'conv2' (Conv)", "[8, 20, 2, 2]", "Kernel size"],
+        ["images of [1, 8, 8] are too small", "op 'conv2' (Conv)", "[8, 20, 2, 2]", "Kernel size"],
     ),
     "tokens for a net of images": (
         lambda tmp: "synthetic-tokens:length=8,vocabulary=10,count=100",

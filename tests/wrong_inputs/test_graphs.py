@@ -23,7 +23,7 @@ GRAPHS: dict[str, tuple[str | bytes, list[str]]] = {
     "empty file": ("", ["net.yaml:1", "the text is empty", "expected: a list of entries"]),
     "a mapping": (
         "net: lenet\n",
-        ["net.yaml:1", "a graph is a list of entries", "found: a mapping"],
+        ["net.yaml:1", "a graph is a list of entries", "found: a mapping (a job file?)", "train"],
     ),
     "not UTF-8": (
         X.encode() + b"- {type: blob, name: \xff}\n",

@@ -24,7 +24,7 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "momentum 1": ("--momentum 1", ["momentum is 1.0", "below 1"]),
     "momentum for adam": (
         "--solver adam --momentum 0.9",
-        ["solver adam takes no momentum", "expected: options of adam: lr", "found: momentum 0.9"],
+        ["solver adam takes no momentum", "options of adam: lr, weight_decay\n", "momentum 0.9"],
     ),
     "weight decay negative": ("--weight-decay -1", ["weight_decay is -1.0", "0 or more"]),
     "unknown precision": (
@@ -47,6 +47,22 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "net file that is not there": (
         "--net none.yaml",
         ["none.yaml: cannot read the graph", "No such file", "expected: the path"],
+    ),
+    "crop larger than the images": (
+        "--crop 29",
+        ["a crop of 29", "images of 28 x 28 with pad 0", "at most 28", "lower crop (--crop)"],
+    ),
+    "means for other channels": (
+        "--mean 1,2,3",
+        ["3 means are given for images of [1, 28, 28]", "one number\n", "1, 2, 3", "(--mean)"],
+    ),
+    "a net for larger images": (
+        "--net vgg16",
+        ["images of [1, 28, 28] are too small for net 'vgg16'", "'block5/pool'", "such as lenet"],
+    ),
+    "a net for tokens": (
+        "--net gpt2",
+        ["net 'gpt2' does not fit", "expected: tokens", "--data synthetic-tokens:length=64"],
     ),
     "unknown policy": (
         "--lr-policy cosin",
@@ -164,7 +180,6 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "pad without crop": ("--pad 2", ["pad is 2, and there is no crop", "expected: a crop"]),
     "crop too large": ("--crop 64", ["28", "64", "expected: ", "found: "]),
     "mean of letters": ("--mean 1,b", ["mean is '1,b'", "expected: a number", "found: '1,b'"]),
-    "means for other channels": ("--mean 1,2,3", ["Normalize", "3 means", "expected: "]),
     "resume of nothing": ("--resume", ["there is no run in this folder", "found: nothing"]),
 }
 

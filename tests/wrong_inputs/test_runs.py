@@ -89,7 +89,14 @@ def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
         refused(tmp_path, ["train", "--resume", "--out", str(run), *more], gone)
     none = str(tmp_path / "none")
     refused(tmp_path, ["test", none], [none, "there is no run in this folder", "found: nothing"])
-    refused(tmp_path, ["trace", str(run)], ["trace.json", "cannot read the trace", "No such file"])
+    refused(tmp_path, ["test", none], [f"or start a run there: purine train --out {none}"])
+    traced = ["expected: trace.json", "`purine train --trace`", "found: config.yaml"]
+    refused(tmp_path, ["trace", str(run)], [f"{run}: there is no trace in this folder", *traced])
+    refused(tmp_path, ["trace", none], ["none: cannot read the trace", "No such file"])
+    file = tmp_path / "trace.json"
+    for text, found in (("{}", "without 'otherData'"), ("[]", "another form"), ("", "")):
+        file.write_text(text)
+        refused(tmp_path, ["trace", str(file)], ["--trace` or Trace.save wrote", found])
 
 
 def test_out_that_exists(tmp_path: Path, trained: Path) -> None:

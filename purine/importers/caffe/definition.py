@@ -116,11 +116,12 @@ def _file(node: Node, field: str, solver: Path) -> Path:
     for candidate in tried:
         if candidate.is_file():
             return candidate.resolve()
+    places = list(dict.fromkeys(map(str, tried)))
     raise node.error(
         f"the net {name!r} is not there",
         field,
-        expected="a file at " + ", ".join(dict.fromkeys(map(str, tried))),
-        found="none of them",
+        expected=f"a file at {' or '.join(places)}",
+        found="nothing there" if len(places) == 1 else "none of them",
         remedy="correct the path, or pass the net with --net and the solver with --solver",
     )
 
