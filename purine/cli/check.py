@@ -35,12 +35,14 @@ def check(
     purine check train_val.prototxt --image 3,256,256
     """
     import purine.solvers  # noqa: F401  (registers the kinds of updates)
-    from purine.cli.imports import parse_image
+    from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
     from purine.importers.caffe import from_caffe
     from purine.ops import problems
 
     size = parse_image(image)
+    if size is not None and not any(file.suffix == ".prototxt" for file in files):
+        raise no_image(str(files[0]), "a graph in YAML says the sizes of its blobs itself")
     wrong = False
     for file in files:
         found: list[PurineError]

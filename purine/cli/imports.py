@@ -13,7 +13,7 @@ from purine.errors import ConfigError
 if TYPE_CHECKING:
     from purine.importers.caffe import Imported
 
-__all__ = ["app", "caffe", "parse_image"]
+__all__ = ["app", "caffe", "no_image", "parse_image"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -108,6 +108,16 @@ def _told(found: Imported) -> list[str]:
     return lines
 
 
+def no_image(what: str, why: str) -> ConfigError:
+    """What is wrong with --image for something that has no use for it."""
+    return ConfigError(
+        f"--image does not go with {what}",
+        expected="a Caffe net (.prototxt), whose text leaves the size of images open",
+        found=f"{what}: {why}",
+        remedy="leave --image out",
+    )
+
+
 def parse_image(text: str | None) -> tuple[int, ...] | None:
     """The size of an image as it is written on the command line."""
     if text is None:
@@ -116,10 +126,10 @@ def parse_image(text: str | None) -> tuple[int, ...] | None:
         size = tuple(int(part) for part in text.split(","))
     except ValueError:
         size = ()
-    if len(size) != 3:
+    if len(size) != 3 or min(size) < 1:
         raise ConfigError(
             f"--image is {text!r}",
-            expected="channels, height and width with commas between them",
+            expected="channels, height and width, each 1 or more, with commas between them",
             found=repr(text),
             remedy="write for example --image 3,32,32",
         )

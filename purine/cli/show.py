@@ -45,7 +45,9 @@ def show(
     image: Annotated[
         str | None,
         typer.Option(
-            metavar="C,H,W", help="The size of an image, for a Caffe net.", show_default=False
+            metavar="C,H,W",
+            help="The size of an image, for a Caffe net or with --net.",
+            show_default=False,
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="How to show it.")] = Format.table,
@@ -99,7 +101,7 @@ def _graph(
     file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
 ) -> Graph:
     from purine.autodiff import backward
-    from purine.cli.imports import parse_image
+    from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
     from purine.importers.caffe import from_caffe
     from purine.ops import check
@@ -117,10 +119,12 @@ def _graph(
     if file is not None and file.suffix == ".prototxt":
         graph = from_caffe(file, batch=batch, image=parse_image(image)).net
     elif file is not None:
+        if image is not None:
+            raise no_image(str(file), "a graph in YAML says the sizes of its blobs itself")
         graph = check(load_yaml(file))
         graph = graph if batch is None else with_batch(graph, batch)
     elif net is not None and net in NETS:
-        graph = check(NETS[net]() if batch is None else NETS[net](batch))
+        graph = check(NETS[net](**_asked(net, batch, image)))
     else:
         raise ConfigError(
             f"there is no net {net!r}",
@@ -129,6 +133,19 @@ def _graph(
             remedy="name a file without --net to show a graph of your own",
         )
     return check(sgd(backward(graph), momentum=0.9)) if step else graph
+
+
+def _asked(net: str, batch: int | None, image: str | None) -> dict[str, object]:
+    """What is asked of a net of the zoo, of the arguments that it takes."""
+    from inspect import signature
+
+    from purine.cli.imports import no_image, parse_image
+    from purine.zoo import NETS
+
+    if image is not None and "image" not in signature(NETS[net]).parameters:
+        raise no_image(f"--net {net}", "it takes no images")
+    given = {"batch": batch, "image": parse_image(image)}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _graph_text(graph: Graph, format: Format, depth: int | None) -> str:

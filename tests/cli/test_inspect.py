@@ -110,6 +110,13 @@ def test_the_table_adds_up() -> None:
     assert "431,080" in shown.out.splitlines()[-1]
 
 
+def test_show_builds_a_net_for_images_of_a_size() -> None:
+    shown = call("show", "--net", "lenet", "--batch", "2", "--image", "3,32,32")
+    assert shown.code == 0
+    assert "2x3x32x32, 2" in shown.out
+    assert "2x20x28x28" in shown.out
+
+
 def test_show_says_what_it_cannot_write(tmp_path: Path) -> None:
     called = call("show", "--net", "mlp", "--output", tmp_path / "none" / "net.txt")
     assert called.code == 2

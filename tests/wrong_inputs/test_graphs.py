@@ -188,3 +188,23 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.yaml")
     refused(tmp_path, ["check", missing], [missing, "No such file", "expected: the path"])
     refused(tmp_path, ["check", str(tmp_path)], [str(tmp_path), "found: Is a directory"])
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", 'name: "a"\n'])
+def test_a_caffe_net_without_layers(tmp_path: Path, text: str) -> None:
+    file, out = tmp_path / "net.prototxt", tmp_path / "out"
+    file.write_text(text)
+    found = "found: name" if "name" in text else "found: an empty text"
+    texts = ["net.prototxt:1: the net has no layers", found]
+    for command in ("check", "show", f"import caffe -o {out}", f"train --out {out} --net"):
+        refused(tmp_path, [*command.split(), str(file)], texts)
+
+
+def test_an_image_size_where_there_is_no_use_for_one(tmp_path: Path) -> None:
+    file = tmp_path / "net.yaml"
+    file.write_text(X)
+    for arguments in (["show", str(file)], ["check", str(file)], ["show", "--net", "gpt2"]):
+        texts = [f"--image does not go with {' '.join(arguments[1:])}", "leave --image out"]
+        refused(tmp_path, [*arguments, "--image", "3,32,32"], texts)
+    wrong = ["show", "--net", "lenet", "--image", "0,32,32"]
+    refused(tmp_path, wrong, ["--image is '0,32,32'", "each 1 or more"])

@@ -131,6 +131,13 @@ def _net(path: str | os.PathLike[str]) -> Node:
 
 
 def _in_state(net: Node, phase: str, *given: Node) -> tuple[Node, NetState]:
+    if not any(field in net for field in ("layer", "layers", "input")):
+        raise net.error(
+            "the net has no layers",
+            expected="layer { ... }, once or more",
+            found=", ".join(net.fields) or "an empty text",
+            remedy="write its layers, or check the path",
+        )
     state = NetState(phase).merged(net.message("state"))
     for node in given:
         state = state.merged(node)
