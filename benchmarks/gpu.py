@@ -111,6 +111,8 @@ def main() -> None:
     for item in options.without:
         if item not in known:
             parser.error(f"--without: {item!r} takes no part anyway; expected {min(known)}, ...")
+    if options.device == "cuda":
+        need_gpu(parser)
     begin = time.monotonic()
     options.ends = begin + options.limit if options.limit else float("inf")
     found: dict[str, dict[str, Any]] = {}
@@ -128,6 +130,13 @@ def main() -> None:
             found[f"{net}:{batch}"] = summary(net, batch, options, measured)
     print(table(found))
     print(json.dumps({"precision": options.precision, "rows": found}))
+
+
+def need_gpu(parser: argparse.ArgumentParser) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU; benchmarks/gpu.py --device cpu --tiny runs without one")
 
 
 def parse_row(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:

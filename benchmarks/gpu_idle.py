@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from gpu import CASES, RING, parse_row, purine_run
+from gpu import CASES, RING, need_gpu, parse_row, purine_run
 
 Spans = list[tuple[int, int]]
 
@@ -36,6 +36,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--out", type=Path, help="folder for the traces")
     options = parser.parse_args()
+    if options.steps <= options.skip:
+        parser.error(f"--steps is {options.steps}; expected more than --skip, {options.skip}")
+    need_gpu(parser)
     options.device = "cuda"
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")

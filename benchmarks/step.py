@@ -78,6 +78,9 @@ def main() -> None:
     for name in ("batch", "turns", "steps", "warm"):
         if getattr(options, name) is None:
             setattr(options, name, getattr(SETTINGS[options.net], name))
+        least = 0 if name == "warm" else 1
+        if getattr(options, name) < least:
+            parser.error(f"--{name} is {getattr(options, name)}; expected {least} or more")
     if options.worker:
         work(options)
     else:

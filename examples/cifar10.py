@@ -149,7 +149,8 @@ def main() -> None:
     try:
         data = convert(options.package, options.folder)
     except PurineError as error:
-        sys.exit(str(error))
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     assert data.test is not None
     size = sum(path.stat().st_size for path in options.folder.glob("*.npy")) / 1e6
     print(f"{options.folder}: {len(data.train)} and {len(data.test)} samples, {size:.1f} MB")

@@ -77,6 +77,26 @@ def test_gpu_refuses_to_leave_out_who_takes_no_part() -> None:
     assert "--without: 'nin:9/eager' takes no part anyway; expected nin:8/default" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("script", "command", "words"),
+    [
+        ("gpu.py", "--rows nin:8", "torch sees no GPU; benchmarks/gpu.py --device cpu"),
+        ("gpu_idle.py", "", "torch sees no GPU"),
+        ("gpu_idle.py", "--steps 20", "--steps is 20; expected more than --skip, 20"),
+        ("step.py", "--steps 0", "--steps is 0; expected 1 or more"),
+        ("step.py", "--warm -1", "--warm is -1; expected 0 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch, script: str, command: str, words: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = ran(script, command)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"{script}: error: {words}")
+    assert "Traceback" not in done.stderr
+
+
 def test_gpu_ratios_are_of_turns_and_of_the_best_mode(
     gpu: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

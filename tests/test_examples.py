@@ -73,6 +73,14 @@ def test_cifar10_writes_what_a_job_reads(tmp_path: Path, packed: bool) -> None:
     assert data.test.batch(np.arange(10))[1].tolist() == list(range(10))
 
 
+def test_cifar10_tells_what_is_not_there(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "cifar10.py", tmp_path / "nope.tgz", tmp_path / "made"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path}/nope.tgz: the package cannot be read")
+    assert not list(tmp_path.iterdir())
+
+
 def test_cifar10_refuses_what_is_not_all_of_it(tmp_path: Path) -> None:
     convert = load("cifar10")["convert"]
     small_package(tmp_path / "package", [0, 0, *range(2, 10)] * 2)
