@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from purine.errors import GraphError
-from purine.graph import from_yaml
+from purine.graph import Blob, Filler, State, from_yaml
 from purine.ops import problems
+from purine.ops.fillers import filler_problems
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(
@@ -36,6 +37,14 @@ def test_graphs_in_the_document_give_the_errors_it_shows(graph: str, errors: str
 def test_the_document_shows_good_graphs_and_bad_ones() -> None:
     assert sum(not errors for _, errors in BLOCKS) >= 4
     assert sum(bool(errors) for _, errors in BLOCKS) >= 4
+
+
+def test_the_document_lists_all_fillers() -> None:
+    text = (ROOT / "docs" / "yaml.md").read_text()
+    table = text.partition("| filler |")[2].partition("\n\n")[0]
+    first = "".join(row.split("|")[1] for row in table.splitlines()[2:])
+    (wrong,) = filler_problems(State("w", "w", Filler("none")), Blob("w", (2,)))
+    assert "one of " + ", ".join(sorted(re.findall(r"`(\w+)`", first))) == wrong.expected
 
 
 @pytest.mark.parametrize("document", ["design.md", "yaml.md"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purine.errors import ConfigError
+from purine.zoo import NETS
 
 if TYPE_CHECKING:
     from purine.graph import Graph
@@ -35,7 +36,7 @@ def show(
     net: Annotated[
         str | None,
         typer.Option(
-            help="A net by name (lenet, nin, resnet50, gpt2, ...), instead of a file.",
+            help=f"A net by name ({', '.join(NETS)}), instead of a file.",
             show_default=False,
         ),
     ] = None,
@@ -107,7 +108,6 @@ def _graph(
     from purine.ops import check
     from purine.ops.infer import with_batch
     from purine.solvers import sgd
-    from purine.zoo import NETS
 
     if (file is None) == (net is None):
         raise ConfigError(
@@ -140,7 +140,6 @@ def _asked(net: str, batch: int | None, image: str | None) -> dict[str, object]:
     from inspect import signature
 
     from purine.cli.imports import no_image, parse_image
-    from purine.zoo import NETS
 
     if image is not None and "image" not in signature(NETS[net]).parameters:
         raise no_image(f"--net {net}", "it takes no images")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from purine.errors import ConfigError
+from purine.zoo import NETS
 
 __all__ = ["train"]
 
@@ -36,8 +37,8 @@ def train(
     net: Annotated[
         str | None,
         _option(
-            "A net by name (lenet, nin, resnet50, gpt2, ...), a graph in a .yaml file, or a Caffe "
-            "net (.prototxt).",
+            f"A net by name ({', '.join(NETS)}), a graph in a .yaml file, or a Caffe net "
+            "(.prototxt).",
             "lenet",
         ),
     ] = None,

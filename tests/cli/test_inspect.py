@@ -24,6 +24,9 @@ def test_version_and_help() -> None:
     options = " ".join(call("train", "--help").out.split())
     for word in ("--weight-decay", "cuda:0 is", "cuda:0-3"):
         assert word in options
+    for command in ("train", "show"):
+        text = " ".join(call(command, "--help").out.split())
+        assert all(f"{net}," in text or f"{net})" in text for net in pu.zoo.NETS)
 
 
 def test_usage_errors_exit_with_2() -> None:
