@@ -127,7 +127,9 @@ def test_resuming_before_the_first_checkpoint_starts_from_the_weights(
     train(files, tmp_path / "whole", *given)
     train(files, tmp_path / "broken", *given)
     shutil.rmtree(tmp_path / "broken" / "checkpoints")
-    train(files, tmp_path / "broken", "--resume")
+    (tmp_path / "broken" / "summary.json").unlink()
+    called = call("train", "--resume", "--out", tmp_path / "broken")
+    assert (called.code, "it begins again" in called.err) == (0, True)
     assert same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
