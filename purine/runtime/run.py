@@ -111,17 +111,6 @@ class Run:
         self.graph = check(graph)
         if not self.graph.ops:
             raise ConfigError("the graph has no ops", expected="at least one op", found="none")
-        if self.graph.inputs:
-            name = self.graph.inputs[0]
-            raise ConfigError(
-                f"nothing makes blob {name!r}",
-                where=self.graph.blobs[name].where,
-                blob=name,
-                expected="a step whose batches come from a Data op",
-                found=f"inputs {', '.join(self.graph.inputs)}",
-                remedy="let the net begin with a Data op, or feed it: "
-                f"pu.compute(graph, {{{name!r}: ...}})",
-            )
         self.data = data
         self.seed = seed
         self.credit = prefetch + 1
@@ -350,6 +339,7 @@ class Run:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
+            self._refuse_inputs()
             self._states = {
                 name: _at_home(self.graph, name, value) for name, value in self._states.items()
             }
@@ -371,6 +361,20 @@ class Run:
             self._states = {}
             self._dispatched = self._executor.graph
         return self._executor
+
+    def _refuse_inputs(self) -> None:
+        """A graph that has to be fed may hold states, and is not run."""
+        if self.graph.inputs:
+            name = self.graph.inputs[0]
+            raise ConfigError(
+                f"nothing makes blob {name!r}",
+                where=self.graph.blobs[name].where,
+                blob=name,
+                expected="a step whose batches come from a Data op",
+                found=f"inputs {', '.join(self.graph.inputs)}",
+                remedy="let the net begin with a Data op, or feed it: "
+                f"pu.compute(graph, {{{name!r}: ...}})",
+            )
 
     def _reading(self, sources: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
         """Kernels that read batches, into memory that GPUs can fetch them from."""
