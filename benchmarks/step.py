@@ -1,11 +1,12 @@
 """How long does a training step take on the CPU, and how much memory: Purine against PyTorch?
 
-Contenders: Purine; PyTorch eager and `torch.compile`, both tuned (channels-last, fused SGD). Each
-is a process of its own, all are started first, and they take turns of a few steps, so that whatever
-else the machine does hits all of them alike. Each turn begins with steps that are not timed: a
-process that slept for seconds first gets its memory and caches back, and training does not sleep.
-Reported are the medians over turns and their spread.
-Memory is the peak of a process beyond what it held after its imports.
+Contenders: Purine; PyTorch eager and `torch.compile`, both tuned (channels-last, fused SGD); and
+where it is asked for, `fused`: Purine with its step compiled as a whole. Each is a process of its
+own, all are started first, and they take turns of a few steps, so that whatever else the machine
+does hits all of them alike. Each turn begins with steps that are not timed: a process that slept
+for seconds first gets its memory and caches back, and training does not sleep. Reported are the
+medians over turns and their spread. Memory is the peak of a process beyond what it held after its
+imports.
 
     python benchmarks/step.py --net nin --batch 64
 """
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ SETTINGS = {
     "gpt2": Setting((128,), 50257, {"context": 128}, count=8, batch=4, turns=9, steps=2, warm=1),
 }
 LR, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
-CONTENDERS = ("purine", "eager", "compile")
+CONTENDERS = ("purine", "eager", "compile", "fused")
 
 
 def main() -> None:
@@ -72,7 +74,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int)
     parser.add_argument("--steps", type=int, help="timed steps per turn")
     parser.add_argument("--warm", type=int, help="untimed steps before them")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:3])
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name in ("batch", "turns", "steps", "warm"):
@@ -128,7 +130,7 @@ def report(
         "ms": {name: round(value * 1e3, 3) for name, value in rows.items()},
         "peak_mb": {name: round(value / 1e6, 1) for name, value in peaks.items()},
     }
-    for rival in ("eager", "compile"):
+    for rival in ("eager", "compile", "fused"):
         if rival in rows and "purine" in rows:
             pairs = zip(times[rival], times["purine"], strict=True)
             result[f"{rival}_ratio"] = round(statistics.median(a / b for a, b in pairs), 4)
@@ -161,7 +163,7 @@ def work(options: argparse.Namespace) -> None:
     """Answer questions: a number asks for that many steps, `memory` for the peak."""
     import torch
 
-    if options.worker == "purine":
+    if options.worker in ("purine", "fused"):
         import purine  # noqa: F401
 
     if options.threads:
@@ -169,7 +171,12 @@ def work(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     torch.randn(64, 64) @ torch.randn(64, 64)
     before = held()
-    makers = {"purine": purine_steps, "eager": torch_steps, "compile": compiled_steps}
+    makers = {
+        "purine": purine_steps,
+        "eager": torch_steps,
+        "compile": compiled_steps,
+        "fused": partial(purine_steps, fused=True),
+    }
     run = makers[options.worker](options)
     for line in sys.stdin:
         if line.strip() == "memory":
@@ -203,7 +210,7 @@ def samples(setting: Setting) -> tuple[Any, Any]:
     return images, torch.randint(setting.classes, (setting.count,))
 
 
-def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
+def purine_steps(options: argparse.Namespace, *, fused: bool = False) -> Callable[[int], None]:
     import purine as pu
 
     setting = SETTINGS[options.net]
@@ -219,7 +226,8 @@ def purine_steps(options: argparse.Namespace) -> Callable[[int], None]:
     data = pu.data.DataSet("memory", source)
     threads = options.threads or None
     step = pu.layout(pu.prune(step, ["loss"]), "channels-last")
-    run = pu.Run(step, data=data, seed=0, threads=threads)
+    step = pu.fuse(step) if fused else step
+    run = pu.Run(step, data=data, seed=0, threads=threads, compiled=fused)
 
     def steps(count: int) -> None:
         for result in run.steps(count):
