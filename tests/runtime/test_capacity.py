@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from purine.errors import ConfigError
 from purine.job import make_plan, merge
 from purine.job.placing import placement
+from purine.ops.aten import device_of
 from purine.runtime.capacity import available_memory
 
 GB = 1 << 30
@@ -111,9 +113,17 @@ def test_a_gpu_says_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_memory("cuda:1") == 2 * GB
 
 
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    device_of.cache_clear()
+    yield
+    device_of.cache_clear()
+
+
+@pytest.mark.usefixtures("one_gpu")
 def test_devices_on_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     job = merge({"net": "lenet", "devices": "cuda:0-1", "share_cores": True, "iters": 4})
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
     found = placement(make_plan(job).step)
     both = sum(size for place, size in found.peaks.items() if place.device.startswith("cuda"))
