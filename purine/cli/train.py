@@ -205,7 +205,7 @@ def train(
         bool | None,
         _option(
             "Compile the step as a whole. On CPUs that takes up to a minute the first time, is "
-            "quicker for small nets only, and gives numbers of other rounding.",
+            "quicker for nets like mlp and not for others, and gives numbers of other rounding.",
             "compile on GPUs, no-compile on CPUs",
         ),
     ] = None,
