@@ -1,0 +1,117 @@
+"""Modules, losses and examples that cannot be imported are told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from purine.errors import ConfigError, GraphError
+from purine.importers.torch import from_torch
+from tests.importers.models import Mlp
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize("module", [Branching(), Noisy()], ids=["branch", "noise"])
+def test_what_cannot_be_traced_is_told_with_its_line(module: nn.Module) -> None:
+    with pytest.raises(GraphError) as caught:
+        from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
+    assert caught.value.where is not None
+    assert "test_torch_refused.py:" in caught.value.where
+    assert caught.value.found
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "words"),
+    [
+        ((torch.ones(4, 6),), {}, "the example has 1 items"),
+        ((torch.ones(4, 6), torch.ones(3)), {}, "differ in batch size"),
+        ((torch.ones(4, 6), 1.0), {}, "cannot be read from data"),
+        ({"x": torch.ones(4, 6)}, {}, "has no label"),
+        ((torch.ones(4, 6), torch.ones(4, 3)), {"reduction": "none"}, "no scalar"),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused(
+    example: object, options: dict[str, str], words: str
+) -> None:
+    def loss(y: Tensor, label: Tensor) -> Tensor:
+        return F.mse_loss(y, label, **options)
+
+    with pytest.raises(ConfigError, match=words):
+        from_torch(Mlp(), loss, example)
+
+
+class ByName(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": x}
+
+
+FEATURES, LABELS = torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "example", "words"),
+    [
+        (lambda x: x, F.cross_entropy, (FEATURES, LABELS), ["no module", "found: a function"]),
+        (Mlp, F.cross_entropy, (FEATURES, LABELS), ["no module", "found: <class"]),
+        (Mlp(), None, (FEATURES, LABELS), ["loss is None", "expected: a function"]),
+        (
+            Mlp(),
+            F.cross_entropy,
+            (torch.ones(4, 5), LABELS),
+            ["module Mlp fails on its example", "takes float32 [4, 5]", "found: RuntimeError: "],
+        ),
+        (
+            Mlp(),
+            F.cross_entropy,
+            (FEATURES, LABELS.float()),
+            ["the loss function fails", "float32 [4]", "labels of classes as int64"],
+        ),
+        (
+            ByName(),
+            F.cross_entropy,
+            (FEATURES, LABELS),
+            ["the loss function fails", "a dict, int64 [4]", "out of the dict"],
+        ),
+        (
+            Mlp(),
+            lambda y: y.sum(),
+            (FEATURES, LABELS),
+            ["the loss function fails", "2 were given", "until loss("],
+        ),
+    ],
+)
+def test_what_fails_without_tracing_too_is_told_as_such(
+    module: Any, loss: Any, example: Any, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_torch(module, loss, example)
+    for word in words:
+        assert word in str(caught.value)
+    assert "torch.where" not in str(caught.value)
+
+
+def test_a_failed_import_leaves_the_module_as_it_was() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigError, match="the loss function fails"):
+        from_torch(module, F.cross_entropy, (2 * FEATURES, LABELS.float()))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
