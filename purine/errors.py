@@ -28,6 +28,7 @@ __all__ = [
     "PurineError",
     "RunError",
     "StallError",
+    "in_a_line",
 ]
 
 
@@ -104,3 +105,12 @@ class KernelError(RunError):
 
 class StallError(RunError):
     """No op can run and the iteration is not complete."""
+
+
+def in_a_line(error: BaseException) -> str:
+    """What an exception of somebody else says, cut to fit into a message of ours.
+
+    >>> in_a_line(ValueError("too\\nlong"))
+    'ValueError: too long'
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

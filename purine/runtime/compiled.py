@@ -23,16 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purine.errors import in_a_line
 from purine.graph import Op
 from purine.ops.fused import bind_grouped, body_of, over_of
 from purine.ops.inductor import CompiledFunction, compile_function
 from purine.ops.registry import Kernel, Results
 
-__all__ = ["FusedKernel", "as_kernel", "captured", "compiled"]
+__all__ = ["WARM_UP", "FusedKernel", "as_kernel", "captured", "compiled"]
 
 _log = logging.getLogger("purine")
 
-_WARM_UP = 2
+WARM_UP = 2
 """Calls before a kernel is captured: libraries choose their algorithms in these."""
 
 
@@ -74,7 +75,7 @@ def compiled(op: Op) -> FusedKernel:
                 _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
             except Exception as error:
                 made = written
-                _log.warning("%s is not compiled and runs op by op: %s", op.name, _reason(error))
+                _log.warning("%s is not compiled and runs op by op: %s", op.name, in_a_line(error))
                 _log.debug("why %s is not compiled", op.name, exc_info=True)
         found = iter(made(*tensors))
         count = len(op.outputs)
@@ -111,13 +112,13 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
     def replay(*tensors: Tensor) -> Results:
         nonlocal calls, refused
         calls += 1
-        if calls > _WARM_UP and graph is None and not refused:
+        if calls > WARM_UP and graph is None and not refused:
             try:
                 capture(tensors)
             except Exception as error:
                 refused = True
                 fixed.clear()
-                _log.warning("%s is not captured: %s", op.name, _reason(error))
+                _log.warning("%s is not captured: %s", op.name, in_a_line(error))
                 _log.debug("why %s is not captured", op.name, exc_info=True)
         if graph is None:
             return _as_results(kernel(*tensors))
@@ -160,10 +161,6 @@ def _copy(value: Tensor) -> Tensor:
         return value.clone()
     room = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return room.copy_(value)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _as_results(values: list[Tensor]) -> Results:

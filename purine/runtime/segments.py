@@ -23,6 +23,7 @@ from functools import cache
 
 from torch import Tensor
 
+from purine.errors import in_a_line
 from purine.graph import NOTHING, Builder, Graph, Op
 from purine.ops.infer import cost
 from purine.ops.registry import Kernel, Kind, Results, lookup, register
@@ -314,7 +315,7 @@ def segment_kernel(
         compiled = compile_ops(ops, inputs, outputs, over)
     except (RuntimeError, KeyError) as error:
         names = " to ".join(dict.fromkeys((ops[0].name, ops[-1].name)))
-        _tell_once(names, " ".join(f"{type(error).__name__}: {error}".split())[:200])
+        _tell_once(names, in_a_line(error))
         return one_by_one
 
     def kernel(*tensors: Tensor) -> Results:

@@ -24,6 +24,7 @@ from purine.errors import ConfigError, RunError
 from purine.files import put_in_place
 from purine.graph import Graph
 from purine.ops.fused import FUSED
+from purine.runtime.compiled import WARM_UP
 from purine.runtime.packing import PACK
 from purine.runtime.tables import as_table, as_time, natural
 
@@ -48,9 +49,9 @@ Edge: TypeAlias = tuple[str, str, int]
 VERSION = 1
 """The version of what `Trace.save` adds to the trace-event format."""
 
-_WARM_UP, _FUSED_WARM_UP = 1, 3
+_WARM_UP, _FUSED_WARM_UP = 1, WARM_UP + 1
 """Iterations of warm-up: buffers are made and algorithms chosen in the first; fused ops are
-compiled in their first call and, on a GPU, captured in their third."""
+compiled in their first call and, on a GPU, captured behind their own warm-up."""
 
 _Json: TypeAlias = dict[str, object]
 _T = TypeVar("_T")
