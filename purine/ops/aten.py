@@ -68,7 +68,8 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
 """Kinds that can write their result over an input, and which inputs these are."""
 
 KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
-"""What runs an ATen kind on a kind of device that ATen itself has no kernel for."""
+"""What runs an overload on a kind of device, by the overload's name: where ATen has no kernel for
+it, or one that adds up in another order each time."""
 
 
 @cache
@@ -266,7 +267,7 @@ def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
             keywords[argument.name] = value
     slots = [(k, item.place) for k, item in enumerate(positional) if isinstance(item, Input)]
     lists = [(k, item.places) for k, item in enumerate(positional) if isinstance(item, Inputs)]
-    function = KERNELS.get((op.kind, device_of(op.location).type), overload)
+    function = KERNELS.get((name_of(overload), device_of(op.location).type), overload)
     if not lists and not named and all(place == index for place, index in slots):
         rest = tuple(positional[len(slots) :])
 

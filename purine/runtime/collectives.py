@@ -11,8 +11,8 @@ fix the order within an iteration as well, so that it is the same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,16 +23,9 @@ from purine.ops.aten import device_of
 from purine.ops.average import is_flat
 from purine.ops.registry import Kernel, Results
 from purine.runtime.core import urgency
+from purine.runtime.prepared import Prepared
 
-__all__ = ["Cards", "NcclReduce", "Settled", "has_nccl", "without_collectives"]
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A graph whose collectives are ordered, and the kernels of those that NCCL runs, by name."""
-
-    graph: Graph
-    kernels: Mapping[str, Kernel]
+__all__ = ["Cards", "NcclReduce", "has_nccl", "without_collectives"]
 
 
 def has_nccl() -> bool:
@@ -40,14 +33,14 @@ def has_nccl() -> bool:
     return hasattr(torch._C, "_nccl_reduce")
 
 
-def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Settled:
+def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Prepared:
     """The graph with each collective in the form that its devices allow.
 
     `by_nccl` says whether cards have NCCL between them, by default where torch has.
     """
     found = [op for op in graph.ops.values() if op.kind in COLLECTIVES]
     if not found:
-        return Settled(graph, {})
+        return Prepared(graph)
     if by_nccl is None:
         by_nccl = has_nccl()
     builder = Builder(graph)
@@ -70,7 +63,7 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Settled
                 if card in last:
                     builder.control.add((last[card], name))
                 last[card] = name
-    return Settled(builder.graph(), kernels)
+    return Prepared(builder.graph(), kernels)
 
 
 def _are_cards(group: Sequence[torch.device]) -> bool:

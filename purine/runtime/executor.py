@@ -27,9 +27,9 @@ from purine.runtime.collectives import without_collectives
 from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin
 from purine.runtime.packing import with_packed_filters
-from purine.runtime.precision import hold, let_go
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
+from purine.runtime.settings import hold, let_go
 from purine.runtime.shares import in_shares
 from purine.runtime.streams import Streams, is_gpu
 from purine.runtime.threads import set_kernel_threads
@@ -71,10 +71,11 @@ class Executor:
         tf32: bool | None = None,
         record: bool = False,
     ) -> None:
-        settled = without_collectives(without_aliases(graph))
-        divided = in_shares(settled.graph)
-        packed = with_packed_filters(divided.graph)
-        whole = packed.graph
+        whole, kernels = without_aliases(graph), dict(sources or {})
+        for prepare in (without_collectives, in_shares, with_packed_filters):
+            prepared = prepare(whole)
+            whole = prepared.graph
+            kernels |= prepared.kernels
         found = joined(whole) if segments else Segmented(whole, {})
         self.graph = graph = found.graph
         self.plan = compile_plan(graph)
@@ -85,7 +86,7 @@ class Executor:
             compile_program(
                 graph,
                 self.plan,
-                {**(sources or {}), **settled.kernels, **divided.kernels, **packed.kernels},
+                kernels,
                 whole=whole,
                 members=found.members,
                 fused=fused,

@@ -7,15 +7,15 @@ nothing but the filters, so where a device waits for its first micro-batch, it c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from purine.graph import Builder, Graph, Location, Op
 from purine.ops._packed_filters import can_pack, pack
 from purine.ops.registry import Kernel, Kind, register
+from purine.runtime.prepared import Prepared
 
-__all__ = ["PACK", "Packed", "with_packed_filters"]
+__all__ = ["PACK", "with_packed_filters"]
 
 PACK = "PackFilters"
 """The kind of an op that lays filters out for convolutions."""
@@ -26,15 +26,7 @@ _LEAST = 3
 """Readers from which it pays: packing takes as long as it saves for two."""
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A graph in which filters are packed, and the kernels that pack them, by name."""
-
-    graph: Graph
-    kernels: Mapping[str, Kernel]
-
-
-def with_packed_filters(graph: Graph) -> Packed:
+def with_packed_filters(graph: Graph) -> Prepared:
     """The graph with the filters packed that several convolutions of a device read."""
     readers: dict[tuple[Location, str, str, object], list[Op]] = {}
     for op in graph.ops.values():
@@ -57,7 +49,7 @@ def with_packed_filters(graph: Graph) -> Packed:
         for op in ops:
             inputs = tuple(made if read == name else read for read in op.inputs)
             builder.ops[op.name] = replace(op, inputs=inputs)
-    return Packed(builder.graph() if kernels else graph, kernels)
+    return Prepared(builder.graph() if kernels else graph, kernels)
 
 
 def _plain_bias(op: Op, graph: Graph) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ from purine.graph import Builder, Graph, Location, Op
 from purine.ops.average import is_flat
 from purine.ops.infer import families, size_in_bytes
 from purine.ops.registry import Kernel, Kind, Results, lookup, register
+from purine.runtime.prepared import Prepared
 
-__all__ = ["PRODUCT", "SHARE", "SHARED", "Shared", "in_shares"]
+__all__ = ["PRODUCT", "SHARE", "SHARED", "in_shares"]
 
 PRODUCT = "KeptProduct"
 """The kind of a matrix product whose memory is used again."""
@@ -60,15 +61,7 @@ _PIECE = 1 << 18
 """Elements that are averaged and applied at a time: these stay in the cache."""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A graph with large updates in shares, and the kernels of their ops by name."""
-
-    graph: Graph
-    kernels: Mapping[str, Kernel]
-
-
-def in_shares(graph: Graph, *, large: int = _LARGE) -> Shared:
+def in_shares(graph: Graph, *, large: int = _LARGE) -> Prepared:
     """The graph with the updates of parameters of `large` bytes divided among the replicas."""
     pairs = [
         (op, graph.producers[op.inputs[1]])
@@ -77,7 +70,7 @@ def in_shares(graph: Graph, *, large: int = _LARGE) -> Shared:
     ]
     pairs = [(update, mean) for update, mean in pairs if _divisible(graph, update, mean, large)]
     if not pairs:
-        return Shared(graph, {})
+        return Prepared(graph)
     family = families(graph)
     builder = Builder(graph)
     kernels: dict[str, Kernel] = {}
@@ -90,7 +83,7 @@ def in_shares(graph: Graph, *, large: int = _LARGE) -> Shared:
                 if op is not update and not written.isdisjoint(family[name] for name in op.inputs)
             ]
             _divide(graph, builder, kernels, update, mean, readers)
-    return Shared(builder.graph(), kernels)
+    return Prepared(builder.graph(), kernels)
 
 
 def _divisible(graph: Graph, update: Op, mean: Op, large: int) -> bool:

@@ -1,11 +1,13 @@
-"""TF32 on GPUs: whether products of float32 numbers may be rounded, while a run computes.
+"""Torch's settings for GPUs while a run computes: TF32, and convolutions in a fixed order.
 
-Torch has one setting for the whole process, and by default convolutions may be rounded and matrix
-products may not. A run has its own as long as ops of it are in flight: `hold` waits for runs that
-want the other one, and the last `let_go` puts back what was there before.
+Torch has one setting each for the whole process. By default convolutions of float32 numbers may be
+rounded and matrix products may not, and the library may take kernels for convolutions that add up
+in the order in which blocks come. A run has its own settings as long as ops of it are in flight:
+TF32 as it was asked for, and kernels that give the same bits from run to run. `hold` waits for runs
+that want the other TF32, and the last `let_go` puts back what was there before.
 
-Torch has two interfaces to the setting and refuses to read the older one where the two disagree.
-Both are kept in agreement; where they disagreed before, only the newer one is touched.
+Torch has two interfaces to TF32 and refuses to read the older one where the two disagree. Both are
+kept in agreement; where they disagreed before, only the newer one is touched.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _Newer: TypeAlias = tuple[str, str]
 _changed = threading.Condition()
 _holders = 0
 _held = False
-_before: tuple[_Older, _Newer] = (None, ("none", "none"))
+_before: tuple[_Older, _Newer, bool] = (None, ("none", "none"), False)
 
 
 def hold(tf32: bool) -> None:
@@ -35,9 +37,10 @@ def hold(tf32: bool) -> None:
     with _changed:
         _changed.wait_for(lambda: _holders == 0 or _held == tf32)
         if _holders == 0:
-            _before = older, _ = _older(), _newer()
+            older = _older()
+            _before = older, _newer(), torch.backends.cudnn.deterministic
             word = "tf32" if tf32 else "ieee"
-            _set(None if older is None else (tf32, tf32), (word, word))
+            _set(None if older is None else (tf32, tf32), (word, word), fixed_order=True)
         _held = tf32
         _holders += 1
 
@@ -49,7 +52,8 @@ def let_go() -> None:
         assert _holders > 0
         _holders -= 1
         if _holders == 0:
-            _set(*_before)
+            older, newer, fixed_order = _before
+            _set(older, newer, fixed_order=fixed_order)
             _changed.notify_all()
 
 
@@ -66,8 +70,9 @@ def _newer() -> _Newer:
     return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 
 
-def _set(older: _Older, newer: _Newer) -> None:
+def _set(older: _Older, newer: _Newer, *, fixed_order: bool) -> None:
     if older is not None:  # these set the newer ones too, so they come first
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = older
     torch.backends.cuda.matmul.fp32_precision = newer[0]
     torch.backends.cudnn.conv.fp32_precision = newer[1]
+    torch.backends.cudnn.deterministic = fixed_order

@@ -1,4 +1,4 @@
-"""TF32: torch's settings while a run computes, and as they were before behind it."""
+"""Torch's settings for GPUs while a run computes, and as they were before behind it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from purine.graph import Builder, Graph
 from purine.ops import check
 from purine.ops.clock import add_clock
 from purine.runtime.executor import Executor
-from purine.runtime.precision import hold, let_go
 from purine.runtime.run import initial_states
+from purine.runtime.settings import hold, let_go
 
-Settings = tuple[bool | None, bool | None, str, str]
+Settings = tuple[bool | None, bool | None, str, str, bool]
 
 
 def settings() -> Settings:
-    """Those of products and of convolutions, by both interfaces; None where one is silent."""
+    """TF32 in products and convolutions, by both interfaces, None where one is silent; and whether
+    convolutions have a fixed order."""
     backends, older = torch.backends, []
     for module in (backends.cuda.matmul, backends.cudnn):
         try:
@@ -30,11 +31,11 @@ def settings() -> Settings:
         except RuntimeError:
             older.append(None)
     newer = (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision)
-    return older[0], older[1], *newer
+    return older[0], older[1], *newer, backends.cudnn.deterministic
 
 
-ON: Settings = (True, True, "tf32", "tf32")
-OFF: Settings = (False, False, "ieee", "ieee")
+ON: Settings = (True, True, "tf32", "tf32", True)
+OFF: Settings = (False, False, "ieee", "ieee", True)
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,7 @@ def restored() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = bool(before[1])
     torch.backends.cuda.matmul.fp32_precision = before[2]
     torch.backends.cudnn.conv.fp32_precision = before[3]
+    torch.backends.cudnn.deterministic = before[4]
 
 
 def observing(seen: list[Settings], fail_at: int | None = None) -> Executor:
@@ -135,6 +137,15 @@ def test_users_of_the_newer_interface_keep_what_they_set(
     assert settings()[2:] == (ON if tf32 else OFF)[2:]
     let_go()
     assert settings() == before
+
+
+@pytest.mark.parametrize("fixed_order", [True, False])
+def test_convolutions_are_as_users_had_them_behind_a_run(fixed_order: bool) -> None:
+    torch.backends.cudnn.deterministic = fixed_order
+    hold(False)
+    assert torch.backends.cudnn.deterministic
+    let_go()
+    assert torch.backends.cudnn.deterministic == fixed_order
 
 
 def test_runs_that_want_the_opposite_wait_for_each_other() -> None:
