@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from heapq import heappop, heappush
 from time import perf_counter_ns
 from typing import Any
@@ -31,9 +32,9 @@ from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
 from purine.runtime.settings import hold, let_go
 from purine.runtime.shares import in_shares
-from purine.runtime.streams import Streams, is_gpu
+from purine.runtime.streams import OUTBOUND, Streams, is_gpu
 from purine.runtime.threads import set_kernel_threads
-from purine.runtime.trace import Event, Trace, edges_of
+from purine.runtime.trace import FETCH, Event, Trace, edges_of
 
 __all__ = ["Executor"]
 
@@ -183,11 +184,18 @@ class Executor:
     def trace(self) -> Trace:
         """What was recorded so far."""
         recorded = [item for records in self._records for item in list(records)]
+        events, edges = [], list(edges_of(self.graph))
         if self._streams is not None:
             recorded = [item for item in recorded if not self._on_gpu(item[0])]
-            recorded += self._streams.times() if self._failure is None else []
-        events = [self._event(token, begin, end) for token, begin, end in recorded]
-        return Trace(tuple(events), edges_of(self.graph))
+            times, reads = self._streams.times() if self._failure is None else ([], [])
+            recorded += times
+            for token, blob, begin, end in reads:
+                made = self._event(token, begin, end)
+                event = replace(made, op=f"{blob}@host", kind=FETCH, lane=OUTBOUND)
+                events.append(event)
+                edges.append((made.op, event.op, 0))
+        events += [self._event(token, begin, end) for token, begin, end in recorded]
+        return Trace(tuple(events), tuple(dict.fromkeys(edges)))
 
     def close(self) -> None:
         """Stop all lanes after the ops they are running; values stay readable."""

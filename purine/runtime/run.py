@@ -26,7 +26,6 @@ from purine.ops.fillers import fill
 from purine.ops.infer import check, with_batch
 from purine.ops.registry import Kernel, lookup
 from purine.runtime import checkpoint
-from purine.runtime.aliases import without_aliases
 from purine.runtime.compiled import FusedKernel, as_kernel, captured, compiled
 from purine.runtime.devices import cores_of
 from purine.runtime.executor import Executor
@@ -36,7 +35,7 @@ from purine.runtime.memory import tune_heap
 from purine.runtime.segments import pays
 from purine.runtime.streams import is_gpu
 from purine.runtime.threads import release_host_pool
-from purine.runtime.trace import Event, Trace, edges_of
+from purine.runtime.trace import Trace
 
 __all__ = ["Convert", "Result", "Run", "compute"]
 
@@ -140,8 +139,7 @@ class Run:
         self._sources = self._reading(read_stream(self.graph, data))
         self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
-        self._events: tuple[Event, ...] = ()
-        self._dispatched: Graph | None = None
+        self._recorded = Trace()
         self._failure: RunError | None = None
         if not self._gpus:
             tune_heap(self.graph)
@@ -274,10 +272,9 @@ class Run:
     @property
     def trace(self) -> Trace:
         """What was recorded since the run was made; empty without `record`."""
-        events = self._events
         if self._executor is not None:
-            events += self._executor.trace().events
-        return Trace(events, edges_of(self._dispatched or without_aliases(self.graph)))
+            return self._recorded + self._executor.trace()
+        return self._recorded
 
     def close(self) -> None:
         """End the lanes, after the iterations in flight.
@@ -333,7 +330,7 @@ class Run:
             executor, self._executor = self._executor, None
             self._abandoned.detach()
             executor.close()
-            self._events += executor.trace().events
+            self._recorded += executor.trace()
 
     def _started(self) -> Executor:
         if self._failure is not None:
@@ -359,7 +356,6 @@ class Run:
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
             self._states = {}
-            self._dispatched = self._executor.graph
         return self._executor
 
     def _refuse_inputs(self) -> None:

@@ -161,6 +161,7 @@ class Streams:
         self._fetched: list[dict[str, Any]] = [{} for _ in range(self.slots)]
         self._record = record
         self._timed: list[tuple[int, Any, Any]] = []
+        self._reads: list[tuple[int, str, Any, Any]] = []
         self._devices = sorted({device_of(location).index for location in gpus})
         self._base: dict[int, tuple[int, Any]] = {}
         self.synchronize()
@@ -236,7 +237,11 @@ class Streams:
             stream.wait_event(self._events[slot][op])
             value.record_stream(stream)
             host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            begin = self._mark(stream)
             host.copy_(value, non_blocking=True)
+            if begin is not None:
+                token = iteration * self.size + op
+                self._reads.append((token, blob, begin, self._mark(stream)))
             done = torch.cuda.Event()
             done.record(stream)
         self._fetched[(iteration + later) % self.slots][blob] = (host, done)
@@ -262,16 +267,24 @@ class Streams:
         for device in self._devices:
             torch.cuda.synchronize(device)
 
-    def times(self) -> list[tuple[int, int, int]]:
-        """What was recorded: tokens, and when they began and ended, by the host's clock."""
-        timed = list(self._timed)  # before the wait: all of these end within it
-        self.synchronize()
+    def times(self) -> tuple[list[tuple[int, int, int]], list[tuple[int, str, int, int]]]:
+        """What was recorded, by the host's clock.
+
+        Tokens, and when they began and ended; then, for what the host was sent, the tokens that
+        made it, its names, and when its copies began and ended.
+        """
+        timed, reads = list(self._timed), list(self._reads)
+        self.synchronize()  # all of these end within it
         clocks = {device: _Clock(*base) for device, base in self._base.items()}
-        found = []
-        for token, begin, end in timed:
+
+        def span(token: int, begin: Any, end: Any) -> tuple[int, int]:
             clock = clocks[device_of(self._location[token % self.size]).index]
-            found.append((token, clock.time(begin), clock.time(end)))
-        return found
+            return clock.time(begin), clock.time(end)
+
+        return (
+            [(token, *span(token, *marks)) for token, *marks in timed],
+            [(token, blob, *span(token, *marks)) for token, blob, *marks in reads],
+        )
 
 
 class _Clock:

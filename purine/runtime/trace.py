@@ -29,6 +29,7 @@ from purine.runtime.packing import PACK
 from purine.runtime.tables import as_table, as_time, natural
 
 __all__ = [
+    "FETCH",
     "Edge",
     "Event",
     "KindTime",
@@ -45,6 +46,9 @@ __all__ = [
 
 Edge: TypeAlias = tuple[str, str, int]
 """Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
+
+FETCH = "Fetch"
+"""The kind of an event that is no op: an output on its way from a GPU to the host."""
 
 VERSION = 1
 """The version of what `Trace.save` adds to the trace-event format."""
@@ -88,6 +92,10 @@ class Trace:
         ordered = tuple(sorted(self.events, key=lambda event: (event.start, event.end)))
         object.__setattr__(self, "events", ordered)
 
+    def __add__(self, other: Trace) -> Trace:
+        """Both traces as one: of a run that was recorded in two parts."""
+        return Trace(self.events + other.events, tuple(dict.fromkeys(self.edges + other.edges)))
+
     @property
     def iterations(self) -> tuple[int, ...]:
         """The iterations that were recorded, in order."""
@@ -109,13 +117,13 @@ class Trace:
         """Seconds of each op: the median over the iterations behind warm-up in which it ran.
 
         An op that ran in none of these counts with warm-up. What `pipeline` cuts a step by, if it
-        is told. Filters that a run packs are no op's.
+        is told. Filters that a run packs and outputs that it fetches are no op's.
         """
         settled = self.iterations[self.warm_up :]
         every: dict[str, list[int]] = defaultdict(list)
         counted: dict[str, list[int]] = defaultdict(list)
         for event in self.events:
-            if event.kind == PACK:
+            if event.kind in (PACK, FETCH):
                 continue
             every[event.op].append(event.end - event.start)
             if event.iteration >= settled[0]:

@@ -176,18 +176,33 @@ def test_checkpoints_and_evaluation_leave_the_gpu(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("net", ["lenet", "nin"])
 def test_low_precision_reaches_the_loss_of_float32(net: str) -> None:
+    """Of several: float32 runs whose first weights differ by 1e-7 end some percent apart."""
     data = pu.data.fashion_mini()
 
-    def trained(precision: str | None) -> float:
+    def trained(precision: str | None, *starts: int) -> list[float]:
         ready = pu.data.prepare(NETS[net](32), data.train)
         ready = ready if precision is None else pu.mixed(ready, precision)
         step = pu.solvers.adamw(pu.backward(ready), lr=3e-4)
-        found = losses(fused(pu.to_device(step, "cuda:0")), count=300)
-        return sum(found[-20:]) / 20
+        found = []
+        for start in starts:
+            with pu.Run(fused(pu.to_device(step, "cuda:0")), data=data, seed=1) as run:
+                noise = torch.Generator().manual_seed(start)
+                run.set_states(
+                    {
+                        name: value * (1 + 1e-7 * torch.randn(value.shape, generator=noise)).cuda()
+                        for name, value in run.states().items()
+                        if step.states[name].trainable
+                    }
+                )
+                results = [result.loss for result in run.steps(300)]
+            found.append(sum(results[-100:]) / 100)
+        return found
 
-    wide = trained(None)
+    wide = trained(None, 0, 1, 2, 3)
+    assert max(wide) < 1.5
     for precision in ("bf16", "fp16"):
-        assert trained(precision) == pytest.approx(wide, rel=0.05)
+        (low,) = trained(precision, 0)
+        assert 0.95 * min(wide) < low < 1.05 * max(wide)
 
 
 def test_rounded_weights_follow_what_is_loaded(tmp_path: object) -> None:
@@ -283,5 +298,6 @@ def test_transfers_hide_behind_compute_in_a_trace() -> None:
             pass
         trace = run.trace
     lanes = {(event.location.rpartition(" ")[2], event.lane) for event in trace.events}
-    assert {("cuda:0", "compute"), ("cuda:0", "inbound"), ("cpu:0", "io")} <= lanes
+    of_gpu = {("cuda:0", lane) for lane in ("compute", "inbound", "outbound")}
+    assert lanes == of_gpu | {("cpu:0", "io")}
     assert overlap(trace, skip=10).hidden > 0.9

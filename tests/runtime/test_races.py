@@ -160,8 +160,18 @@ def test_a_recorded_run_has_times_of_all_lanes(stand_in: StandIn) -> None:
     step = pu.to_device(step_of(), "cuda:0")
     with pu.Run(step, data=pu.data.fashion_mini(), record=True) as run:
         list(run.steps(3))
-        lanes = {(event.location.rpartition(" ")[2], event.lane) for event in run.trace.events}
+        trace = run.trace
+    lanes = {(event.location.rpartition(" ")[2], event.lane) for event in trace.events}
     assert {("cuda:0", "compute"), ("cuda:0", "inbound"), ("cpu:0", "io")} <= lanes
+    reads = [event for event in trace.events if event.lane == "outbound"]
+    assert {event.location for event in reads} == {str(step.blobs["loss"].location)}
+    assert [event.iteration for event in reads if event.op == "loss@host"] == [0, 1, 2]
+    assert {event.kind for event in reads} == {"Fetch"}
+    ends = {(event.op, event.iteration): event.end for event in trace.events}
+    maker = step.producers["loss"].name
+    assert (maker, "loss@host", 0) in trace.edges
+    assert all(ends[maker, event.iteration] <= event.start for event in reads if "loss" in event.op)
+    assert trace.times().keys() <= step.ops.keys()
 
 
 def test_times_of_events_stay_exact_after_minutes() -> None:
