@@ -11,6 +11,8 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `own_attention`: gradients of queries, keys and values in one matrix at once.
 - `sums_on_the_way`: gradients of biases by the kernels that write what they are sums of.
 - `totals_at_once`: what these leave to be added up in one call.
+- `rows_in_place`: sums of rows that need no copy of what they are added to. The others assume that
+  no call writes over anything, so it is the last.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from purine.ops._masks import masks_from_inputs
 from purine.ops._norms import own_norms
 from purine.ops._recorded import adder, is_call, value_of
 from purine.ops._sums import sums_on_the_way, totals_at_once
+from purine.ops.add_at import rows_in_place
 
 __all__ = ["own_pools", "rewritten"]
 
@@ -53,6 +56,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     short_gelus(module)
     masks_from_inputs(module)
     image_convolutions(module)
+    rows_in_place(module)
     module.graph.eliminate_dead_code()
     module.recompile()
 

@@ -247,6 +247,7 @@ class _Recorder:
             kind, attributes = "aten.reshape", {"shape": attributes["size"]}
         value = node.meta.get("val")
         if value is None:
+            assert not overload._schema.is_mutable, overload
             return None  # a check that has no result
         if not isinstance(value, tuple | list):
             number = self.numbers[node] = self._new()

@@ -5,7 +5,11 @@ Two logical devices share the card where there is only one.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +28,10 @@ from purine.ops import (
     relu,
     softmax_loss,
 )
+from purine.ops.aten import KERNELS
 from purine.parallel import pipeline, replicate
 from purine.runtime.overlap import overlap
+from tests.gpu.states import trained
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,37 +113,23 @@ def test_two_devices_train_as_two_sets_of_cores_do(
     assert found == pytest.approx(losses(scheme(step, "cpu"), count=8), rel=2e-3)
 
 
-def in_low_precision() -> tuple[Graph, pu.data.DataSet]:
-    data = pu.data.fashion_mini()
-    low = pu.mixed(pu.data.prepare(NETS["nin"](32), data.train))
-    step = pu.solvers.sgd(pu.backward(low), lr=0.005, momentum=0.9)
-    return pu.layout(step, "channels-last"), data
+@pytest.mark.parametrize("case", ["lenet", "nin", "gpt2-float32"])
+def test_the_same_bits_from_run_to_run(case: str) -> None:
+    assert len({trained(case, captured=False) for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize("form", [lambda step: step, fused], ids=["op by op", "captured"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        lambda: (step_of(), pu.data.fashion_mini()),
-        in_low_precision,
-        lambda: small_gpt2(),
-    ],
-    ids=["lenet", "nin", "gpt2"],
-)
-def test_the_same_bits_from_run_to_run(
-    case: Callable[[], tuple[Graph, pu.data.DataSet]], form: Callable[[Graph], Graph]
-) -> None:
-    step, data = case()
-    graph = form(pu.to_device(step, "cuda:0"))
-    found = []
-    for _ in range(3):
-        with pu.Run(graph, data=data, seed=1) as run:
-            for _ in run.steps(20):
-                pass
-            found.append(run.states())
-    for other in found[1:]:
-        for name, value in found[0].items():
-            assert torch.equal(value, other[name]), name
+@pytest.mark.parametrize("case", ["lenet", "nin", "gpt2"])
+def test_the_same_bits_from_process_to_process(case: str, tmp_path: Path) -> None:
+    """Each compiles for itself, and while the GPU is busy with the others."""
+    runs = []
+    for number in range(3):
+        folders = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PURINE_CACHE"))
+        own = {name: str(tmp_path / f"{name}{number}") for name in folders}
+        command = [sys.executable, "-m", "tests.gpu.states", case]
+        runs.append(subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE))
+    found = [run.communicate(timeout=200)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert len(set(found)) == 1
 
 
 def test_rows_are_added_up_in_a_fixed_order() -> None:
@@ -154,6 +146,23 @@ def test_rows_are_added_up_in_a_fixed_order() -> None:
             wanted = torch.ones(4000, 200).double().index_add(0, places.cpu(), rows.cpu().double())
             assert all(torch.equal(total, totals[0]) for total in totals)
             torch.testing.assert_close(totals[0].cpu().double(), wanted, rtol=close, atol=0.01)
+    for dtype in (torch.int64, torch.float64):
+        total = torch.full((3, 2), 2**24 + 1, device="cuda", dtype=dtype)
+        add(total, torch.tensor([1, 1], device="cuda"), torch.ones_like(total[:2]))
+        assert total.tolist() == [[2**24 + 1] * 2, [2**24 + 3] * 2, [2**24 + 1] * 2]
+
+
+@pytest.mark.parametrize("kind", ["aten.index_put", "aten.scatter_add"])
+def test_values_are_added_up_in_a_fixed_order(kind: str) -> None:
+    x, values = torch.randn(50, 40, device="cuda"), torch.randn(4000, 40, device="cuda")
+    places = torch.randint(0, 50, (4000,), device="cuda")
+    if kind == "aten.index_put":
+        arguments: tuple[object, ...] = ([places], values, True)
+    else:
+        arguments = (0, places.unsqueeze(1).expand(4000, 40), values)
+    found = [KERNELS[kind, "cuda"](x, *arguments) for _ in range(5)]
+    assert all(torch.equal(other, found[0]) for other in found)
+    torch.testing.assert_close(found[0], x.index_add(0, places, values), rtol=1e-3, atol=1e-3)
 
 
 def test_checkpoints_and_evaluation_leave_the_gpu(tmp_path: object) -> None:
@@ -176,7 +185,8 @@ def test_checkpoints_and_evaluation_leave_the_gpu(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("net", ["lenet", "nin"])
 def test_low_precision_reaches_the_loss_of_float32(net: str) -> None:
-    """Of several: float32 runs whose first weights differ by 1e-7 end some percent apart."""
+    """Its mean over a run, which is the same for all float32 runs up to some percent: last losses
+    of `nin` are ten percent apart where first weights differ by 1e-7."""
     data = pu.data.fashion_mini()
 
     def trained(precision: str | None, *starts: int) -> list[float]:
@@ -195,11 +205,11 @@ def test_low_precision_reaches_the_loss_of_float32(net: str) -> None:
                     }
                 )
                 results = [result.loss for result in run.steps(300)]
-            found.append(sum(results[-100:]) / 100)
+            assert sum(results[-100:]) < 0.7 * sum(results[:100])
+            found.append(sum(results) / len(results))
         return found
 
-    wide = trained(None, 0, 1, 2, 3)
-    assert max(wide) < 1.5
+    wide = trained(None, 0, 1, 2)
     for precision in ("bf16", "fp16"):
         (low,) = trained(precision, 0)
         assert 0.95 * min(wide) < low < 1.05 * max(wide)

@@ -482,6 +482,22 @@ def test_the_trace_outlives_the_lanes() -> None:
     assert {event.iteration for event in run.trace.events} == {0, 1, 2}
 
 
+def test_a_trace_has_what_was_recorded_before_states_were_set() -> None:
+    data = small_data()
+    step, _ = training(data)
+    with pu.Run(step, data=data, record=True) as run:
+        list(run.steps(2))
+        before = run.trace
+        run.set_states({"fc1/bias": torch.zeros(16)})
+        list(run.steps(3))
+        run.close()
+        list(run.steps(1))
+    found = run.trace
+    assert found.iterations == tuple(range(6))
+    assert set(before.events) < set(found.events)
+    assert found.edges == before.edges
+
+
 def test_a_trace_of_segments_is_that_of_what_was_dispatched() -> None:
     data = small_data()
     step, _ = training(data)
