@@ -199,7 +199,7 @@ def test_low_precision_reaches_the_loss_of_float32(net: str) -> None:
                 noise = torch.Generator().manual_seed(start)
                 run.set_states(
                     {
-                        name: value * (1 + 1e-7 * torch.randn(value.shape, generator=noise)).cuda()
+                        name: value.cpu() * (1 + 1e-7 * torch.randn(value.shape, generator=noise))
                         for name, value in run.states().items()
                         if step.states[name].trainable
                     }
