@@ -199,7 +199,7 @@ def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
     touched = [*dict.fromkeys(op.inputs), *(name for name in op.outputs if name != NOTHING)]
     moved = sum(size_in_bytes(blobs[name]) for name in touched)
     kind = lookup(op)
-    if kind.function is None:
+    if kind.function is None or not tracing.has_flops(kind.function):
         return Cost(0, moved)
     inputs = [spec_of(blobs[name]) for name in op.inputs]
     key = op_key(op, inputs)

@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from purine.graph import Attribute
 from purine.ops import aten
 from purine.ops.registry import Kernel
 
-__all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "infer", "trace_joint"]
+__all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
 
 
 # What torch thinks of an op's inputs becomes an error of ours; a logged traceback would be noise.
@@ -114,6 +116,17 @@ def _inferred(function: Kernel, inputs: Sequence[Spec]) -> Inferred:
         )
     specs = tuple(None if result is None else _spec(result) for result in results)
     return Inferred(specs, aliases, not isinstance(returned, Tensor))
+
+
+def has_flops(function: Kernel) -> bool:
+    """Whether torch's flop counter may count something in a function.
+
+    It counts some overloads, and looks into those that are made of others.
+    """
+    if not isinstance(function, OpOverload):
+        return True
+    made_of_others = function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    return function._overloadpacket in flop_registry or made_of_others
 
 
 def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:

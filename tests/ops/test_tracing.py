@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from purine.ops.tracing import Call, Spec, count_flops, infer, trace_joint
+from purine.ops.tracing import Call, Spec, count_flops, has_flops, infer, trace_joint
 
 X, W = Spec((2, 3), "float32"), Spec((4, 3), "float32")
 
@@ -19,6 +19,12 @@ def test_shapes_and_dtypes_come_from_running_the_function() -> None:
 def test_inference_costs_no_memory() -> None:
     huge = Spec((1 << 20, 1 << 20), "float32")
     assert infer(torch.relu, [huge]).specs == (huge,)
+
+
+def test_what_has_no_flops_is_known_without_a_call() -> None:
+    aten = torch.ops.aten
+    assert not any(map(has_flops, (aten.relu.default, aten.cat.default, aten.t.default)))
+    assert all(map(has_flops, (aten.mm.default, aten.matmul.default, F.relu)))
 
 
 def test_flops_are_those_of_the_products() -> None:
