@@ -3,7 +3,8 @@
 For each net: the losses of 100 steps in float32 on the CPU and on the GPU, where the step is one
 compiled and captured op, and the largest relative difference of the two; then 300 steps on the GPU
 in float32 and in low precision, and the mean losses of the last 20. All with the same seed, data
-and random masks. The last line is JSON.
+and random masks. Float32 is run several times, from first weights that differ by 1e-7: what these
+runs are apart (`fp32_spread`) no other precision can be held to. The last line is JSON.
 
     python benchmarks/precision.py --nets lenet gpt2 --workers 4
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
 
 import purine as pu
 from purine.data.synthetic import synthetic_images, synthetic_tokens
@@ -93,6 +96,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps on CPU and GPU")
     parser.add_argument("--more", type=int, default=300, help="steps in each precision")
     parser.add_argument("--low", nargs="+", choices=("bf16", "fp16"), default=["bf16"])
+    parser.add_argument(
+        "--starts",
+        type=int,
+        default=3,
+        help="float32 runs to compare with, whose first weights differ by 1e-7",
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
@@ -100,9 +109,10 @@ def main() -> None:
         (name, *run)
         for name in options.nets
         for run in (
-            ("cpu:0", None, True, options.steps),
-            (options.device, None, True, options.steps),
-            *((options.device, low, False, options.more) for low in (None, *options.low)),
+            ("cpu:0", None, True, options.steps, 0),
+            (options.device, None, True, options.steps, 0),
+            *((options.device, low, False, options.more, 0) for low in options.low),
+            *((options.device, None, False, options.more, k) for k in range(options.starts)),
         )
     ]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
@@ -114,17 +124,20 @@ def main() -> None:
 def compare(
     name: str, options: argparse.Namespace, begun: Mapping[Any, Future[list[float]]]
 ) -> dict[str, float]:
-    def result(device: str, low: str | None, calm: bool, count: int) -> list[float]:
-        return begun[name, device, low, calm, count].result()
+    def result(device: str, low: str | None, calm: bool, count: int, start: int = 0) -> list[float]:
+        return begun[name, device, low, calm, count, start].result()
 
     cpu, gpu = (result(place, None, True, options.steps) for place in ("cpu:0", options.device))
+    starts = range(options.starts)
+    wide = [last(result(options.device, None, False, options.more, k)) for k in starts]
     assert all(map(math.isfinite, (*cpu, *gpu)))
     row = {
         "first_loss": round(cpu[0], 5),
         "cpu_loss": round(cpu[-1], 5),
         "gpu_loss": round(gpu[-1], 5),
         "difference": max(abs(a - b) / abs(a) for a, b in zip(cpu, gpu, strict=True)),
-        "fp32": round(last(result(options.device, None, False, options.more)), 5),
+        "fp32": round(sum(wide) / len(wide), 5),
+        "fp32_spread": (max(wide) - min(wide)) / min(wide),
     }
     for low in options.low:
         row[low] = round(last(result(options.device, low, False, options.more)), 5)
@@ -137,8 +150,13 @@ def last(values: list[float]) -> float:
     return sum(values[-20:]) / len(values[-20:])
 
 
-def losses(name: str, device: str, precision: str | None, calm: bool, count: int) -> list[float]:
-    """The losses of so many steps, as a job on the device runs them."""
+def losses(
+    name: str, device: str, precision: str | None, calm: bool, count: int, start: int
+) -> list[float]:
+    """The losses of so many steps, as a job on the device runs them.
+
+    First weights are shaken by 1e-7, each `start` but 0 in its own way.
+    """
     case = CASES[name]
     make, solver = case.calm if calm else (case.net, case.solver)
     data = case.data()
@@ -152,6 +170,13 @@ def losses(name: str, device: str, precision: str | None, calm: bool, count: int
         step = pu.fuse(pu.to_device(step, device), devices=[device])
     threads = 1 if device.startswith("cpu") else None  # many would wait for those of other runs
     with pu.Run(step, data=data, seed=0, share_cores=True, threads=threads) as run:
+        noise = torch.Generator().manual_seed(start)
+        shaken = {
+            name: value.cpu() * (1 + 1e-7 * torch.randn(value.shape, generator=noise))
+            for name, value in run.states().items()
+            if start and step.states[name].trainable
+        }
+        run.set_states(shaken)
         found = [result.loss for result in run.steps(count)]
     what = f"{name}, {device}, {precision or 'float32'}"
     print(f"{what}: {found[0]:.4f} to {found[-1]:.4f}", flush=True)

@@ -176,3 +176,17 @@ def test_pipeline_takes_idle_time_from_each_iteration(monkeypatch: pytest.Monkey
     ]
     assert idle_parts(events, 2) == [0.5, 0.5]
     assert idle_parts(events[:1], 2) == []
+
+
+def test_precision_tells_what_float32_runs_are_apart() -> None:
+    command = "--nets lenet --device cpu:0 --steps 2 --more 3 --starts 2 --workers 2"
+    found = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "precision.py"), *command.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    row = json.loads(found.stdout.splitlines()[-1])["nets"]["lenet"]
+    assert row["difference"] == 0
+    assert 0 < row["fp32_spread"] < 1e-4
+    assert 0 < row["bf16_difference"] < 0.02
