@@ -52,7 +52,6 @@ def _sum_chunks(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
     inside = column < COLUMNS
     start = chunk * CHUNK
-    stop = min(start + CHUNK, count)
     step = start + tl.arange(0, CHUNK)
     mine = tl.load(places + step, mask=step < count, other=-1)
     source = tl.load(order + step, mask=step < count, other=0).to(tl.int64)
@@ -62,10 +61,11 @@ def _sum_chunks(  # type: ignore[no-untyped-def]
         other=0.0,
     ).to(tl.float32)
     before = tl.load(places + start - 1, mask=start > 0, other=-1)
-    for k in range(start, stop):
-        place = tl.load(places + k)
+    for number in range(CHUNK):
+        k = start + number
+        place = tl.load(places + k, mask=k < count, other=-1)
         after = tl.load(places + k + 1, mask=k + 1 < count, other=-1)
-        if (place != after) | (k + 1 == stop):
+        if (k < count) & ((place != after) | (number + 1 == CHUNK)):
             value = tl.sum(tl.where((mine == place)[:, None], block, 0.0), 0)
             part = parts + chunk.to(tl.int64) * 2 * COLUMNS + column
             if place == before:  # goes on from the chunk before
