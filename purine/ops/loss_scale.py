@@ -21,8 +21,10 @@ from purine.ops.registry import kind
 __all__ = [
     "FINITE",
     "LOSS_SCALE",
+    "UPDATES",
     "AllTrue",
     "CountGood",
+    "CountUpdates",
     "LossScaleUpdate",
     "Unscale",
     "add_loss_scale",
@@ -33,6 +35,9 @@ __all__ = [
 LOSS_SCALE = "loss_scale"
 FINITE = "loss_scale/finite"
 """The blob that says whether every gradient of an iteration is finite."""
+
+UPDATES = "loss_scale/updates"
+"""The state that counts the updates so far: what solvers that correct by a number of steps read."""
 
 _GOOD = "loss_scale/good"
 _INTERVAL = "loss_scale/interval"
@@ -62,6 +67,12 @@ def CountGood(good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
 
 
 @kind
+def CountUpdates(updates: Tensor, finite: Tensor) -> Tensor:
+    """How many updates there were, with that of this iteration, if it counts."""
+    return updates + finite
+
+
+@kind
 def LossScaleUpdate(scale: Tensor, good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
     """The next loss scale, after `good` good iterations and this one.
 
@@ -84,6 +95,7 @@ def add_loss_scale(builder: Builder, *, scale: float, interval: int, location: L
         LOSS_SCALE: ("float32", scale),
         _GOOD: ("int64", 0),
         _INTERVAL: ("int64", interval),
+        UPDATES: ("int64", 0),
     }
     for name, (dtype, value) in first.items():
         builder.blob(name, (), dtype, location)
@@ -136,6 +148,7 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
     for name, update, read in (
         (LOSS_SCALE, "LossScaleUpdate", [LOSS_SCALE, _GOOD, _INTERVAL, FINITE]),
         (_GOOD, "CountGood", [_GOOD, _INTERVAL, FINITE]),
+        (UPDATES, "CountUpdates", [UPDATES, FINITE]),
     ):
         following = builder.blob(f"{name}/next", (), builder.blobs[name].dtype, home)
         builder.states[name] = replace(builder.states[name], next=following)

@@ -16,7 +16,7 @@ from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import Attribute, Blob, Builder, Filler, Graph
 from purine.ops.clock import ITERATION
-from purine.ops.loss_scale import FINITE
+from purine.ops.loss_scale import FINITE, UPDATES
 from purine.ops.registry import kinds
 from purine.parallel.copies import insert_copies
 from purine.solvers._options import not_negative
@@ -66,7 +66,8 @@ def attach(
     """The graph with an update op of `kind` for each parameter.
 
     The op reads the weight, its gradient, a state `<slot>/<name>` for each slot, and the rate; and
-    the number of the iteration where its kind asks for it.
+    the number of the iteration where its kind asks for it. Where the loss is scaled, that is the
+    number of updates: an iteration that is skipped is none to a solver.
     """
     not_negative("weight_decay", weight_decay)
     names = parameters(graph)
@@ -74,7 +75,8 @@ def attach(
     rate = add_rate(builder, lr)
     builder.outputs.append(rate)
     known = kinds()[kind]
-    clock = [ITERATION] if ITERATION in known.inputs else []
+    number = UPDATES if UPDATES in builder.blobs else ITERATION
+    clock = [number] if ITERATION in known.inputs else []
     for name in names:
         weight, state = builder.blobs[name], builder.states[name]
         states = [f"{slot}/{name}" for slot in slots]

@@ -15,7 +15,7 @@ from purine.data.synthetic import synthetic_tokens
 from purine.errors import ConfigError, GraphError
 from purine.graph import Builder, Graph, from_yaml, to_yaml
 from purine.ops.infer import with_batch
-from purine.ops.loss_scale import FINITE, LOSS_SCALE
+from purine.ops.loss_scale import FINITE, LOSS_SCALE, UPDATES
 from purine.optimize import evaluation, mixed, recompute
 from purine.optimize.mixed import PRECISION, precision_of
 from purine.parallel import compose, hybrid, pipeline, replicate, shard
@@ -178,6 +178,19 @@ def test_an_overflow_skips_the_updates_and_halves_the_scale() -> None:
             if state.trainable:
                 assert trained[name].isfinite().all()
                 assert not torch.equal(trained[name], before[name])
+
+
+def test_what_is_skipped_is_no_step_to_a_solver() -> None:
+    """The first update of Adam goes as far as its rate, however many were skipped before it."""
+    step = adam(pu.backward(mixed(pu.zoo.lenet(8), "fp16", loss_scale=2.0**24)), lr=0.01)
+    with pu.Run(step, data=SAMPLES["lenet"].data, seed=3, threads=1) as run:
+        before = run.states()
+        while run.states()[UPDATES] == 0:
+            list(run.steps(1))
+        after, skipped = run.states(), run.iteration - 1
+    assert skipped > 3
+    far = (after["fc1/weight"] - before["fc1/weight"]).abs().max().item()
+    assert far == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_scale_grows_after_good_iterations() -> None:
