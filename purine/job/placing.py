@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
@@ -25,7 +23,7 @@ from purine.parallel import (
     to_device,
 )
 from purine.runtime import capacity
-from purine.runtime.devices import cores_of, threads_of
+from purine.runtime.devices import cores_of, threads_of, threads_of_all
 from purine.runtime.packing import with_packed_filters
 
 __all__ = [
@@ -73,7 +71,7 @@ def scheme_of(job: Job) -> Scheme | None:
 def threads_for(job: Job) -> int:
     """The threads of each device where the job does not say."""
     devices = parse_devices(job.devices)
-    return torch.get_num_threads() if len(devices) == 1 else threads_of(devices)
+    return threads_of_all() if len(devices) == 1 else threads_of(devices)
 
 
 def crowding(job: Job) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import torch
 from purine.errors import ConfigError
 from purine.graph import Graph
 
-__all__ = ["cores_of", "pin", "threads_of"]
+__all__ = ["cores_of", "pin", "threads_of", "threads_of_all"]
 
 
 def cores_of(
@@ -64,6 +64,14 @@ def cores_of(
 def threads_of(devices: Sequence[str]) -> int:
     """The cores of each of several CPU devices where nobody says: an equal share of all."""
     return max(1, len(_available()) // (max(map(_number, devices)) + 1))
+
+
+def threads_of_all() -> int:
+    """The threads of a single CPU device where nobody says: those that torch would use.
+
+    Unless the process may use fewer cores by now: threads would wait for each other.
+    """
+    return min(int(torch.get_num_threads()), len(_available()))
 
 
 def pin(cores: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ from purine.runtime.aliases import without_aliases
 from purine.runtime.buffers import Buffers
 from purine.runtime.collectives import without_collectives
 from purine.runtime.core import Core, Station, compile_plan
-from purine.runtime.devices import pin
+from purine.runtime.devices import pin, threads_of_all
 from purine.runtime.packing import with_packed_filters
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
@@ -102,7 +102,7 @@ class Executor:
             Streams(graph, self.plan, self.buffers, start=start, record=record) if gpus else None
         )
         self._run = self.buffers.run if self._streams is None else self._streams.run
-        self.threads = threads or torch.get_num_threads()
+        self.threads = threads or threads_of_all()
         self.cores = cores or {}
         self._tf32 = tf32
         self._holds = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -49,3 +51,23 @@ def test_the_hosts_helpers_are_gone_after_release() -> None:
     assert release_host_pool()
     assert tasks() < before
     assert torch.ones(1_000_000).sum().item() == 1_000_000
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_process_that_may_use_fewer_cores_by_now_has_fewer_threads() -> None:
+    """Threads that outnumber the cores wait for each other: steps took thirty times as long."""
+    script = """
+import os
+import torch
+import purine as pu
+
+torch.set_num_threads(8)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+data = pu.data.fashion_mini()
+net = pu.data.prepare(pu.zoo.mlp(batch=4), data.train)
+with pu.Run(pu.solvers.sgd(pu.backward(net), lr=0.1), data=data) as run:
+    next(run.steps(1))
+    print(run._executor.threads)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() == "1", found.stderr
