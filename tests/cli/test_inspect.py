@@ -80,6 +80,7 @@ def test_an_interrupt_while_torch_is_imported_is_quiet(tmp_path: Path) -> None:
     called = subprocess.run(
         [*COMMAND, "--version"],
         env={**os.environ, "PYTHONPATH": paths},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in background
         capture_output=True,
         text=True,
         check=False,
