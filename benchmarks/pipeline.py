@@ -47,7 +47,8 @@ from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, held, samples
 if TYPE_CHECKING:
     from purine.graph import Graph, Op
     from purine.parallel.schedule import Letter, Schedule, Unit
-    from purine.runtime.trace import Event, Trace
+    from purine.runtime.events import Event
+    from purine.runtime.trace import Trace
 
 NETS = {"googlenet": 4, "gpt2": 1, "resnet50": 2}
 """Each with the samples of a micro-batch."""

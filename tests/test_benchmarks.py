@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from purine.runtime.trace import Event, Trace
+from purine.runtime.events import Event
+from purine.runtime.trace import Trace
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

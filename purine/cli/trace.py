@@ -29,7 +29,8 @@ def trace(
     purine trace runs/a --top 5
     """
     from purine.runtime.overlap import devices_of_trace, overlap
-    from purine.runtime.trace import Trace, summary
+    from purine.runtime.summary import summary
+    from purine.runtime.trace import Trace
 
     recorded = Trace.load(_trace_of(path) if path.is_dir() else path)
     typer.echo(summary(recorded).text(top=top), nl=False)

@@ -27,6 +27,7 @@ from purine.runtime.buffers import Buffers
 from purine.runtime.collectives import without_collectives
 from purine.runtime.core import Core, Station, compile_plan
 from purine.runtime.devices import pin, threads_of_all
+from purine.runtime.events import FETCH, Event
 from purine.runtime.packing import with_packed_filters
 from purine.runtime.program import compile_program
 from purine.runtime.segments import Segmented, joined
@@ -34,7 +35,7 @@ from purine.runtime.settings import hold, let_go
 from purine.runtime.shares import in_shares
 from purine.runtime.streams import OUTBOUND, Streams, is_gpu
 from purine.runtime.threads import set_kernel_threads
-from purine.runtime.trace import FETCH, Event, Trace, edges_of
+from purine.runtime.trace import Trace, edges_of
 
 __all__ = ["Executor"]
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from purine.runtime.events import Event
 from purine.runtime.tables import as_table, as_time, natural
-from purine.runtime.trace import Event, Trace, causes, window
+from purine.runtime.trace import Trace, causes, window
 
 __all__ = ["DeviceTime", "Report", "devices_of_trace", "overlap"]
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import purine as pu
 from purine.errors import ConfigError
+from purine.runtime.events import Edge, Event
 from purine.runtime.overlap import DeviceTime, Report, devices_of_trace, overlap
-from purine.runtime.trace import Edge, Event, Trace, window
+from purine.runtime.trace import Trace, window
 from tests.command import call
 from tests.runtime.traces import CARD, MICRO, MILLI, on_gpu
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import purine as pu
 from purine.errors import ConfigError, RunError
 from purine.graph import Builder, Graph
-from purine.runtime.trace import Event, Trace, edges_of, summary, window
+from purine.runtime.events import Event
+from purine.runtime.summary import summary
+from purine.runtime.trace import Trace, edges_of, window
 from tests.runtime.traces import CARD, COMPILED, HOST, MICRO, MILLI, on_gpu
 
 CPU0, CPU1 = "host a, cpu:0", "host a, cpu:1"

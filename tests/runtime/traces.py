@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from purine.runtime.trace import Event, Trace
+from purine.runtime.events import Event
+from purine.runtime.trace import Trace
 
 HOST, CARD = "host a, cpu:0", "host a, cuda:0"
 MICRO = 1_000
