@@ -79,7 +79,7 @@ CASES = {
     "lenet": Case(
         lenet, pu.data.fashion_mini, partial(sgd, lr=0.01, momentum=0.9), calm=(lenet, SLOW)
     ),
-    "nin": Case(nin, pu.data.fashion_mini, partial(adamw, lr=3e-4), calm=(nin, SLOW)),
+    "nin": Case(nin, pu.data.fashion_mini, partial(adamw, lr=1e-4), calm=(nin, SLOW)),
     "googlenet": Case(
         partial(googlenet, batch_norm=True),
         images,

@@ -6,13 +6,15 @@ these, add in the order in which blocks come, so the last bits differ each time.
 are made by a kernel of our own (`gpu_rows.py`), others by the one of ATen's that sorts first,
 `index_put_`. They are ops of our own that a compiler leaves alone.
 
-For a compiler they make new tensors. Only where `rows_in_place` finds that nobody else wants what
-rows are added to is it written over: a table of embeddings need not be copied.
+Sums of rows are made apart from what they are added to. Adding is a plain op, which a compiler
+makes part of whatever reads the result: the update of a table of embeddings reads the sums of the
+few rows that a batch has, and no table is filled with zeros for them, or copied.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import operator
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any
@@ -23,40 +25,32 @@ from torch.fx import GraphModule, Node
 
 from purine.ops.aten import KERNELS, name_of
 
-__all__ = ["add_rows", "added_at", "added_rows", "rows_in_place"]
+__all__ = ["added_at", "row_sums", "rows_where_read"]
 
 aten = torch.ops.aten
 
-_SUMMED = (torch.float32, torch.float16, torch.bfloat16)
-"""What our kernel adds up, in float32."""
-_FRESH = (
-    aten.mm.default,
-    aten.addmm.default,
-    aten.new_zeros.default,
-    aten.zeros.default,
-    aten.full.default,
-)
-"""Calls whose results are memory of their own, whatever a compiler makes of them."""
+_WIDENED = (torch.float32, torch.float16, torch.bfloat16)
+"""What is added up in float32, and what our kernel takes."""
 
 
-@torch.library.custom_op("purine::add_rows", mutates_args=("total",))
-def add_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Add rows to those of a tensor that `index` names, in place."""
-    own = total.dtype in _SUMMED and rows.dtype == total.dtype and total.is_contiguous()
-    if own and total.is_cuda and _has_triton():
-        from purine.ops.gpu_rows import sum_rows
+@torch.library.custom_op("purine::row_sums", mutates_args=())
+def row_sums(index: Tensor, rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
+    """Sums of the rows that go to the same place, and for each of `height` places which is its own.
 
-        sum_rows(total, index, rows)
+    There is one row more than in `rows`; the last is zero, and that of places where none goes.
+    """
+    sums, slots = _results(rows, height)
+    slots.fill_(rows.shape[0])
+    if rows.is_cuda and rows.dtype in _WIDENED and _has_triton():
+        from purine.ops.gpu_rows import sums_of_rows
+
+        sums_of_rows(index, rows, sums, slots)
     else:
-        aten.index_put_.default(total, [index], rows, accumulate=True)
-
-
-@torch.library.custom_op("purine::added_rows", mutates_args=())
-def added_rows(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """As `add_rows`, with the sums in a tensor of their own."""
-    total = x.clone()
-    add_rows(total, index, rows)
-    return total
+        places, order = torch.sort(index, stable=True)
+        first = places.diff(prepend=places[:1]).ne(0).cumsum(0)
+        slots.index_put_((places,), first.to(slots.dtype))
+        sums.zero_().index_put_((first,), rows[order].to(sums.dtype), accumulate=True)
+    return sums, slots
 
 
 @torch.library.custom_op("purine::added_at", mutates_args=())
@@ -65,47 +59,60 @@ def added_at(x: Tensor, index: Sequence[Tensor | None], values: Tensor) -> Tenso
     return aten.index_put_.default(x.clone(), index, values, accumulate=True)
 
 
-@add_rows.register_fake
-def _(total: Tensor, index: Tensor, rows: Tensor) -> None:
-    return None
-
-
-@added_rows.register_fake
-def _(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    aten.index_add.default(x, 0, index, rows)  # which says what is wrong
-    return x.clone()
+@row_sums.register_fake
+def _(index: Tensor, rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
+    return _results(rows, height)
 
 
 @added_at.register_fake
 def _(x: Tensor, index: Sequence[Tensor | None], values: Tensor) -> Tensor:
-    aten.index_put.default(x, index, values, True)
+    aten.index_put.default(x, index, values, True)  # which says what is wrong
     return x.clone()
+
+
+def _results(rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
+    dtype = torch.float32 if rows.dtype in _WIDENED else rows.dtype
+    sums = rows.new_empty((rows.shape[0] + 1, *rows.shape[1:]), dtype=dtype)
+    return sums, rows.new_empty(height, dtype=torch.int32)
+
+
+def _for_each(height: int, index: Tensor, rows: Tensor) -> Tensor:
+    """What there is for each of so many places."""
+    sums, slots = row_sums(index, rows, height)
+    return aten._unsafe_index.Tensor(sums, [slots])
+
+
+def _fit(x: Tensor, index: Tensor, rows: Tensor) -> bool:
+    """Whether rows can be added to those of a tensor."""
+    return index.shape == rows.shape[:1] and (rows.shape[1:], rows.dtype) == (x.shape[1:], x.dtype)
+
+
+def rows_where_read(module: GraphModule) -> None:
+    """Let each reader of a recorded function add sums of rows by itself, and make no table of them.
+
+    A compiler would keep in memory what is read twice, as an update reads its gradient.
+    """
+    for rows in module.graph.find_nodes(op="call_function", target=aten._unsafe_index.Tensor):
+        sums = rows.args[0]
+        if not isinstance(sums, Node) or _maker(sums) is not row_sums._opoverload:
+            continue
+        for total in [user for user in rows.users if user.target is aten.add.Tensor]:
+            for reader in list(total.users)[1:]:
+                with module.graph.inserting_before(reader):
+                    copies = [module.graph.node_copy(node) for node in (rows, total)]
+                copies[1].replace_input_with(rows, copies[0])
+                reader.replace_input_with(total, copies[1])
+
+
+def _maker(node: Node) -> Any:
+    """What made a node that is one of several results."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return source.target if isinstance(source, Node) else None
 
 
 @cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-def rows_in_place(module: GraphModule) -> None:
-    """Write sums of rows over what they are added to, in a recorded function, where that is free.
-
-    Not over whatever may share memory: a compiler that takes a copy for needless goes wrong then.
-    """
-    for node in module.graph.find_nodes(op="call_function", target=added_rows._opoverload):
-        total, index, rows = node.args
-        if _is_fresh(total) and list(total.users) == [node] and total is not rows:
-            with module.graph.inserting_before(node):
-                module.graph.call_function(add_rows._opoverload, (total, index, rows))
-            node.replace_all_uses_with(total)
-            module.graph.erase_node(node)
-
-
-def _is_fresh(node: Node) -> bool:
-    if node.target is aten._to_copy.default:
-        source = node.args[0]
-        return isinstance(source, Node) and source.meta["val"].dtype != node.meta["val"].dtype
-    return node.target in _FRESH
 
 
 def _on_gpus(overload: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -133,7 +140,9 @@ def _on_gpus(overload: Any) -> Callable[[Callable[..., Tensor]], Callable[..., T
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     values = source if alpha == 1 else alpha * source
     if dim % x.dim() == 0:
-        return added_rows(x, index, values)
+        if not _fit(x, index, values):
+            return aten.index_add.default(x, 0, index, values)  # which says what is wrong
+        return (x + _for_each(len(x), index, values)).to(x.dtype)
     return added_at(x, [*[None] * (dim % x.dim()), index], values)
 
 
@@ -143,8 +152,9 @@ def _index_add_over(
 ) -> Tensor:
     values = source if alpha == 1 else alpha * source
     if dim % x.dim() == 0:
-        add_rows(x, index, values)
-        return x
+        if not _fit(x, index, values):
+            return aten.index_add_.default(x, 0, index, values)
+        return x.add_(_for_each(len(x), index, values))
     place = [*[None] * (dim % x.dim()), index]
     return aten.index_put_.default(x, place, values, accumulate=True)
 
@@ -176,5 +186,5 @@ def _embedding_gradient(
         return aten.embedding_dense_backward.default(rows, index, count, padding, by_frequency)
     if padding >= 0:
         rows = rows.masked_fill((index == padding).unsqueeze(-1), 0)
-    table = rows.new_zeros(count, rows.shape[-1])
-    return added_rows(table, index.reshape(-1), rows.reshape(-1, rows.shape[-1]))
+    flat = (index.reshape(-1), rows.reshape(-1, rows.shape[-1]))
+    return _for_each(count, *flat).to(rows.dtype)

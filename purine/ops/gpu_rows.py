@@ -1,9 +1,10 @@
-"""Rows added up by index on GPUs, in a fixed order: the gradient of an embedding.
+"""Rows added up by where they go on GPUs, in a fixed order: the gradient of an embedding.
 
-Rows are taken in the order of where they go, and those that go to one place are a *run*. A program
-has a chunk of so many rows, and one tile of columns. A run that lies in one chunk is added to its
-place at once. One that goes over a border leaves a sum in each chunk, and a second kernel adds up
-these, many at once: a frequent word of a text is in hundreds of chunks.
+Rows are taken in the order of their places, and those that go to one place are a *run*. A program
+has one row, and adds up from there to the end of the run or of a chunk of so many rows, whichever
+comes first; it has nothing to do where the row before is in the same chunk and run. A second kernel
+adds up the sums of runs that go over a border of chunks, many at once: a frequent word of a text is
+in hundreds of chunks.
 
 Importing this module needs Triton.
 """
@@ -17,121 +18,150 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["sum_rows"]
+__all__ = ["sums_of_rows"]
 
-_CHUNK, _TILE = 16, 128
-"""Rows of a chunk and columns of a tile."""
+_CHUNK, _TILE = 16, 1024
+"""Rows of a chunk, and columns of a tile at most."""
 _AT_ONCE = tl.constexpr(32)
 """Chunks of a long run that are added up at once."""
+_SHORT, _OWN, _OTHERS = 16384, 16, 256
+"""Up to `_SHORT` places are put in order by comparing each with each, so many at once."""
 
 
 @triton.jit
-def _add(total, place, height, column, inside, value, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add to a part of a row; no other program has the same."""
-    if (place >= 0) & (place < height):
-        there = total + place.to(tl.int64) * COLUMNS + column
-        found = tl.load(there, mask=inside, other=0.0).to(tl.float32)
-        tl.store(there, (found + value).to(total.dtype.element_ty), mask=inside)
+def _rank(  # type: ignore[no-untyped-def]
+    index, places, order, COUNT: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr
+):
+    """Put places in order: each goes behind those that are smaller, or equal and in front."""
+    start = tl.program_id(0) * OWN
+    own = start + tl.arange(0, OWN)
+    place = tl.load(index + own, own < COUNT, 0).to(tl.int32)
+    smaller = tl.zeros((OWN, OTHERS), tl.int32)
+    for block in range(0, COUNT, OTHERS):
+        other = block + tl.arange(0, OTHERS)
+        value = tl.load(index + other, other < COUNT, 2147483647).to(tl.int32)
+        limit = place + (block + OTHERS <= start).to(tl.int32)
+        smaller += (value[None, :] < limit[:, None]).to(tl.int32)
+    rank = tl.sum(smaller, 1)
+    other = start // OTHERS * OTHERS + tl.arange(0, OTHERS)  # those around: some are in front
+    value = tl.load(index + other, other < COUNT, 2147483647).to(tl.int32)
+    equal = (value[None, :] == place[:, None]) & (other[None, :] < own[:, None])
+    rank += tl.sum(equal.to(tl.int32), 1)
+    tl.store(places + rank, place, own < COUNT)
+    tl.store(order + rank, own, own < COUNT)
 
 
 @triton.jit
 def _sum_chunks(  # type: ignore[no-untyped-def]
-    total,
     rows,
     places,
     order,
-    parts,
+    sums,
+    slots,
     count,
     height,
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    tiles: tl.constexpr = (COLUMNS + TILE - 1) // TILE
-    chunk = tl.program_id(0) // tiles
-    column = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    k, tile = tl.program_id(0), tl.program_id(1)
+    column = tile * TILE + tl.arange(0, TILE)
     inside = column < COLUMNS
-    start = chunk * CHUNK
-    step = start + tl.arange(0, CHUNK)
-    mine = tl.load(places + step, mask=step < count, other=-1)
-    source = tl.load(order + step, mask=step < count, other=0).to(tl.int64)
-    block = tl.load(
-        rows + source[:, None] * COLUMNS + column[None, :],
-        mask=(step < count)[:, None] & inside[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    before = tl.load(places + start - 1, mask=start > 0, other=-1)
-    for number in range(CHUNK):
-        k = start + number
-        place = tl.load(places + k, mask=k < count, other=-1)
-        after = tl.load(places + k + 1, mask=k + 1 < count, other=-1)
-        if (k < count) & ((place != after) | (number + 1 == CHUNK)):
-            value = tl.sum(tl.where((mine == place)[:, None], block, 0.0), 0)
-            part = parts + chunk.to(tl.int64) * 2 * COLUMNS + column
-            if place == before:  # goes on from the chunk before
-                tl.store(part, value, mask=inside)
-            elif place == after:  # goes on in the next chunk
-                tl.store(part + COLUMNS, value, mask=inside)
-            else:
-                _add(total, place, height, column, inside, value, COLUMNS)
+    if k == 0:
+        none = tl.zeros((TILE,), tl.float32)
+        tl.store(sums + (k + count).to(tl.int64) * COLUMNS + column, none, inside)
+    place = tl.load(places + k)
+    tl.device_assert((place >= 0) & (place < height), "an index of a sum of rows is out of range")
+    goes_on = place == tl.load(places + k - 1, k > 0, -1)
+    if (k % CHUNK == 0) | (not goes_on):
+        step = k + tl.arange(0, CHUNK)
+        known = (step < count) & (step < (k // CHUNK + 1) * CHUNK)
+        same = known & (tl.load(places + step, known, -1) == place)
+        stop = k + tl.sum(same.to(tl.int32), 0)
+        total = tl.zeros((TILE,), tl.float32)
+        at = k
+        while at < stop:
+            row = tl.load(order + at).to(tl.int64)
+            total += tl.load(rows + row * COLUMNS + column, inside, 0.0).to(tl.float32)
+            at += 1
+        tl.store(sums + k.to(tl.int64) * COLUMNS + column, total, inside)
+        if (tile == 0) & (not goes_on) & (place >= 0) & (place < height):
+            tl.store(slots + place, k)
 
 
 @triton.jit
 def _join_chunks(  # type: ignore[no-untyped-def]
-    total,
     places,
-    parts,
+    sums,
     count,
-    height,
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    tiles: tl.constexpr = (COLUMNS + TILE - 1) // TILE
-    chunk = tl.program_id(0) // tiles
-    column = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < COLUMNS
-    start = chunk * CHUNK
-    stop = start + CHUNK
-    place = tl.load(places + stop - 1, mask=stop < count, other=-1)
-    after = tl.load(places + stop, mask=stop < count, other=-2)
-    before = tl.load(places + start - 1, mask=start > 0, other=-1)
+    start, stop = chunk * CHUNK, (chunk + 1) * CHUNK
+    place = tl.load(places + stop - 1, stop < count, -1)
+    after = tl.load(places + stop, stop < count, -2)
+    before = tl.load(places + start - 1, start > 0, -1)
     if (place == after) & (place != before):  # a run that begins here and goes on
-        value = tl.load(parts + (2 * chunk + 1).to(tl.int64) * COLUMNS + column, mask=inside)
-        first = chunk + 1
-        more = first > 0
+        own = tl.load(places + start + tl.arange(0, CHUNK)) == place
+        first = (stop - tl.sum(own.to(tl.int32), 0)).to(tl.int64)
+        total = tl.load(sums + first * COLUMNS + column, inside)
+        then = chunk + 1
+        more = then > 0
         while more:
-            those = first + tl.arange(0, _AT_ONCE)
+            those = then + tl.arange(0, _AT_ONCE)
             known = those * CHUNK < count
-            same = known & (tl.load(places + those * CHUNK, mask=known, other=-1) == place)
-            value += tl.sum(
-                tl.load(
-                    parts + those.to(tl.int64)[:, None] * 2 * COLUMNS + column[None, :],
-                    mask=same[:, None] & inside[None, :],
-                    other=0.0,
-                ),
-                0,
+            same = known & (tl.load(places + those * CHUNK, known, -1) == place)
+            found = tl.load(
+                sums + (those * CHUNK).to(tl.int64)[:, None] * COLUMNS + column[None, :],
+                same[:, None] & inside[None, :],
+                0.0,
             )
-            first += _AT_ONCE
+            total += tl.sum(found, 0)
+            then += _AT_ONCE
             more = tl.sum(same.to(tl.int32), 0) == _AT_ONCE
-        _add(total, place, height, column, inside, value, COLUMNS)
+        tl.store(sums + first * COLUMNS + column, total, inside)
 
 
-def sum_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Add rows to those of a contiguous tensor that `index` names, in place; sums are float32."""
-    count, height = index.numel(), total.shape[0]
-    columns = total[:1].numel()
+def sums_of_rows(index: Tensor, rows: Tensor, sums: Tensor, slots: Tensor) -> None:
+    """Write sums of rows, in float32, and for each place that `index` names where its sum is.
+
+    A row of zeros is the last of the sums. What else is in `sums` nobody should read.
+    """
+    count, columns = index.numel(), rows[:1].numel()
     if not count or not columns:
+        sums.zero_()
         return
-    with torch.cuda.device_of(total):
-        places, order = torch.sort(index.reshape(-1).to(torch.int32), stable=True)
-        torch._assert_async(
-            (places[0] >= 0) & (places[-1] < height), "an index of a sum of rows is out of range"
+    with torch.cuda.device_of(rows):
+        places, order = _in_order(index.reshape(-1))
+        tile = min(triton.next_power_of_2(columns), _TILE)
+        tiles = triton.cdiv(columns, tile)
+        sizes: dict[str, Any] = {"COLUMNS": columns, "CHUNK": _CHUNK}
+        _sum_chunks[count, tiles](
+            *(rows.contiguous(), places, order, sums, slots, count, slots.numel()),
+            **sizes,
+            TILE=tile,
+            num_warps=max(1, min(4, tile // 256)),
+            debug=True,  # a wrong place is an error in any run
+            sanitize_overflow=False,
         )
-        chunks = triton.cdiv(count, _CHUNK)
-        parts = torch.empty((chunks, 2, columns), dtype=torch.float32, device=total.device)
-        grid = (chunks * triton.cdiv(columns, _TILE),)
-        sizes: dict[str, Any] = {"COLUMNS": columns, "CHUNK": _CHUNK, "TILE": _TILE}
-        near = rows.contiguous()
-        _sum_chunks[grid](total, near, places, order, parts, count, height, **sizes)
-        _join_chunks[grid](total, places, parts, count, height, **sizes)
+        tile = min(tile, 128)
+        _join_chunks[triton.cdiv(count, _CHUNK), triton.cdiv(columns, tile)](
+            *(places, sums, count), **sizes, TILE=tile
+        )
+
+
+def _in_order(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Places in order, and which row each comes from."""
+    count = index.numel()
+    if count > _SHORT:
+        places, order = torch.sort(index.to(torch.int32), stable=True)
+        return places, order
+    places = torch.empty(count, dtype=torch.int32, device=index.device)
+    order = torch.empty_like(places)
+    grid = (triton.cdiv(count, _OWN),)
+    _rank[grid](index.contiguous(), places, order, COUNT=count, OWN=_OWN, OTHERS=_OTHERS)
+    return places, order

@@ -39,7 +39,7 @@ class Tiling:
         return -(-shape[0] // (blocks * self.step)) * self.step
 
 
-GELU = Tiling(columns=64, step=32, programs=1584, warps=8)
+GELU = Tiling(columns=64, step=16, programs=1056, warps=4)
 JOINED = Tiling(columns=64, step=64, programs=528, warps=8)
 _STEP, _TILE = 32, 64
 """Rows and columns of partial sums that a program adds up at a time."""
@@ -77,7 +77,7 @@ def _pull(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     block = tl.program_id(1)
     total = tl.zeros((STEP, TILE), tl.float32)
-    for start in range(0, ROWS, STEP):
+    for start in tl.range(0, ROWS, STEP, num_stages=3):
         row = block * ROWS + start + tl.arange(0, STEP)
         known = (row < rows)[:, None] & (column < COLUMNS)[None, :]
         place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]

@@ -11,8 +11,7 @@ Each rewrite keeps the numbers up to rounding. They come from measuring steps ke
 - `own_attention`: gradients of queries, keys and values in one matrix at once.
 - `sums_on_the_way`: gradients of biases by the kernels that write what they are sums of.
 - `totals_at_once`: what these leave to be added up in one call.
-- `rows_in_place`: sums of rows that need no copy of what they are added to. The others assume that
-  no call writes over anything, so it is the last.
+- `rows_where_read`: sums of rows that are added to a table where an update reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from purine.ops._masks import masks_from_inputs
 from purine.ops._norms import own_norms
 from purine.ops._recorded import adder, is_call, value_of
 from purine.ops._sums import sums_on_the_way, totals_at_once
-from purine.ops.add_at import rows_in_place
+from purine.ops.add_at import rows_where_read
 
 __all__ = ["own_pools", "rewritten"]
 
@@ -56,7 +55,7 @@ def rewritten(module: GraphModule, *, gpu: bool) -> None:
     short_gelus(module)
     masks_from_inputs(module)
     image_convolutions(module)
-    rows_in_place(module)
+    rows_where_read(module)
     module.graph.eliminate_dead_code()
     module.recompile()
 
