@@ -125,13 +125,14 @@ def test_importing_does_not_load_the_compiler_and_results_stay_in_our_cache(
     assert said("ops as they are", "other ops of ours") == [hit, missed]
 
 
+@pytest.mark.parametrize("file", ["gpu_op.py", "add_at.py"])
 def test_versions_of_our_own_ops_differ_by_what_is_written_in_their_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inductor, "__file__", str(tmp_path / "inductor.py"))
     tags = []
     for text in ("one", "other", "one"):
-        (tmp_path / "gpu_op.py").write_text(text, encoding="utf-8")
+        (tmp_path / file).write_text(text, encoding="utf-8")
         inductor._our_ops.cache_clear()
         tags.append(inductor._our_ops())
     inductor._our_ops.cache_clear()
