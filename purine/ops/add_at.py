@@ -7,8 +7,8 @@ are made by a kernel of our own (`gpu_rows.py`), others by the one of ATen's tha
 `index_put_`. They are ops of our own that a compiler leaves alone.
 
 Sums of rows are made apart from what they are added to. Adding is a plain op, which a compiler
-makes part of whatever reads the result: the update of a table of embeddings reads the sums of the
-few rows that a batch has, and no table is filled with zeros for them, or copied.
+makes part of whatever reads the result: a compiled update of a table of embeddings reads the sums
+of the few rows that a batch has, and no table is filled with zeros for them, or copied.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from purine.ops.aten import KERNELS, name_of
@@ -31,6 +32,18 @@ aten = torch.ops.aten
 
 _WIDENED = (torch.float32, torch.float16, torch.bfloat16)
 """What is added up in float32, and what our kernel takes."""
+_WIDEST = 1 << 20
+"""Numbers in a row that our kernel takes: it is launched with tiles of a row along an axis."""
+_PLACES = (torch.int32, torch.int64)
+_LATER = (aten.add.Tensor, aten._to_copy.default)
+"""What is done to sums of rows where they are read."""
+_TAKING = (
+    aten._to_copy.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.linalg_vector_norm.default,
+)
+"""Calls that read a tensor number by number, pointwise ones aside."""
 
 
 @torch.library.custom_op("purine::row_sums", mutates_args=())
@@ -41,12 +54,16 @@ def row_sums(index: Tensor, rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
     """
     sums, slots = _results(rows, height)
     slots.fill_(rows.shape[0])
-    if rows.is_cuda and rows.dtype in _WIDENED and _has_triton():
+    narrow = rows.shape[1:].numel() <= _WIDEST
+    if rows.is_cuda and rows.dtype in _WIDENED and narrow and _has_triton():
         from purine.ops.gpu_rows import sums_of_rows
 
         sums_of_rows(index, rows, sums, slots)
     else:
         places, order = torch.sort(index, stable=True)
+        if len(places):
+            inside = (places[0] >= 0) & (places[-1] < height)
+            torch._assert_async(inside, "an index of a sum of rows is out of range")
         first = places.diff(prepend=places[:1]).ne(0).cumsum(0)
         slots.index_put_((places,), first.to(slots.dtype))
         sums.zero_().index_put_((first,), rows[order].to(sums.dtype), accumulate=True)
@@ -82,26 +99,54 @@ def _for_each(height: int, index: Tensor, rows: Tensor) -> Tensor:
     return aten._unsafe_index.Tensor(sums, [slots])
 
 
-def _fit(x: Tensor, index: Tensor, rows: Tensor) -> bool:
-    """Whether rows can be added to those of a tensor."""
-    return index.shape == rows.shape[:1] and (rows.shape[1:], rows.dtype) == (x.shape[1:], x.dtype)
+def _fit(x: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
+    """Whether values can be added along an axis of a tensor, as far as ATen's kernel would say."""
+    if not -x.dim() <= dim < x.dim() or index.dtype not in _PLACES or index.dim() != 1:
+        return False
+    shape = list(x.shape)
+    shape[dim] = len(index)
+    return list(source.shape) == shape and source.dtype == x.dtype
 
 
 def rows_where_read(module: GraphModule) -> None:
     """Let each reader of a recorded function add sums of rows by itself, and make no table of them.
 
-    A compiler would keep in memory what is read twice, as an update reads its gradient.
+    A compiler would keep in memory what is read twice, as an update reads its gradient. Left alone
+    is what somebody needs in memory anyway, or reads behind a call that writes over anything.
     """
-    for rows in module.graph.find_nodes(op="call_function", target=aten._unsafe_index.Tensor):
-        sums = rows.args[0]
-        if not isinstance(sums, Node) or _maker(sums) is not row_sums._opoverload:
-            continue
-        for total in [user for user in rows.users if user.target is aten.add.Tensor]:
-            for reader in list(total.users)[1:]:
+    early: set[Node] = set()
+    chain: list[Node] = []
+    for node in module.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            break
+        early.add(node)
+        grows = node.target in _LATER and any(item in chain for item in node.all_input_nodes)
+        if grows or _is_rows(node):
+            chain.append(node)
+    for node in reversed(chain):
+        readers = list(node.users)
+        if all(reader in early and _takes_in(reader) for reader in readers):
+            for reader in readers[1:]:
                 with module.graph.inserting_before(reader):
-                    copies = [module.graph.node_copy(node) for node in (rows, total)]
-                copies[1].replace_input_with(rows, copies[0])
-                reader.replace_input_with(total, copies[1])
+                    again = module.graph.node_copy(node)
+                reader.replace_input_with(node, again)
+                early.add(again)
+
+
+def _is_rows(node: Node) -> bool:
+    """Whether a node has what `row_sums` found for each place."""
+    if node.target is not aten._unsafe_index.Tensor:
+        return False
+    sums = node.args[0]
+    return isinstance(sums, Node) and _maker(sums) is row_sums._opoverload
+
+
+def _takes_in(node: Node) -> bool:
+    """Whether a compiler makes what a call reads a part of its kernel."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    lists = node.target._schema.name.startswith("aten::_foreach_")
+    return lists or torch.Tag.pointwise in node.target.tags or node.target in _TAKING
 
 
 def _maker(node: Node) -> Any:
@@ -139,9 +184,9 @@ def _on_gpus(overload: Any) -> Callable[[Callable[..., Tensor]], Callable[..., T
 @_on_gpus(aten.index_add.default)
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     values = source if alpha == 1 else alpha * source
+    if not _fit(x, dim, index, values):
+        return aten.index_add.default(x, dim, index, source, alpha=alpha)  # may say what is wrong
     if dim % x.dim() == 0:
-        if not _fit(x, index, values):
-            return aten.index_add.default(x, 0, index, values)  # which says what is wrong
         return (x + _for_each(len(x), index, values)).to(x.dtype)
     return added_at(x, [*[None] * (dim % x.dim()), index], values)
 
@@ -151,9 +196,9 @@ def _index_add_over(
     x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
 ) -> Tensor:
     values = source if alpha == 1 else alpha * source
+    if not _fit(x, dim, index, values):
+        return aten.index_add_.default(x, dim, index, source, alpha=alpha)
     if dim % x.dim() == 0:
-        if not _fit(x, index, values):
-            return aten.index_add_.default(x, 0, index, values)
         return x.add_(_for_each(len(x), index, values))
     place = [*[None] * (dim % x.dim()), index]
     return aten.index_put_.default(x, place, values, accumulate=True)
@@ -186,5 +231,5 @@ def _embedding_gradient(
         return aten.embedding_dense_backward.default(rows, index, count, padding, by_frequency)
     if padding >= 0:
         rows = rows.masked_fill((index == padding).unsqueeze(-1), 0)
-    flat = (index.reshape(-1), rows.reshape(-1, rows.shape[-1]))
-    return _for_each(count, *flat).to(rows.dtype)
+    flat = rows.flatten(0, index.dim() - 1)
+    return _for_each(count, index.reshape(-1), flat).to(rows.dtype)
