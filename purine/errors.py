@@ -33,7 +33,7 @@ __all__ = [
 
 
 class PurineError(Exception):
-    """A mistake that a user can mend, told in full.
+    """A mistake that a user can mend, told in full; `more` are others that were found with it.
 
     >>> print(PurineError("batch is 0", expected="1 or more", found="0", remedy="pass --batch 64"))
     batch is 0
@@ -62,6 +62,7 @@ class PurineError(Exception):
         self.expected = expected
         self.found = found
         self.remedy = remedy
+        self.more: tuple[PurineError, ...] = ()
         super().__init__(what)
 
     def __str__(self) -> str:

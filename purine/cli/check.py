@@ -28,7 +28,7 @@ def check(
 ) -> None:
     """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
 
-    All mistakes are shown, not only the first, and any makes the exit code 2.
+    All mistakes of a graph in YAML are shown, not only the first; any makes the exit code 2.
 
     \b
     purine check net.yaml
@@ -51,7 +51,7 @@ def check(
             graph = from_caffe(file, image=size).net if caffe else load_yaml(file)
             found = [*problems(graph)]
         except PurineError as error:
-            found = [error]
+            found = [error, *error.more]
         for problem in found:
             typer.echo(f"error: {problem}", err=True)
         if not found:

@@ -1,14 +1,15 @@
 """What the entries of a YAML file mean: from plain nodes to a graph.
 
 Every node of the graph gets the line of its entry, and every mistake is a `FormatError` that names
-the line and the key. Whether the graph makes sense is not asked here but by `verify`.
+the line and the key; the first is raised with all others. Whether the graph makes sense is not
+asked here but by `verify`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from purine.errors import FormatError, GraphError
+from purine.errors import FormatError, GraphError, PurineError
 from purine.graph.builder import Builder
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Attribute, Filler, Location, Op
@@ -27,14 +28,18 @@ def read(text: str, file: str) -> Graph:
     """The graph that the text describes; see `from_yaml`."""
     builder = Builder()
     outputs_named = False
-    for node in entries(text, file):
-        entry = _Fields(node, "an entry", file)
-        kind = entry.text("type")
-        if kind not in _ENTRIES:
-            raise entry.unknown("type", "type of entry", kind, _ENTRIES)
-        entry.what, read_entry = _ENTRIES[kind]
-        read_entry(entry, builder)
-        outputs_named = outputs_named or kind == "output"
+    mistakes: list[PurineError] = []
+    try:
+        for node in entries(text, file):
+            try:
+                outputs_named |= _read_entry(node, file, builder) == "output"
+            except PurineError as error:
+                mistakes.append(error)
+    except FormatError as error:  # behind which nothing can be read
+        mistakes.append(error)
+    if mistakes:
+        mistakes[0].more = tuple(mistakes[1:])
+        raise mistakes[0]
     for op in builder.ops.values():
         for name in op.outputs:
             if name != NOTHING and name not in builder.blobs:
@@ -42,6 +47,17 @@ def read(text: str, file: str) -> Graph:
     if not outputs_named:
         builder.outputs = list(builder.graph().sinks)
     return builder.graph()
+
+
+def _read_entry(node: Node, file: str, builder: Builder) -> str:
+    """Add what an entry says, and return its type."""
+    entry = _Fields(node, "an entry", file)
+    kind = entry.text("type")
+    if kind not in _ENTRIES:
+        raise entry.unknown("type", "type of entry", kind, _ENTRIES)
+    entry.what, read_entry = _ENTRIES[kind]
+    read_entry(entry, builder)
+    return kind
 
 
 class _Fields:

@@ -34,7 +34,7 @@ def cores_of(
                 location=device,
                 expected=f"one of the {there} GPUs that torch sees",
                 found=device,
-                remedy="use --devices with what the machine has, for example cpu:0",
+                remedy="name what the machine has, for example cpu:0 (option --devices)",
             )
     own = [device for device in devices if device.startswith("cpu")]
     if len(own) < 2:

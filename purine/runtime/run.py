@@ -161,8 +161,13 @@ class Run:
         Later iterations are in flight while a result is looked at, as far as the credit goes: what
         `set_states` sets meanwhile is for those behind them.
         """
-        if count < 0:
-            raise ConfigError(f"{count} steps asked for", expected="0 or more", found=str(count))
+        if not isinstance(count, int) or count < 0:
+            raise ConfigError(
+                f"{count!r} steps asked for",
+                expected="a whole number, 0 or more",
+                found=repr(count),
+                remedy="pass how many iterations are to run",
+            )
         release_host_pool()
         for left in range(count, 0, -1):
             outputs = self._unread.pop(self.iteration, None)

@@ -105,6 +105,21 @@ def test_check_counts_or_lists_everything(tmp_path: Path) -> None:
     assert "ops 'a' and 'b' both write blob 'y'" in called.err
 
 
+def test_check_lists_every_entry_that_cannot_be_read(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        "- {typ: blob, name: x, size: [2, 3]}\n"
+        "- {type: blob, nam: y, size: [2, 3]}\n"
+        "- {type: op, op_type: Relu, name: a, inputs: [x], outputs: [y]}\n"
+        "- {type: op, op_type: Relu, name: b, inputs: x, outputs: [z]}\n"
+        "- {type: op, op_type: Relu, name: c, inputs: [x, outputs: [z]}\n"
+    )
+    called = call("check", bad)
+    assert called.code == 2
+    heads = [line for line in called.err.splitlines() if line.startswith("error: ")]
+    assert [line.split(":")[2] for line in heads] == ["1", "2", "4", "5"]
+
+
 def test_the_table_adds_up() -> None:
     shown = call("show", "--net", "lenet", "--batch", "2")
     assert shown.code == 0

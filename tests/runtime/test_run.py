@@ -204,8 +204,11 @@ def test_wrong_options_are_refused() -> None:
     step, _ = training(data)
     with pytest.raises(ConfigError, match="prefetch is -1"):
         pu.Run(step, data=data, prefetch=-1)
-    with pu.Run(step, data=data) as run, pytest.raises(ConfigError, match="-2 steps"):
-        list(run.steps(-2))
+    with pu.Run(step, data=data) as run:
+        for count in (-2, "3", 2.5):
+            with pytest.raises(ConfigError, match=f"{count!r} steps") as caught:
+                list(run.steps(count))  # type: ignore[arg-type]
+            assert caught.value.remedy
 
 
 def test_a_checkpoint_of_another_net_is_refused(tmp_path: Path) -> None:
