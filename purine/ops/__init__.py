@@ -16,7 +16,7 @@ from purine.ops.data import Data
 from purine.ops.eltwise import eltwise
 from purine.ops.fillers import fill, filler_problems
 from purine.ops.image import center_crop, crop, mirror, normalize
-from purine.ops.infer import check, complete, problems
+from purine.ops.infer import check, complete, problems, with_batch
 from purine.ops.linear import bias, embedding, inner_product, scale
 from purine.ops.loss import (
     accuracy,
@@ -81,4 +81,5 @@ __all__ = [
     "split",
     "tanh",
     "transpose",
+    "with_batch",
 ]
