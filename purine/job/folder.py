@@ -27,7 +27,7 @@ from purine.errors import CheckpointError, ConfigError
 from purine.files import put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
-from purine.job.config import Job, job_text, merge, read_options
+from purine.job.config import Job, job_text, merge, missing_keys, read_options
 from purine.runtime.checkpoint import latest
 
 __all__ = ["RunFolder"]
@@ -168,8 +168,18 @@ class RunFolder:
 
     def read_config(self) -> Job:
         """The job of the run, with `out` and what its own files hold set to this folder."""
-        job = merge(read_options(self.config_file), {"out": str(self.path)})
-        return self._with_copies(job)
+        options = read_options(self.config_file)
+        missing = missing_keys(options)
+        if missing:
+            raise ConfigError(
+                "the job of this run is not whole",
+                where=str(self.config_file),
+                expected="every option that the run was started with, as `purine train` wrote it",
+                found=f"no {', '.join(missing)}",
+                remedy="put the file back as it was, or write the missing lines again; "
+                "otherwise start another run with another --out",
+            )
+        return self._with_copies(merge(options, {"out": str(self.path)}))
 
     def write_config(self, job: Job) -> None:
         """Write the job so that it repeats the run: what came from files is then the copy here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,37 @@ def test_the_way_on_from_a_damaged_checkpoint(tmp_path: Path, trained: Path) -> 
     shutil.rmtree(damaged)
     called = call(*resume.split())
     assert (called.code, "from iteration 2" in called.out) == (0, True)
+
+
+def without(key: str) -> Callable[[str], str]:
+    return lambda text: re.sub(rf"^{key}:.*\n", "", text, flags=re.MULTILINE)
+
+
+CONFIGS: dict[str, tuple[Callable[[str], str], str]] = {
+    "empty": (lambda text: "", "found: no net, solver, "),
+    "cut at a line end": (lambda text: text[: text.index("seed:")], "devices, share_cores, "),
+    "without its last line": (lambda text: text[: text.index("mirror:")], "found: no mirror\n"),
+    "without its data": (without("data"), "found: no data\n"),
+    "with empty data": (lambda text: re.sub("data:.*", "data:", text), "found: no data\n"),
+    "without its length": (without("iters"), "found: no epochs or iters\n"),
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["test", "train --resume --out", "train --dry-run --resume --out"]
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_that_are_not_whole(tmp_path: Path, trained: Path, name: str, command: str) -> None:
+    damage, found = CONFIGS[name]
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    config = run / "config.yaml"
+    text = damage(config.read_text())
+    assert text != config.read_text()
+    config.write_text(text)
+    texts = [f"{config}: the job of this run is not whole", found, "put the file back"]
+    refused(tmp_path, [*command.split(), str(run)], texts)
+    assert config.read_text() == text
 
 
 def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
