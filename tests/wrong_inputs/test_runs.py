@@ -131,6 +131,29 @@ def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
         refused(tmp_path, ["trace", str(file)], ["--trace` or Trace.save wrote", found])
 
 
+def test_checkpoints_that_python_saved(tmp_path: Path) -> None:
+    saved = tmp_path / "python"
+    data = pu.data.fashion_mini()
+    net = pu.data.prepare(pu.zoo.mlp(8), data.train)
+    with pu.Run(pu.solvers.sgd(pu.backward(net)), data=data) as run:
+        run.save(saved)
+    what = f"{saved}: this folder holds checkpoints that a Python run saved, without its job"
+    texts = [what, "found: checkpoints", f"Run.load('{saved}')", "another --out"]
+    for command in ("test", "train --out", "train --resume --out"):
+        refused(tmp_path, [*command.split(), str(saved)], texts)
+
+
+def test_a_run_without_its_config(tmp_path: Path, trained: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "config.yaml").unlink()
+    for command in ("test", "train --resume --out"):
+        texts = ["there is no run in this folder", "or start a run with another --out"]
+        refused(tmp_path, [*command.split(), str(run)], texts)
+    called = refused(tmp_path, ["train", "--out", str(run)], ["already", "choose another folder"])
+    assert "--resume" not in called.err
+
+
 def test_out_that_exists(tmp_path: Path, trained: Path) -> None:
     options = ["train", "--net", "mlp", "--iters", "1", "--out"]
     refused(trained, [*options, str(trained)], ["already", "a new or an empty folder", "--resume"])
