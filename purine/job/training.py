@@ -250,7 +250,7 @@ class Training:
                 where=str(self.folder.path),
                 expected="a finite loss",
                 found=str(loss),
-                remedy="start again with a smaller --lr, a warm-up or --clip"
+                remedy="start again with another --out and a smaller --lr, a warm-up or --clip"
                 + self.folder.kept_text(),
             )
         scale = None if self._overflows is None else result[LOSS_SCALE]

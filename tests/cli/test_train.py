@@ -221,7 +221,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     called = call(*SMALL, "--iters", "40", "--lr", "1e30", "--out", out)
     assert called.code == 2
     assert "the loss is nan in iteration" in called.err or "the loss is inf in" in called.err
-    assert "smaller --lr" in called.err
+    assert "start again with another --out and a smaller --lr" in called.err
     assert "intact" not in called.err
     assert "Traceback" not in called.err
     shutil.rmtree(out)
@@ -313,7 +313,7 @@ def test_fp16_ends_where_no_loss_scale_helps(tmp_path: Path) -> None:
     assert called.code == 2
     assert "25 iterations in a row overflowed, the last of them 25" in called.err
     assert "a loss of nan with a loss scale of 1" in called.err
-    assert "--precision bf16" in called.err
+    assert "start again with another --out and --precision bf16" in called.err
     assert "000000016 is intact" in called.err
     assert "Traceback" not in called.err
     scales = [row["loss_scale"] for row in metrics(out) if "loss_scale" in row]
