@@ -218,6 +218,8 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, f"{_LEAST[key]} or more", str(value))
     if key in _ABOVE_ZERO and typing.cast(float, value) <= 0:
         raise _wrong(key, where, "a number above 0", str(value))
+    if key == "scale" and value == 0:
+        raise _wrong(key, where, "a number other than 0", str(value))
     if key == "seed" and typing.cast(int, value) >= _SEEDS:
         raise _wrong(key, where, "a number below 2^63", str(value))
     try:

@@ -230,6 +230,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     assert "is intact" in called.err
 
 
+def test_a_test_loss_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    called = call(*SMALL, "--iters", "1", "--lr", "1e38", "--out", tmp_path / "out")
+    assert called.code == 0
+    assert "the test loss is nan after iteration 1: " in called.out
+    assert "choose another --out and a smaller --lr" in called.out
+    last = called.out.splitlines()[-1]
+    assert last.startswith("done: ")
+    assert "but the test loss is nan;" in last
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_trains_near_float32_and_resumes(
     run: Path, tmp_path: Path, precision: str
