@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import purine as pu
 from purine.graph import load_yaml, save_yaml
@@ -228,6 +230,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     called = call(*SMALL, "--iters", "40", "--lr", "1e30", "--save-every", "1", "--out", out)
     assert f"; the checkpoint {out}/checkpoints/00000000" in called.err
     assert "is intact" in called.err
+
+
+def test_values_without_a_state_are_noted_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "values.safetensors"
+    names = [f"extra{number:02}" for number in range(20)]
+    save_file({name: torch.zeros(1) for name in names}, file)
+    called = call(*SMALL, "--weights", file, "--dry-run")
+    assert called.code == 0, called.err
+    assert f"the net has no states {', '.join(names[:8])} and 12 more; they" in called.err
 
 
 def test_a_test_loss_that_is_not_finite_is_told(tmp_path: Path) -> None:
