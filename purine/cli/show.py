@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purine.errors import ConfigError
+from purine.nearest import nearest_name
 from purine.zoo import NETS
 
 if TYPE_CHECKING:
@@ -126,11 +127,12 @@ def _graph(
     elif net is not None and net in NETS:
         graph = check(NETS[net](**_asked(net, batch, image)))
     else:
+        own = "name a file without --net to show a graph of your own"
         raise ConfigError(
             f"there is no net {net!r}",
             expected="one of " + ", ".join(NETS),
             found=repr(net),
-            remedy="name a file without --net to show a graph of your own",
+            remedy=nearest_name(str(net), NETS, own),
         )
     return check(sgd(backward(graph), momentum=0.9)) if step else graph
 

@@ -172,4 +172,6 @@ def test_no_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_to_show(tmp_path: Path) -> None:
     refused(tmp_path, ["show"], ["there is nothing to show", "alexnet, "])
+    refused(tmp_path, ["show", "--net", "lenett"], ["no net 'lenett'", "did you mean 'lenet'?"])
+    refused(tmp_path, ["show", "--net", "net.yaml"], ["name a file without --net"])
     refused(tmp_path, ["show", "--net", "resnet"], ["there is no net 'resnet'", "expected: one of"])
