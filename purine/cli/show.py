@@ -103,6 +103,7 @@ def _graph(
     file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
 ) -> Graph:
     from purine.autodiff import backward
+    from purine.cli.check import refuse_folder
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
     from purine.importers.caffe import from_caffe
@@ -122,6 +123,7 @@ def _graph(
     elif file is not None:
         if image is not None:
             raise no_image(str(file), "a graph in YAML says the sizes of its blobs itself")
+        refuse_folder(file, "show")
         graph = check(load_yaml(file))
         graph = graph if batch is None else with_batch(graph, batch)
     elif net is not None and net in NETS:

@@ -175,3 +175,15 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     refused(tmp_path, ["show", "--net", "lenett"], ["no net 'lenett'", "did you mean 'lenet'?"])
     refused(tmp_path, ["show", "--net", "net.yaml"], ["name a file without --net"])
     refused(tmp_path, ["show", "--net", "resnet"], ["there is no net 'resnet'", "expected: one of"])
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_run_for_a_graph(tmp_path: Path, trained: Path, command: str) -> None:
+    what = "this is the folder of a run, not a graph"
+    texts = [f"{trained}: {what}", f"the net of the run: purine {command} {trained}/net.yaml"]
+    refused(trained, [command, str(trained)], texts)
+    assert call(command, trained / "net.yaml").code == 0
+    refused(tmp_path, [command, str(tmp_path)], [f"{tmp_path}: cannot read the graph"])
+    (tmp_path / "config.yaml").touch()
+    refused(tmp_path, [command, str(tmp_path)], [f"{tmp_path}: {what}", "no net.yaml in it"])
+    refused(tmp_path, [command, "n" * 300], ["cannot read the graph"])
