@@ -40,12 +40,17 @@ def write_whole(path: Path, data: bytes | str) -> None:
     try:
         put_in_place(path, data)
     except (OSError, ValueError) as error:
+        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        remedy = "free space there, or choose another path"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            found = f"no folder {Path(os.path.realpath(path)).parent}"
+            remedy = "make the folder, or choose another path"
         raise ConfigError(
             "cannot write the file",
             where=str(path),
             expected="a path that can be written",
-            found=str(error),
-            remedy="free space there, or choose another path",
+            found=found,
+            remedy=remedy,
         ) from error
 
 

@@ -61,3 +61,18 @@ def test_what_cannot_be_written_stays(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot write the file"):
             write_whole(path, "text")
     assert tree(tmp_path) == ["loop"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file, none = tmp_path / "file", tmp_path / "none"
+    file.touch()
+    for folder in (none, file):
+        called = call("show", "--net", "mlp", "-o", folder / "net.txt")
+        assert called.code == 2
+        assert f"{folder}/net.txt: cannot write the file" in called.err
+        assert f"found: no folder {folder}\n" in called.err
+        assert "make the folder, or choose another path" in called.err
+        assert ".tmp" not in called.err
+    with pytest.raises(ConfigError) as caught:
+        write_whole(tmp_path, "text")
+    assert caught.value.found == "Is a directory"

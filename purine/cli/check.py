@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from purine.errors import PurineError
+from purine.errors import ConfigError, PurineError
 
-__all__ = ["check"]
+__all__ = ["check", "refuse_folder"]
 
 
 def check(
@@ -47,6 +49,7 @@ def check(
     for file in files:
         found: list[PurineError]
         try:
+            refuse_folder(file, "check")
             caffe = file.suffix == ".prototxt"
             graph = from_caffe(file, image=size).net if caffe else load_yaml(file)
             found = [*problems(graph)]
@@ -59,3 +62,19 @@ def check(
         wrong = wrong or bool(found)
     if wrong:
         raise typer.Exit(2)
+
+
+def refuse_folder(path: Path, command: str) -> None:
+    """Raise `ConfigError` where the folder of a run is named instead of a graph."""
+    net = path / "net.yaml"
+    has_net = os.path.isfile(net)  # false for a path that cannot be looked at, too
+    if has_net or os.path.isfile(path / "config.yaml"):
+        raise ConfigError(
+            "this is the folder of a run, not a graph",
+            where=str(path),
+            expected="the path of a YAML file",
+            found="a folder" if has_net else "a folder, and no net.yaml in it",
+            remedy=f"name the net of the run: purine {command} {shlex.quote(str(net))}"
+            if has_net
+            else "name the file of a graph",
+        )

@@ -110,11 +110,14 @@ def _headline(training: Training) -> str:
 def _result(training: Training) -> str:
     found = training.summary()
     speed, accuracy = found["images_per_second"], found["test_accuracy"]
+    loss = found["test_loss"]
     parts = [f"{found['iterations']} iterations in {found['seconds']:.1f} s"]
     if speed is not None:
         parts.append(f"{speed:,.0f} {training.plan.samples}/s")
     if accuracy is not None:
         parts.append(f"test accuracy {accuracy:.4f}")
+    if isinstance(loss, float) and not math.isfinite(loss):
+        parts.append(f"but the test loss is {loss}")
     return f"done: {', '.join(parts)}; see {training.folder.path}"
 
 

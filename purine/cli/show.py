@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purine.errors import ConfigError
+from purine.nearest import nearest_name
 from purine.zoo import NETS
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _graph(
     file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
 ) -> Graph:
     from purine.autodiff import backward
+    from purine.cli.check import refuse_folder
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
     from purine.importers.caffe import from_caffe
@@ -121,16 +123,18 @@ def _graph(
     elif file is not None:
         if image is not None:
             raise no_image(str(file), "a graph in YAML says the sizes of its blobs itself")
+        refuse_folder(file, "show")
         graph = check(load_yaml(file))
         graph = graph if batch is None else with_batch(graph, batch)
     elif net is not None and net in NETS:
         graph = check(NETS[net](**_asked(net, batch, image)))
     else:
+        own = "name a file without --net to show a graph of your own"
         raise ConfigError(
             f"there is no net {net!r}",
             expected="one of " + ", ".join(NETS),
             found=repr(net),
-            remedy="name a file without --net to show a graph of your own",
+            remedy=nearest_name(str(net), NETS, own),
         )
     return check(sgd(backward(graph), momentum=0.9)) if step else graph
 

@@ -23,7 +23,7 @@ from purine.ops.registry import conforms, describe
 from purine.optimize.layout import Layout
 from purine.parallel import Scheme, parse_devices
 
-__all__ = ["Job", "Options", "Precision", "job_text", "merge", "read_options"]
+__all__ = ["Job", "Options", "Precision", "job_text", "merge", "missing_keys", "read_options"]
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16"]
 Options: TypeAlias = Mapping[str, Any]
@@ -66,14 +66,14 @@ class Job:
     log_every: int | None = None
     trace: bool = False
     trace_iters: int = 50
+    layout: Layout | None = None
+    compile: bool | None = None
     mean: float | tuple[float, ...] | None = None
     mean_file: str | None = None
     scale: float | None = None
     crop: int | None = None
     pad: int = 0
-    mirror: bool | None = None
-    layout: Layout | None = None
-    compile: bool | None = None
+    mirror: bool | None = None  # last, as every recorded job has it: a file cut short lacks it
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -118,6 +118,12 @@ _LEAST: Mapping[str, int] = {
 }
 _ABOVE_ZERO = ("lr", "clip")
 _SEEDS = 2**63
+_SETTLED = (
+    *(("data",), ("batch",), ("epochs", "iters"), ("lr",), ("weight_decay",), ("lr_policy",)),
+    *(("accumulate",), ("seed",), ("threads",), ("log_every",), ("mean", "mean_file")),
+    ("mirror",),
+)
+"""Options that a plan decides where a job leaves them open; of each group it has one."""
 
 
 def merge(*layers: Options) -> Job:
@@ -165,6 +171,19 @@ def read_options(path: Path) -> dict[str, Any]:
     return options
 
 
+def missing_keys(options: Options) -> list[str]:
+    """What options lack that every recorded job has.
+
+    >>> missing_keys({item.name: 1 for item in fields(Job) if item.name not in ("lr", "iters")})
+    ['lr']
+    """
+    always = [(item.name,) for item in fields(Job) if item.default is not None]
+    groups = (*always, *_SETTLED)
+    return [
+        " or ".join(group) for group in groups if all(options.get(key) is None for key in group)
+    ]
+
+
 def job_text(job: Job) -> str:
     """The job as the text of a job file that reads back to it, without the folder it writes to.
 
@@ -199,6 +218,8 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, f"{_LEAST[key]} or more", str(value))
     if key in _ABOVE_ZERO and typing.cast(float, value) <= 0:
         raise _wrong(key, where, "a number above 0", str(value))
+    if key == "scale" and value == 0:
+        raise _wrong(key, where, "a number other than 0", str(value))
     if key == "seed" and typing.cast(int, value) >= _SEEDS:
         raise _wrong(key, where, "a number below 2^63", str(value))
     try:

@@ -27,7 +27,7 @@ from purine.errors import CheckpointError, ConfigError
 from purine.files import put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
-from purine.job.config import Job, job_text, merge, read_options
+from purine.job.config import Job, job_text, merge, missing_keys, read_options
 from purine.runtime.checkpoint import latest
 
 __all__ = ["RunFolder"]
@@ -100,20 +100,7 @@ class RunFolder:
         """The folder of a run that was begun before."""
         folder = cls.at(path)
         if not folder.config_file.is_file():
-            found = "nothing"
-            if folder.path.is_dir():
-                names = sorted(entry.name for entry in folder.path.iterdir())
-                found = ", ".join(names[:8]) or "an empty folder"
-            elif folder.path.exists():
-                found = "a file"
-            raise ConfigError(
-                "there is no run in this folder",
-                where=str(folder.path),
-                expected="a folder that `purine train --out` wrote, with config.yaml",
-                found=found,
-                remedy="check the path, or start a run there: "
-                f"purine train --out {shlex.quote(str(folder.path))}",
-            )
+            raise folder._no_run()
         return folder
 
     @property
@@ -154,22 +141,75 @@ class RunFolder:
 
     def refuse_run(self) -> None:
         """Raise `ConfigError` where a run is in the folder already."""
-        taken = [name for name in _OWN if (self.path / name).exists()]
+        taken = self._taken()
+        if self._of_python():
+            raise self._without_job("a new or an empty folder")
         if taken or (self.path.exists() and not self.path.is_dir()):
+            remedy = "choose another folder"
+            if self.config_file.is_file():
+                remedy = "go on with it: --resume; or choose another folder"
+            elif taken:
+                remedy = "choose another folder; without config.yaml this one cannot go on"
             raise ConfigError(
                 "there is a run in this folder already" if taken else "this is not a folder",
                 where=str(self.path),
                 expected="a new or an empty folder",
                 found=", ".join(taken) or "a file",
-                remedy="go on with it: --resume; or choose another folder"
-                if taken
-                else "choose another folder",
+                remedy=remedy,
             )
+
+    def _taken(self) -> list[str]:
+        return [name for name in _OWN if (self.path / name).exists()]
+
+    def _of_python(self) -> bool:
+        """Whether there are checkpoints and nothing of a job, as `Run.save` leaves a folder."""
+        jobs = (self.config_file, self.net_file)
+        return self.newest_checkpoint() is not None and not any(file.exists() for file in jobs)
+
+    def _without_job(self, expected: str) -> ConfigError:
+        return ConfigError(
+            "this folder holds checkpoints that a Python run saved, without its job",
+            where=str(self.path),
+            expected=expected,
+            found=", ".join(self._taken()),
+            remedy=f"load it in Python with Run.load({str(self.path)!r}); "
+            "a run of `purine train` needs another --out",
+        )
+
+    def _no_run(self) -> ConfigError:
+        expected = "a folder that `purine train --out` wrote, with config.yaml"
+        if self._of_python():
+            return self._without_job(expected)
+        found = "nothing"
+        if self.path.is_dir():
+            names = sorted(entry.name for entry in self.path.iterdir())
+            found = ", ".join(names[:8]) or "an empty folder"
+        elif self.path.exists():
+            found = "a file"
+        start = f"start a run there: purine train --out {shlex.quote(str(self.path))}"
+        return ConfigError(
+            "there is no run in this folder",
+            where=str(self.path),
+            expected=expected,
+            found=found,
+            remedy="check the path, or "
+            + ("start a run with another --out" if self._taken() else start),
+        )
 
     def read_config(self) -> Job:
         """The job of the run, with `out` and what its own files hold set to this folder."""
-        job = merge(read_options(self.config_file), {"out": str(self.path)})
-        return self._with_copies(job)
+        options = read_options(self.config_file)
+        missing = missing_keys(options)
+        if missing:
+            raise ConfigError(
+                "the job of this run is not whole",
+                where=str(self.config_file),
+                expected="every option that the run was started with, as `purine train` wrote it",
+                found=f"no {', '.join(missing)}",
+                remedy="put the file back as it was, or write the missing lines again; "
+                "otherwise start another run with another --out",
+            )
+        return self._with_copies(merge(options, {"out": str(self.path)}))
 
     def write_config(self, job: Job) -> None:
         """Write the job so that it repeats the run: what came from files is then the copy here."""

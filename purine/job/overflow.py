@@ -63,7 +63,8 @@ class Overflows:
                 expected="a finite loss and finite gradients, with a loss scale small enough",
                 found=f"a loss of {loss} with a loss scale of {scale:g}",
                 remedy="look for samples too large for float16, or start again with "
-                "--precision bf16, a smaller --lr, a warm-up or --clip" + folder.kept_text(),
+                "another --out and --precision bf16, a smaller --lr, a warm-up or --clip"
+                + folder.kept_text(),
             )
         if not math.isfinite(loss) and not self._told:
             self._told = True

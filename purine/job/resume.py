@@ -8,6 +8,7 @@ Weights to start from do not count any more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,10 +95,24 @@ def _moved(job: Job, given: Options) -> Job:
     now = replace(job, devices=devices, parallel=given.get("parallel", job.parallel))
     if "parallel" not in given and before is not None:
         scheme = before.over(len(parse_devices(devices)))
+        _refuse_devices(scheme, parse_devices(devices))
         now = replace(now, parallel=None if scheme == Scheme() else str(scheme))
     if (parse_devices(devices), scheme_of(now)) == (parse_devices(job.devices), before):
         return job
     return replace(now, threads=given.get("threads"))
+
+
+def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
+    """Refuse a number of devices that the run's own scheme is not for."""
+    if scheme.devices != len(devices):
+        factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
+        raise ConfigError(
+            f"the scheme is for {scheme.devices} devices, and {len(devices)} are named",
+            expected=f"{factors} = {scheme.devices} devices, by the run's own scheme",
+            found=", ".join(devices[:16]),
+            remedy=f"replace the scheme: --parallel data={len(devices)}, or another for as many "
+            f"devices; or name {scheme.devices} devices",
+        )
 
 
 def _same(plan: Plan, key: str, value: Any) -> bool:

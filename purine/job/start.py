@@ -66,7 +66,7 @@ def read_mean_file(name: str) -> Tensor:
             "the file holds no mean image",
             where=str(path),
             expected=f"a value {MEAN_IMAGE!r}",
-            found=_list(list(values)) or "no values",
+            found=_list(sorted(values)) or "no values",
             remedy="name a binaryproto file, or the copy in the folder of a run",
         )
     return values[MEAN_IMAGE]
@@ -112,7 +112,9 @@ def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:
             values[name] = _typed(net, name, value)
     if not left_out:
         return values, []
-    return values, [f"{path}: the net has no states {_list(left_out)}; they are passed over"]
+    return values, [
+        f"{path}: the net has no states {_list(sorted(left_out))}; they are passed over"
+    ]
 
 
 def _loaded(path: Path) -> Mapping[str, Tensor]:

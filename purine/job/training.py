@@ -7,6 +7,7 @@ that goes on from a checkpoint has all lines up to it and repeats those behind i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ __all__ = [
     "accuracy_of",
     "loss_of",
 ]
+
+_log = logging.getLogger("purine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +253,7 @@ class Training:
                 where=str(self.folder.path),
                 expected="a finite loss",
                 found=str(loss),
-                remedy="start again with a smaller --lr, a warm-up or --clip"
+                remedy="start again with another --out and a smaller --lr, a warm-up or --clip"
                 + self.folder.kept_text(),
             )
         scale = None if self._overflows is None else result[LOSS_SCALE]
@@ -288,6 +291,14 @@ class Training:
             loss=sum(found[name] * weight for name, weight in losses.items()) if losses else None,
             accuracy=None if accuracy is None else found[accuracy],
         )
+        if self._tested.loss is not None and not math.isfinite(self._tested.loss):
+            _log.warning(
+                "the test loss is %s after iteration %d: the weights are of no use, or the test "
+                "data is not finite; to start again, choose another --out and a smaller --lr, "
+                "a warm-up or --clip",
+                self._tested.loss,
+                self.iteration,
+            )
         self.folder.append_metrics(
             {
                 "iteration": self._tested.iteration,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import purine as pu
 from purine.graph import load_yaml, save_yaml
@@ -221,13 +223,32 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     called = call(*SMALL, "--iters", "40", "--lr", "1e30", "--out", out)
     assert called.code == 2
     assert "the loss is nan in iteration" in called.err or "the loss is inf in" in called.err
-    assert "smaller --lr" in called.err
+    assert "start again with another --out and a smaller --lr" in called.err
     assert "intact" not in called.err
     assert "Traceback" not in called.err
     shutil.rmtree(out)
     called = call(*SMALL, "--iters", "40", "--lr", "1e30", "--save-every", "1", "--out", out)
     assert f"; the checkpoint {out}/checkpoints/00000000" in called.err
     assert "is intact" in called.err
+
+
+def test_values_without_a_state_are_noted_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "values.safetensors"
+    names = [f"extra{number:02}" for number in range(20)]
+    save_file({name: torch.zeros(1) for name in names}, file)
+    called = call(*SMALL, "--weights", file, "--dry-run")
+    assert called.code == 0, called.err
+    assert f"the net has no states {', '.join(names[:8])} and 12 more; they" in called.err
+
+
+def test_a_test_loss_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    called = call(*SMALL, "--iters", "1", "--lr", "1e38", "--out", tmp_path / "out")
+    assert called.code == 0
+    assert "the test loss is nan after iteration 1: " in called.out
+    assert "choose another --out and a smaller --lr" in called.out
+    last = called.out.splitlines()[-1]
+    assert last.startswith("done: ")
+    assert "but the test loss is nan;" in last
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -313,7 +334,7 @@ def test_fp16_ends_where_no_loss_scale_helps(tmp_path: Path) -> None:
     assert called.code == 2
     assert "25 iterations in a row overflowed, the last of them 25" in called.err
     assert "a loss of nan with a loss scale of 1" in called.err
-    assert "--precision bf16" in called.err
+    assert "start again with another --out and --precision bf16" in called.err
     assert "000000016 is intact" in called.err
     assert "Traceback" not in called.err
     scales = [row["loss_scale"] for row in metrics(out) if "loss_scale" in row]

@@ -108,6 +108,7 @@ def test_a_config_repeats_its_run(runs: Path, tmp_path: Path) -> None:
         ("serial", "--devices cpu:0-1 --share-cores", {"data": 2}),
         ("model", "--devices cpu:0-1 --parallel data=2", {"data": 2}),
         ("pipeline", "--devices cpu:0-1 --parallel model=2", {"model": 2}),
+        ("pipeline", "--devices cpu:0 --parallel data=1", {"data": 1}),
     ],
 )
 def test_a_run_goes_on_elsewhere(
@@ -130,6 +131,8 @@ def test_other_devices_for_a_pipeline_need_a_scheme(runs: Path, tmp_path: Path) 
     called = call("train", "--resume", "--out", out, "--devices", "cpu:0-1")
     assert called.code == 2
     assert "the scheme is for 4 devices, and 2 are named" in called.err
+    assert "data 2 * pipeline 2 * model 1 = 4 devices, by the run's own scheme" in called.err
+    assert "replace the scheme: --parallel data=2, or another" in called.err
     assert (out / "config.yaml").read_text() == before
 
 

@@ -36,6 +36,7 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "clip 0": ("--clip 0", ["clip is 0.0", "above 0"]),
+    "scale 0": ("--scale 0", ["scale is 0.0", "a number other than 0", "change --scale"]),
     "unknown solver": (
         "--solver adamm",
         ["there is no solver 'adamm'", "expected: one of adadelta", "did you mean 'adam'?"],

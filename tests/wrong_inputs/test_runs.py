@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,37 @@ def test_the_way_on_from_a_damaged_checkpoint(tmp_path: Path, trained: Path) -> 
     assert (called.code, "from iteration 2" in called.out) == (0, True)
 
 
+def without(key: str) -> Callable[[str], str]:
+    return lambda text: re.sub(rf"^{key}:.*\n", "", text, flags=re.MULTILINE)
+
+
+CONFIGS: dict[str, tuple[Callable[[str], str], str]] = {
+    "empty": (lambda text: "", "found: no net, solver, "),
+    "cut at a line end": (lambda text: text[: text.index("seed:")], "devices, share_cores, "),
+    "without its last line": (lambda text: text[: text.index("mirror:")], "found: no mirror\n"),
+    "without its data": (without("data"), "found: no data\n"),
+    "with empty data": (lambda text: re.sub("data:.*", "data:", text), "found: no data\n"),
+    "without its length": (without("iters"), "found: no epochs or iters\n"),
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["test", "train --resume --out", "train --dry-run --resume --out"]
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_that_are_not_whole(tmp_path: Path, trained: Path, name: str, command: str) -> None:
+    damage, found = CONFIGS[name]
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    config = run / "config.yaml"
+    text = damage(config.read_text())
+    assert text != config.read_text()
+    config.write_text(text)
+    texts = [f"{config}: the job of this run is not whole", found, "put the file back"]
+    refused(tmp_path, [*command.split(), str(run)], texts)
+    assert config.read_text() == text
+
+
 def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)
@@ -99,6 +131,29 @@ def test_missing_checkpoints_and_runs(tmp_path: Path, trained: Path) -> None:
         refused(tmp_path, ["trace", str(file)], ["--trace` or Trace.save wrote", found])
 
 
+def test_checkpoints_that_python_saved(tmp_path: Path) -> None:
+    saved = tmp_path / "python"
+    data = pu.data.fashion_mini()
+    net = pu.data.prepare(pu.zoo.mlp(8), data.train)
+    with pu.Run(pu.solvers.sgd(pu.backward(net)), data=data) as run:
+        run.save(saved)
+    what = f"{saved}: this folder holds checkpoints that a Python run saved, without its job"
+    texts = [what, "found: checkpoints", f"Run.load('{saved}')", "another --out"]
+    for command in ("test", "train --out", "train --resume --out"):
+        refused(tmp_path, [*command.split(), str(saved)], texts)
+
+
+def test_a_run_without_its_config(tmp_path: Path, trained: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "config.yaml").unlink()
+    for command in ("test", "train --resume --out"):
+        texts = ["there is no run in this folder", "or start a run with another --out"]
+        refused(tmp_path, [*command.split(), str(run)], texts)
+    called = refused(tmp_path, ["train", "--out", str(run)], ["already", "choose another folder"])
+    assert "--resume" not in called.err
+
+
 def test_out_that_exists(tmp_path: Path, trained: Path) -> None:
     options = ["train", "--net", "mlp", "--iters", "1", "--out"]
     refused(trained, [*options, str(trained)], ["already", "a new or an empty folder", "--resume"])
@@ -117,4 +172,18 @@ def test_no_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_to_show(tmp_path: Path) -> None:
     refused(tmp_path, ["show"], ["there is nothing to show", "alexnet, "])
+    refused(tmp_path, ["show", "--net", "lenett"], ["no net 'lenett'", "did you mean 'lenet'?"])
+    refused(tmp_path, ["show", "--net", "net.yaml"], ["name a file without --net"])
     refused(tmp_path, ["show", "--net", "resnet"], ["there is no net 'resnet'", "expected: one of"])
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_run_for_a_graph(tmp_path: Path, trained: Path, command: str) -> None:
+    what = "this is the folder of a run, not a graph"
+    texts = [f"{trained}: {what}", f"the net of the run: purine {command} {trained}/net.yaml"]
+    refused(trained, [command, str(trained)], texts)
+    assert call(command, trained / "net.yaml").code == 0
+    refused(tmp_path, [command, str(tmp_path)], [f"{tmp_path}: cannot read the graph"])
+    (tmp_path / "config.yaml").touch()
+    refused(tmp_path, [command, str(tmp_path)], [f"{tmp_path}: {what}", "no net.yaml in it"])
+    refused(tmp_path, [command, "n" * 300], ["cannot read the graph"])
