@@ -155,6 +155,7 @@ class _Translation:
 
     def _add_node(self, node: Node) -> None:
         overload: Any = node.target
+        self._refuse_numbers(node)
         if not is_overload(node):
             raise self.refused(node, str(overload), "an ATen operator")
         kind = aten.name_of(overload)
@@ -179,6 +180,19 @@ class _Translation:
         else:
             return  # an assertion about its inputs
         self.emit(node, kind, [self.blobs[values[place]] for place in inputs], outputs, attributes)
+
+    def _refuse_numbers(self, node: Node) -> None:
+        """Refuse a node that computes with a number that was read from a tensor."""
+        numbers = [source for source in node.all_input_nodes if _is_number(source)]
+        if not numbers or node.meta.get("val") is None:  # an assertion has no value
+            return
+        raise GraphError(
+            "the module or its loss computes with a number that it reads from a tensor",
+            where=source_of(numbers[0]),
+            expected="a forward and a loss that do not depend on the values of tensors",
+            found=".item(), or float() or int() of a tensor",
+            remedy="replace .item() by tensors: write x.mean(), not x.mean().item()",
+        )
 
     def emit(
         self,
@@ -396,6 +410,10 @@ _SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
 
 _DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
 """Kinds that could draw random numbers and do not: with dropout they were decomposed."""
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _number(value: object, values: list[Node]) -> int | None:

@@ -36,6 +36,39 @@ def test_what_cannot_be_traced_is_told_with_its_line(module: nn.Module) -> None:
     assert caught.value.remedy
 
 
+class Reading(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.mean().item()
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2 * x.long().sum().item())
+
+
+class Sizing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.ones(x.long().sum().item()).sum()
+
+
+@pytest.mark.parametrize(
+    "module", [Reading(), Counting(), Sizing()], ids=lambda m: type(m).__name__
+)
+def test_a_number_that_is_read_from_a_tensor_is_refused_at_its_line(module: nn.Module) -> None:
+    with pytest.raises(GraphError, match=r"replace \.item\(\) by tensors") as caught:
+        from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
+    line = type(module).forward.__code__.co_firstlineno + 1
+    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+
+
+def test_a_number_that_is_read_and_not_used_is_nothing_to_refuse() -> None:
+    def loss(y: Tensor) -> Tensor:
+        y.mean().item()
+        return y.mean()
+
+    assert from_torch(Mlp(), loss, torch.ones(4, 6), targets=()).net.outputs == ("loss",)
+
+
 @pytest.mark.parametrize(
     ("example", "options", "words"),
     [
