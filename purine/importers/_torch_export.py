@@ -79,7 +79,7 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
             where=_place_of(error),
             expected="a forward and a loss whose path does not depend on the values of tensors",
             found=_first_line(error),
-            remedy="replace branches on values by torch.where, and .item() by tensors",
+            remedy="replace branches on values and x[mask] by torch.where, and .item() by tensors",
         ) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
     return Program(exported, step.names.reported, step.names.outputs, module.training, plain)

@@ -156,6 +156,7 @@ class _Translation:
     def _add_node(self, node: Node) -> None:
         overload: Any = node.target
         self._refuse_numbers(node)
+        self._refuse_sizes(node)
         if not is_overload(node):
             raise self.refused(node, str(overload), "an ATen operator")
         kind = aten.name_of(overload)
@@ -193,6 +194,23 @@ class _Translation:
             found=".item(), or float() or int() of a tensor",
             remedy="replace .item() by tensors: write x.mean(), not x.mean().item()",
         )
+
+    def _refuse_sizes(self, node: Node) -> None:
+        """Refuse a node whose results have as many elements as values say."""
+        results = node.meta.get("val")
+        for value in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(value, Tensor) and any(map(_is_symbol, value.shape)):
+                name = self.name_of(node)
+                shape = ", ".join("?" if _is_symbol(size) else str(size) for size in value.shape)
+                raise GraphError(
+                    f"the size of what operation {name!r} gives depends on the values of tensors",
+                    where=source_of(node),
+                    op=name,
+                    expected="sizes that follow from the shapes of the batch alone",
+                    found=f"size [{shape}]",
+                    remedy="keep all elements and let those that are not wanted count for nothing: "
+                    "torch.where(mask, x, 0) in place of x[mask], nonzero or unique",
+                )
 
     def emit(
         self,
@@ -413,7 +431,12 @@ _DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
 
 
 def _is_number(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+    return _is_symbol(node.meta.get("val"))
+
+
+def _is_symbol(value: object) -> bool:
+    """Whether a number is known only once there are values."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _number(value: object, values: list[Node]) -> int | None:

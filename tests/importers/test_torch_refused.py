@@ -61,6 +61,37 @@ def test_a_number_that_is_read_from_a_tensor_is_refused_at_its_line(module: nn.M
     assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
 
 
+class Choosing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x[x[:, 0] > 0]
+
+
+class Finding(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.nonzero(x).sum()
+
+
+class Distinct(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.unique(x, return_counts=True)[1].sum()
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [(Choosing(), "[?, 3]"), (Finding(), "[?, 2]"), (Distinct(), "[?]")],
+    ids=["mask", "nonzero", "unique"],
+)
+def test_a_size_that_depends_on_values_is_refused_at_its_line(
+    module: nn.Module, found: str
+) -> None:
+    with pytest.raises(GraphError, match=r"the size .* depends on the values") as caught:
+        from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
+    line = type(module).forward.__code__.co_firstlineno + 1
+    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+    assert caught.value.found == f"size {found}"
+    assert "torch.where" in str(caught.value.remedy)
+
+
 def test_a_number_that_is_read_and_not_used_is_nothing_to_refuse() -> None:
     def loss(y: Tensor) -> Tensor:
         y.mean().item()
