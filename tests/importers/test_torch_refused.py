@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +38,34 @@ def test_what_cannot_be_traced_is_told_with_its_line(module: nn.Module) -> None:
     assert "test_torch_refused.py:" in caught.value.where
     assert caught.value.found
     assert caught.value.remedy
+
+
+class Telling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print("the user's own words", file=sys.stderr)
+        logging.getLogger("torch.fx.experimental.symbolic_shapes").warning("other news")
+        return x if x.sum() > 0 else -x
+
+
+def test_torch_prints_nothing_of_its_own_about_a_branch_on_a_value() -> None:
+    program = (
+        "import torch; from purine import PurineError, from_torch\n"
+        "from tests.importers.test_torch_refused import Telling\n"
+        "try: from_torch(Telling(), lambda y: y.mean(), torch.ones(2, 3), targets=())\n"
+        "except PurineError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "cannot be traced" in done.stdout
+    assert "GuardOnDataDependentSymNode" in done.stdout
+    words = [line for line in done.stderr.splitlines() if "other news" not in line]
+    assert words == ["the user's own words"] * 2  # traced, then tried without tracing
+    assert done.stderr.count("other news") == 2
 
 
 class Reading(nn.Module):
