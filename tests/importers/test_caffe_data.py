@@ -90,6 +90,23 @@ def test_a_root_for_the_import_and_for_the_data(tmp_path: Path) -> None:
     assert (len(data.train), data.test) == (8, None)
 
 
+def test_folders_that_were_searched_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = data_layer("db", "TRAIN") + NET
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as unsized:
+        bring(tmp_path, text)
+    assert unsized.value.expected == f"it in {tmp_path}"
+    with pytest.raises(DataError) as unread:
+        bring(tmp_path, text, image=(3, 6, 6)).data()
+    assert unread.value.expected == f"'db' in {tmp_path}"
+    (tmp_path / "below").mkdir()
+    with pytest.raises(ConfigError) as unsized:
+        bring(tmp_path / "below", text)
+    assert unsized.value.expected == f"it in one of {tmp_path}, {tmp_path / 'below'}"
+
+
 def test_a_source_without_labels(tmp_path: Path) -> None:
     write_database(tmp_path / "db")
     text = layer(
