@@ -62,8 +62,8 @@ class NamedSource:
                 op=self.layer,
                 expected=f"{self.path!r} {within(roots)}",
                 found="nothing at this path",
-                remedy="pass root= with the folder where the path begins, or data of your own; "
-                "a job takes --data",
+                remedy="in Python pass root= with the folder where the path begins, or give the "
+                "run data of your own; on the command line --data",
             )
         labels: dict[str, Any] = {} if len(self.dtypes) > 1 else {"labels": False}
         if self.type == "HDF5Data":

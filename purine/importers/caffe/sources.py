@@ -208,6 +208,7 @@ def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
         blob=top,
         expected=expected,
         found=found,
-        remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32; "
-        "or root= with the folder where the path of the source begins; a job takes --data",
+        remedy=f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "
+        "folder where the path of the source begins; on the command line --image 3,32,32, or "
+        "--data for purine train",
     )
