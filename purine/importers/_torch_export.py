@@ -8,6 +8,7 @@ made is detached.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import sys
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from purine.errors import ConfigError, GraphError
 from purine.importers._torch_batch import Batch, leaves_of
@@ -66,20 +68,21 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
     try:
         with warnings.catch_warnings(), _uncollected(), _use_lazy_graph_module(True):
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
-            with _watching() as watched:
+            with _watching() as watched, _unadvised():
                 exported = torch.export.export(step, batch.values, strict=False)
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
     except ConfigError:
         raise
-    except Exception as error:
+    except Exception as raised:
+        error = raised.error if isinstance(raised, _DependsOnValues) else raised
         _refuse_failing(module, loss, batch)
         raise GraphError(
             f"module {type(module).__name__} cannot be traced",
             where=_place_of(error),
             expected="a forward and a loss whose path does not depend on the values of tensors",
             found=_first_line(error),
-            remedy="replace branches on values by torch.where, and .item() by tensors",
+            remedy="replace branches on values and x[mask] by torch.where, and .item() by tensors",
         ) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
     return Program(exported, step.names.reported, step.names.outputs, module.training, plain)
@@ -152,6 +155,29 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def _unadvised() -> Iterator[None]:
+    """Without torch's warning that it has no advice about a branch on a value: we have some."""
+    logger = logging.getLogger(GuardOnDataDependentSymNode.__module__)
+    logger.addFilter(_is_other_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_other_news)
+
+
+def _is_other_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Unable to find user code")
+
+
+class _DependsOnValues(Exception):
+    """Holds torch's error that a trace depends on values: seeing that, torch prints its graphs."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(slots=True)
@@ -246,6 +272,12 @@ class _Step(nn.Module):  # type: ignore[misc]
         self.names = _Names()
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        try:
+            return self._results(values)
+        except GuardOnDataDependentSymNode as error:
+            raise _DependsOnValues(error) from error
+
+    def _results(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         arguments, keywords, targets = self.rebuild(values)
         outputs = self.module(*arguments, **keywords)
         found = self.loss(outputs, *targets)

@@ -155,6 +155,8 @@ class _Translation:
 
     def _add_node(self, node: Node) -> None:
         overload: Any = node.target
+        self._refuse_numbers(node)
+        self._refuse_sizes(node)
         if not is_overload(node):
             raise self.refused(node, str(overload), "an ATen operator")
         kind = aten.name_of(overload)
@@ -179,6 +181,36 @@ class _Translation:
         else:
             return  # an assertion about its inputs
         self.emit(node, kind, [self.blobs[values[place]] for place in inputs], outputs, attributes)
+
+    def _refuse_numbers(self, node: Node) -> None:
+        """Refuse a node that computes with a number that was read from a tensor."""
+        numbers = [source for source in node.all_input_nodes if _is_number(source)]
+        if not numbers or node.meta.get("val") is None:  # an assertion has no value
+            return
+        raise GraphError(
+            "the module or its loss computes with a number that it reads from a tensor",
+            where=source_of(numbers[0]),
+            expected="a forward and a loss that do not depend on the values of tensors",
+            found=".item(), or float() or int() of a tensor",
+            remedy="replace .item() by tensors: write x.mean(), not x.mean().item()",
+        )
+
+    def _refuse_sizes(self, node: Node) -> None:
+        """Refuse a node whose results have as many elements as values say."""
+        results = node.meta.get("val")
+        for value in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(value, Tensor) and any(map(_is_symbol, value.shape)):
+                name = self.name_of(node)
+                shape = ", ".join("?" if _is_symbol(size) else str(size) for size in value.shape)
+                raise GraphError(
+                    f"the size of what operation {name!r} gives depends on the values of tensors",
+                    where=source_of(node),
+                    op=name,
+                    expected="sizes that follow from the shapes of the batch alone",
+                    found=f"size [{shape}]",
+                    remedy="keep all elements and let those that are not wanted count for nothing: "
+                    "torch.where(mask, x, 0) in place of x[mask], nonzero or unique",
+                )
 
     def emit(
         self,
@@ -396,6 +428,15 @@ _SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
 
 _DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
 """Kinds that could draw random numbers and do not: with dropout they were decomposed."""
+
+
+def _is_number(node: Node) -> bool:
+    return _is_symbol(node.meta.get("val"))
+
+
+def _is_symbol(value: object) -> bool:
+    """Whether a number is known only once there are values."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _number(value: object, values: list[Node]) -> int | None:

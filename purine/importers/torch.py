@@ -36,12 +36,16 @@ from purine.importers._torch_sizes import (
     follow_batch,
 )
 from purine.ops.clock import ITERATION, SEED
+from purine.parallel.values import gather_values
 
 __all__ = ["Imported", "from_torch"]
 
 
 class HasStates(Protocol):
-    """What holds the values of states: a run."""
+    """What holds the values of the states of a graph: a run."""
+
+    @property
+    def graph(self) -> Graph: ...
 
     def states(self) -> dict[str, Tensor]: ...
 
@@ -63,8 +67,11 @@ class Imported:
     outputs: tuple[str, ...]
 
     def state_dict(self, run: HasStates) -> dict[str, Tensor]:
-        """The values of a run as a state dict of the module; no two entries share memory."""
-        states = run.states()
+        """The values of a run as a state dict of the module; no two entries share memory.
+
+        Values that the run has in shards are joined.
+        """
+        states = gather_values(run.graph, run.states())
         return {name: states[state].clone() for name, state in self.names.items()}
 
     def to_torch(self, run: HasStates, module: nn.Module) -> None:

@@ -25,6 +25,7 @@ from purine.ops.clock import ITERATION, SEED
 from purine.ops.fillers import fill
 from purine.ops.infer import check, with_batch
 from purine.ops.registry import Kernel, lookup
+from purine.parallel.values import gather_values, shard_values
 from purine.runtime import checkpoint
 from purine.runtime.compiled import FusedKernel, as_kernel, captured, compiled
 from purine.runtime.devices import cores_of
@@ -70,8 +71,9 @@ class Run:
     convolutions of float32 numbers on GPUs are in TF32, which keeps 10 bits of 23; without it they
     are not, whatever torch is set to.
 
-    What is loaded, saved and measured has the states of the graph, unless `gather` makes those of
-    another form of it (the net before it was sharded) and `cut` the graph's own of these.
+    What is saved has the states of the graph, unless `gather` makes those of another form of it
+    (the net before it was sharded). What is loaded and set may have either form: `cut` makes the
+    graph's own states of the other's.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
@@ -96,7 +98,7 @@ class Run:
         tf32: bool = False,
         record: bool | Literal["segments"] = False,
         gather: Convert | None = None,
-        cut: Convert | None = None,
+        cut: Convert = shard_values,
     ) -> None:
         for name, value, least in (("prefetch", prefetch, 0), ("threads", threads or 1, 1)):
             if value < least:
@@ -189,10 +191,11 @@ class Run:
     def set_states(self, values: Mapping[str, Tensor]) -> None:
         """Put values in place of the states named, for example parameters from elsewhere.
 
-        The iterations in flight are completed before, with the old values.
+        A state that is sharded can be named as a whole: its value is cut. The iterations in
+        flight are completed before, with the old values.
         """
         iteration, states = self._settled()
-        values = self._own(values)
+        values = self._cut(self.graph, values)
         for name, value in values.items():
             if name not in states:
                 raise RunError(
@@ -210,7 +213,8 @@ class Run:
     def evaluate(self, graph: Graph) -> dict[str, float]:
         """The means of a graph's scalar outputs over the whole test set, each sample counted once.
 
-        `graph` is what `purine.evaluation(net)` gives: its parameters are this run's.
+        `graph` is what `purine.evaluation(net)` gives: its parameters are this run's, also where
+        the run's are sharded and those of `graph` are whole.
         """
         data, graph = self.data, check(graph)
         sources = data_ops(graph)
@@ -232,7 +236,7 @@ class Run:
                     remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
                 )
         batch, count = batch_of(graph, sources[0]), len(data.test)
-        values = self._whole(self._settled()[1])
+        values = self._values_for(graph)
         totals = dict.fromkeys(graph.outputs, 0.0)
         for size, start, times in (
             (batch, 0, count // batch),
@@ -265,7 +269,7 @@ class Run:
     def load(self, folder: Path | str) -> int:
         """Go on from a checkpoint, or from the newest of a run folder; returns its iteration."""
         saved = checkpoint.load(Path(folder))
-        saved = replace(saved, values=self._own(saved.values))
+        saved = replace(saved, values=self._cut(self.graph, saved.values))
         checkpoint.match(saved, self.graph)
         self.seed = saved.seed
         self._failure = None
@@ -298,8 +302,12 @@ class Run:
     def _whole(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return values if self._gather is None else self._gather(self.graph, values)
 
-    def _own(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return values if self._cut is None else self._cut(self.graph, values)
+    def _values_for(self, graph: Graph) -> Mapping[str, Tensor]:
+        """The values of the states, in the form of a graph that is to be measured."""
+        values = self._settled()[1]
+        if self._gather is None and not graph.states.keys() <= values.keys():
+            return {**values, **gather_values(self.graph, values)}
+        return self._whole(values)
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """The number of complete iterations and the states behind them, with nothing in flight."""

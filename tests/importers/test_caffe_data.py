@@ -13,7 +13,7 @@ from purine import Run, backward
 from purine.data import ArraySource, DataSet
 from purine.data.messages import append, new_message
 from purine.data.prepare import MEAN_IMAGE
-from purine.errors import ConfigError, DataError, FormatError
+from purine.errors import ConfigError, DataError, FormatError, PurineError
 from purine.importers.caffe import from_caffe
 from purine.ops import check
 from purine.solvers import sgd
@@ -88,6 +88,36 @@ def test_a_root_for_the_import_and_for_the_data(tmp_path: Path) -> None:
     assert "root=" in str(caught.value.remedy)
     data = brought.data(tmp_path)
     assert (len(data.train), data.test) == (8, None)
+
+
+def apart(error: PurineError, *, python: list[str], command: list[str]) -> None:
+    """Advice for Python comes before advice for the command line, each under its name."""
+    first, found, second = str(error.remedy).partition("; on the command line ")
+    assert found
+    assert first.startswith("in Python ")
+    assert "--" not in first
+    assert all(word in first for word in python)
+    assert "=" not in second
+    assert all(word in second for word in command)
+
+
+def test_folders_that_were_searched_are_named_once_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = data_layer("db", "TRAIN") + NET
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as unsized:
+        bring(tmp_path, text)
+    assert unsized.value.expected == f"it in {tmp_path}"
+    apart(unsized.value, python=["image=(3, 32, 32)", "root="], command=["--image", "--data"])
+    with pytest.raises(DataError) as unread:
+        bring(tmp_path, text, image=(3, 6, 6)).data()
+    assert unread.value.expected == f"'db' in {tmp_path}"
+    apart(unread.value, python=["root="], command=["--data"])
+    (tmp_path / "below").mkdir()
+    with pytest.raises(ConfigError) as unsized:
+        bring(tmp_path / "below", text)
+    assert unsized.value.expected == f"it in one of {tmp_path}, {tmp_path / 'below'}"
 
 
 def test_a_source_without_labels(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from purine.data.messages import append, new_message
 from purine.errors import ConfigError, FormatError, PurineError
 from purine.importers.caffe import Imported, from_caffe
 from purine.importers.caffe.weights import read_mean, read_weights
+from purine.parallel import shard
 from purine.runtime.run import compute
 from purine.solvers import sgd
 from tests.importers.caffe_nets import INPUT, bring, layer
@@ -199,10 +200,27 @@ def test_weights_go_back_to_caffe(tmp_path: Path, dtype: str) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["net.prototxt", path.name]
 
 
+def test_weights_in_shards_go_back_whole(tmp_path: Path) -> None:
+    text = INPUT + layer("InnerProduct", FC)
+    brought = bring(tmp_path, text, dtype="float32")
+    net = shard(brought.net, "cpu:0-1")
+    path = tmp_path / "trained.caffemodel"
+    values = {slot.state: torch.rand(slot.shape) for item in brought.layers for slot in item.slots}
+    assert not values.keys() <= net.states.keys()
+    with Run(net, threads=1, share_cores=True) as run:
+        run.set_states(values)
+        brought.to_caffe(run, path)
+    again = bring(tmp_path, text, dtype="float32", weights=path).values
+    assert again.keys() == values.keys()
+    assert all(torch.equal(again[name], value) for name, value in values.items())
+
+
 def test_writing_that_fails_leaves_nothing(tmp_path: Path) -> None:
     brought = lenet()
 
     class Fixed:
+        graph = brought.net
+
         def __init__(self, values: dict[str, Tensor]) -> None:
             self.values = values
 

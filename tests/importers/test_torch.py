@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -281,6 +282,44 @@ def test_frozen_parameters_do_not_train_and_frozen_batch_norm_stays_frozen() -> 
         imported.to_torch(run, module)
     close(dict(module.stem.state_dict()), dict(before))
     assert module.layer1[0].bn1.num_batches_tracked == 2
+
+
+@pytest.mark.parametrize("scheme", [{"model": 2}, {"model": 2, "data": 2}], ids=str)
+def test_a_run_in_shards_takes_and_gives_whole_values(
+    scheme: dict[str, int], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module = Mlp().double()
+    x, label = torch.randn(8, 6, dtype=torch.float64), torch.arange(8) % 3
+    imported = from_torch(module, F.cross_entropy, (x, label))
+    source = ArraySource(x, label, names=("data", "label"))
+    data = DataSet("d", source, source)
+
+    def solver(net: pu.Graph) -> pu.Graph:
+        return pu.solvers.sgd(net, lr=0.1, momentum=0.9)
+
+    with pu.Run(solver(pu.backward(imported.net)), data=data) as serial:
+        serial.set_states(imported.values)
+        list(serial.steps(2))
+        whole = serial.states()
+        serial.save(tmp_path)
+        losses = [result.loss for result in serial.steps(2)]
+        tested = serial.evaluate(imported.test)
+        expected = imported.state_dict(serial)
+    devices = f"cpu:0-{math.prod(scheme.values()) - 1}"
+    step = pu.parallel.compose(imported.net, solver=solver, devices=devices, **scheme)
+    assert "fc1.weight/shard1" in step.states
+    with pu.Run(step, data=data, threads=1, share_cores=True) as run:
+        run.set_states(imported.values)
+        list(run.steps(2))
+        close(imported.state_dict(run), {name: whole[name] for name in imported.names})
+        run.set_states(whole)
+        close([result.loss for result in run.steps(2)], losses)
+        close(run.evaluate(imported.test), tested)
+        imported.to_torch(run, module)
+        close(dict(module.state_dict()), expected)
+        assert run.load(tmp_path) == 2
+        close([result.loss for result in run.steps(2)], losses)
 
 
 def test_trained_values_go_back_by_way_of_a_file(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +38,98 @@ def test_what_cannot_be_traced_is_told_with_its_line(module: nn.Module) -> None:
     assert "test_torch_refused.py:" in caught.value.where
     assert caught.value.found
     assert caught.value.remedy
+
+
+class Telling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print("the user's own words", file=sys.stderr)
+        logging.getLogger("torch.fx.experimental.symbolic_shapes").warning("other news")
+        return x if x.sum() > 0 else -x
+
+
+def test_torch_prints_nothing_of_its_own_about_a_branch_on_a_value() -> None:
+    program = (
+        "import torch; from purine import PurineError, from_torch\n"
+        "from tests.importers.test_torch_refused import Telling\n"
+        "try: from_torch(Telling(), lambda y: y.mean(), torch.ones(2, 3), targets=())\n"
+        "except PurineError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "cannot be traced" in done.stdout
+    assert "GuardOnDataDependentSymNode" in done.stdout
+    words = [line for line in done.stderr.splitlines() if "other news" not in line]
+    assert words == ["the user's own words"] * 2  # traced, then tried without tracing
+    assert done.stderr.count("other news") == 2
+
+
+class Reading(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.mean().item()
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2 * x.long().sum().item())
+
+
+class Sizing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.ones(x.long().sum().item()).sum()
+
+
+@pytest.mark.parametrize(
+    "module", [Reading(), Counting(), Sizing()], ids=lambda m: type(m).__name__
+)
+def test_a_number_that_is_read_from_a_tensor_is_refused_at_its_line(module: nn.Module) -> None:
+    with pytest.raises(GraphError, match=r"replace \.item\(\) by tensors") as caught:
+        from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
+    line = type(module).forward.__code__.co_firstlineno + 1
+    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+
+
+class Choosing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x[x[:, 0] > 0]
+
+
+class Finding(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.nonzero(x).sum()
+
+
+class Distinct(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.unique(x, return_counts=True)[1].sum()
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [(Choosing(), "[?, 3]"), (Finding(), "[?, 2]"), (Distinct(), "[?]")],
+    ids=["mask", "nonzero", "unique"],
+)
+def test_a_size_that_depends_on_values_is_refused_at_its_line(
+    module: nn.Module, found: str
+) -> None:
+    with pytest.raises(GraphError, match=r"the size .* depends on the values") as caught:
+        from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
+    line = type(module).forward.__code__.co_firstlineno + 1
+    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+    assert caught.value.found == f"size {found}"
+    assert "torch.where" in str(caught.value.remedy)
+
+
+def test_a_number_that_is_read_and_not_used_is_nothing_to_refuse() -> None:
+    def loss(y: Tensor) -> Tensor:
+        y.mean().item()
+        return y.mean()
+
+    assert from_torch(Mlp(), loss, torch.ones(4, 6), targets=()).net.outputs == ("loss",)
 
 
 @pytest.mark.parametrize(

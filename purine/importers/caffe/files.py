@@ -7,7 +7,7 @@ from pathlib import Path
 
 from purine.errors import FormatError
 
-__all__ = ["located", "read_bytes"]
+__all__ = ["located", "read_bytes", "within"]
 
 
 def located(name: str, roots: Sequence[Path]) -> Path | None:
@@ -16,6 +16,12 @@ def located(name: str, roots: Sequence[Path]) -> Path | None:
         return None
     found = (root / name for root in roots)
     return next((path for path in found if path.exists()), None)
+
+
+def within(roots: Sequence[Path]) -> str:
+    """In words, where a file is looked for: each folder once, and in full."""
+    folders = list(dict.fromkeys(str(root.resolve()) for root in roots))
+    return f"in {folders[0]}" if len(folders) == 1 else f"in one of {', '.join(folders)}"
 
 
 def read_bytes(path: Path, expected: str) -> bytes:

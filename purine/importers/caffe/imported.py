@@ -29,6 +29,7 @@ from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
 from purine.ops.aten import dtype_of
 from purine.optimize import evaluation
+from purine.parallel.values import gather_values
 
 __all__ = ["Imported", "Transform", "from_caffe"]
 
@@ -38,7 +39,10 @@ _SOURCES = ("Data", "DummyData", "HDF5Data", "ImageData", "Input", "MemoryData")
 
 
 class HasStates(Protocol):
-    """What holds the values of states: a run."""
+    """What holds the values of the states of a graph: a run."""
+
+    @property
+    def graph(self) -> Graph: ...
 
     def states(self) -> dict[str, Tensor]: ...
 
@@ -143,7 +147,8 @@ class Imported:
 
     def to_caffe(self, run: HasStates, path: StrPath) -> None:
         """Write the parameters of a run as a caffemodel; the file appears whole or not at all."""
-        write_weights(Path(path), self.name, self.layers, run.states())
+        states = gather_values(run.graph, run.states())
+        write_weights(Path(path), self.name, self.layers, states)
 
     def _stored(self, root: StrPath | None) -> tuple[Stored, Stored | None]:
         roots = self.roots if root is None else (Path(root),)

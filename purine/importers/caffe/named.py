@@ -11,7 +11,7 @@ from purine.data import Source
 from purine.data.lmdb import is_leveldb
 from purine.data.stored import Stored
 from purine.errors import DataError
-from purine.importers.caffe.files import located
+from purine.importers.caffe.files import located, within
 
 __all__ = ["NamedSource"]
 
@@ -60,11 +60,10 @@ class NamedSource:
                 f"the source of layer {self.layer!r} ({self.type}) is not there",
                 where=self.where,
                 op=self.layer,
-                expected=f"{self.path!r} in one of "
-                + ", ".join(str(root.resolve()) for root in roots),
+                expected=f"{self.path!r} {within(roots)}",
                 found="nothing at this path",
-                remedy="pass root= with the folder where the path begins, or data of your own; "
-                "a job takes --data",
+                remedy="in Python pass root= with the folder where the path begins, or give the "
+                "run data of your own; on the command line --data",
             )
         labels: dict[str, Any] = {} if len(self.dtypes) > 1 else {"labels": False}
         if self.type == "HDF5Data":

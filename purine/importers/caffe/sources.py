@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from purine.data.lmdb import is_leveldb
 from purine.errors import ConfigError
-from purine.importers.caffe.files import located
+from purine.importers.caffe.files import located, within
 from purine.importers.caffe.layer import Layer, filler_of, usable
 from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
@@ -197,7 +197,7 @@ def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
     found = "none, and no source to look at"
     if named.path and path is None:
         what = f"the source {named.path!r} of layer {layer.name!r} ({layer.type}) is not there"
-        expected = f"it in one of {', '.join(str(root.resolve()) for root in roots)}"
+        expected = f"it {within(roots)}"
         found = "nothing at this path, and no size of its images"
     elif path is not None and is_leveldb(path):
         found = f"none, and {path} is a LevelDB, which cannot be read"
@@ -208,6 +208,7 @@ def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
         blob=top,
         expected=expected,
         found=found,
-        remedy=f"pass image=(3, 32, 32), shapes={{{top!r}: (...)}} or --image 3,32,32; "
-        "or root= with the folder where the path of the source begins; a job takes --data",
+        remedy=f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "
+        "folder where the path of the source begins; on the command line --image 3,32,32, or "
+        "--data for purine train",
     )
