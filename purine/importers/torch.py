@@ -36,7 +36,7 @@ from purine.importers._torch_sizes import (
     follow_batch,
 )
 from purine.ops.clock import ITERATION, SEED
-from purine.parallel.values import gather_values
+from purine.ops.values import gather_values
 
 __all__ = ["Imported", "from_torch"]
 

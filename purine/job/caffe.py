@@ -20,6 +20,7 @@ from purine.importers.caffe.definition import (
     read_definition,
     read_solver,
 )
+from purine.importers.caffe.files import within
 from purine.importers.caffe.net import layers_of
 from purine.job.config import Job
 from purine.solvers import POLICIES, Rate, Warmup
@@ -172,7 +173,7 @@ def _with_mean(job: Job, brought: Imported) -> Imported:
         raise ConfigError(
             f"the mean image {name!r} is not there",
             where=where,
-            expected="a file in one of " + ", ".join(str(root.resolve()) for root in brought.roots),
+            expected=f"a file {within(brought.roots)}",
             found="nothing at this path",
             remedy="say where it is with --mean-file, or give numbers with --mean; "
             "--mean 0 subtracts nothing",

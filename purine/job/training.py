@@ -26,7 +26,7 @@ from purine.job.overflow import Overflows, telling_overflow
 from purine.job.placing import compiles, fused
 from purine.job.plan import Plan
 from purine.ops.loss_scale import LOSS_SCALE
-from purine.parallel import gather_values, parse_devices, shard_values
+from purine.parallel import parse_devices
 from purine.runtime import checkpoint
 from purine.runtime.run import Result, Run
 
@@ -98,8 +98,6 @@ class Training:
             compiled=compiled,
             tf32=job.precision == "tf32",
             record=job.trace,
-            gather=gather_values,
-            cut=shard_values,
         )
         self._weights = losses_of(plan.net)
         self._overflows = Overflows() if plan.has_loss_scale else None

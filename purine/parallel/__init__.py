@@ -1,5 +1,6 @@
 """Schemes of parallelism: functions from graph to graph."""
 
+from purine.ops.values import gather_values, shard_values
 from purine.parallel.compose import compose
 from purine.parallel.copies import bytes_moved, insert_copies
 from purine.parallel.cut import balanced_cut, cut_at, times_of_step
@@ -21,7 +22,6 @@ from purine.parallel.schedule import (
 )
 from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
-from purine.parallel.values import gather_values, shard_values
 
 __all__ = [
     "SCHEDULES",

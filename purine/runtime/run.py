@@ -7,12 +7,12 @@ checkpoint goes on with the bits of one that was never interrupted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from purine.ops.clock import ITERATION, SEED
 from purine.ops.fillers import fill
 from purine.ops.infer import check, with_batch
 from purine.ops.registry import Kernel, lookup
-from purine.parallel.values import gather_values, shard_values
+from purine.ops.values import gather_values, shard_values
 from purine.runtime import checkpoint
 from purine.runtime.compiled import FusedKernel, as_kernel, captured, compiled
 from purine.runtime.devices import cores_of
@@ -38,10 +38,7 @@ from purine.runtime.streams import is_gpu
 from purine.runtime.threads import release_host_pool
 from purine.runtime.trace import Trace
 
-__all__ = ["Convert", "Result", "Run", "compute"]
-
-Convert: TypeAlias = Callable[[Graph, Mapping[str, Tensor]], dict[str, Tensor]]
-"""From the values of states in one form to those in another, for a graph."""
+__all__ = ["Result", "Run", "compute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +68,8 @@ class Run:
     convolutions of float32 numbers on GPUs are in TF32, which keeps 10 bits of 23; without it they
     are not, whatever torch is set to.
 
-    What is saved has the states of the graph, unless `gather` makes those of another form of it
-    (the net before it was sharded). What is loaded and set may have either form: `cut` makes the
-    graph's own states of the other's.
+    Where the net is sharded, what is saved has its states whole, so that it fits any scheme; what
+    is loaded and set may be whole or in shards.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
@@ -97,8 +93,6 @@ class Run:
         compiled: bool | None = None,
         tf32: bool = False,
         record: bool | Literal["segments"] = False,
-        gather: Convert | None = None,
-        cut: Convert = shard_values,
     ) -> None:
         for name, value, least in (("prefetch", prefetch, 0), ("threads", threads or 1, 1)):
             if value < least:
@@ -130,8 +124,6 @@ class Run:
                 remedy="leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')",
             )
         self._tf32 = tf32 if self._gpus else None
-        self._gather = gather
-        self._cut = cut
         self.iteration = 0
         """The next iteration whose result `steps` gives."""
         self._unread: dict[int, dict[str, Tensor]] = {}
@@ -195,7 +187,7 @@ class Run:
         flight are completed before, with the old values.
         """
         iteration, states = self._settled()
-        values = self._cut(self.graph, values)
+        values = shard_values(self.graph, values)
         for name, value in values.items():
             if name not in states:
                 raise RunError(
@@ -236,7 +228,8 @@ class Run:
                     remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
                 )
         batch, count = batch_of(graph, sources[0]), len(data.test)
-        values = self._values_for(graph)
+        own = self._settled()[1]
+        values = {**own, **gather_values(self.graph, own)}
         totals = dict.fromkeys(graph.outputs, 0.0)
         for size, start, times in (
             (batch, 0, count // batch),
@@ -259,7 +252,7 @@ class Run:
         return checkpoint.save(
             Path(folder),
             iteration=iteration,
-            values={name: value.cpu() for name, value in self._whole(values).items()},
+            values={name: value.cpu() for name, value in gather_values(self.graph, values).items()},
             seed=self.seed,
             digest=self.graph.digest,
             extra=extra,
@@ -269,7 +262,7 @@ class Run:
     def load(self, folder: Path | str) -> int:
         """Go on from a checkpoint, or from the newest of a run folder; returns its iteration."""
         saved = checkpoint.load(Path(folder))
-        saved = replace(saved, values=self._cut(self.graph, saved.values))
+        saved = replace(saved, values=shard_values(self.graph, saved.values))
         checkpoint.match(saved, self.graph)
         self.seed = saved.seed
         self._failure = None
@@ -298,16 +291,6 @@ class Run:
             except RunError as error:
                 self._failure = error
             self._end_lanes()
-
-    def _whole(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return values if self._gather is None else self._gather(self.graph, values)
-
-    def _values_for(self, graph: Graph) -> Mapping[str, Tensor]:
-        """The values of the states, in the form of a graph that is to be measured."""
-        values = self._settled()[1]
-        if self._gather is None and not graph.states.keys() <= values.keys():
-            return {**values, **gather_values(self.graph, values)}
-        return self._whole(values)
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """The number of complete iterations and the states behind them, with nothing in flight."""

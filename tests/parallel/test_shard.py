@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +167,25 @@ def test_values_go_both_ways() -> None:
     assert "momentum/layer1/mlp/fc/weight" in back
     with pytest.raises(ConfigError, match="another size"):
         shard_values(step, {"embedding/weight": torch.zeros(3, 3)})
+
+
+def test_a_checkpoint_of_a_sharded_run_fits_one_that_is_not(tmp_path: Path) -> None:
+    data = pu.data.fashion_mini()
+    net = pu.data.prepare(pu.zoo.mlp(batch=16), data.train)
+    serial, cut = (
+        pu.solvers.sgd(pu.backward(form), lr=0.1, momentum=0.9)
+        for form in (net, shard(net, "cpu:0-1"))
+    )
+    with pu.Run(cut, data=data, seed=3, share_cores=True) as run:
+        before = [result.loss for result in run.steps(4)]
+        run.save(tmp_path)
+        behind = [result.loss for result in run.steps(4)]
+    for step, again in ((serial, False), (cut, True)):
+        with pu.Run(step, data=data, share_cores=True) as run:
+            assert run.load(tmp_path) == len(before)
+            assert run.states().keys() == step.states.keys()
+            found = [result.loss for result in run.steps(4)]
+        assert found == behind if again else found == pytest.approx(behind, rel=1e-5)
 
 
 def test_a_shard_is_filled_as_its_part_of_the_whole() -> None:

@@ -28,8 +28,8 @@ from purine.importers.caffe.schema import Node
 from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
 from purine.ops.aten import dtype_of
+from purine.ops.values import gather_values
 from purine.optimize import evaluation
-from purine.parallel.values import gather_values
 
 __all__ = ["Imported", "Transform", "from_caffe"]
 
