@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import purine.ops.average  # noqa: F401  (registers the kinds)
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.ops.batch_marks import mark_batch
 from purine.ops.gradient import RULES, Rule
 from purine.ops.infer import complete, infer_op, op_key, spec_of
 from purine.ops.loss_scale import LOSS_SCALE, scaled_of, unscale
@@ -92,7 +93,7 @@ def backward(
             found=f"{len(net.states)} states, none of them trainable",
             remedy="mark parameters as trainable: true",
         )
-    graph = _Walk(net, weights, sources).graph()
+    graph = _Walk(mark_batch(net, weights), weights, sources).graph()
     if LOSS_SCALE in net.states:
         graph = _unscaled(graph, sources)
     for name in wrt:

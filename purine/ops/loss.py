@@ -134,15 +134,20 @@ def Accuracy(
     top_k: int = 1,
     axis: int = 1,
     ignore_label: int | None = None,
+    normalization: Literal["valid", "none"] = "valid",
 ) -> Tensor:
-    """The share of labels that are among the `top_k` greatest scores along `axis`."""
+    """The share of labels that are among the `top_k` greatest scores along `axis`.
+
+    Their number, without `normalization`.
+    """
     label = class_labels(x, label, axis)
     if not 1 <= top_k <= x.shape[axis]:
         raise ValueError(f"top_k is {top_k}, but there are {x.shape[axis]} classes")
     best = x.detach().topk(top_k, axis).indices
     correct = (best == label.unsqueeze(axis)).any(axis)
     counts = torch.ones_like(correct) if ignore_label is None else label != ignore_label
-    return (correct & counts).sum().to(x.dtype) / counts.sum().clamp(min=1)
+    hits = (correct & counts).sum().to(x.dtype)
+    return hits if normalization == "none" else hits / counts.sum().clamp(min=1)
 
 
 def softmax(x: Var, *, axis: int = 1, name: str | None = None) -> Var:

@@ -6,14 +6,15 @@ whole batch would draw for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.ops.registry import lookup
 from purine.parallel._halves import Halves, batch_of
+from purine.parallel._joined import NONE, Joined, scale_of
 
-__all__ = ["BESIDE", "Part", "add_part", "average", "is_scalar"]
+__all__ = ["BESIDE", "Part", "add_joined", "add_part", "average", "is_scalar"]
 
 BESIDE = "inbound"
 """The lane for what joins the parts of a batch: it runs beside the compute of its device."""
@@ -25,8 +26,13 @@ class Part:
 
     prefix: str
     start: int
+    size: int
     whole: int
     located: Callable[[Location], Location] = lambda location: location
+
+    @property
+    def share(self) -> float:
+        return self.size / self.whole
 
     def name(self, name: str) -> str:
         return f"{self.prefix}/{name}"
@@ -38,9 +44,15 @@ def add_part(
     halves: Halves,
     part: Part,
     reads: Mapping[str, str] | None = None,
+    joined: Joined = NONE,
 ) -> None:
-    """Add a copy of the batch half; `reads` renames blobs from outside of it, such as states."""
-    names = {name: part.name(name) for name in halves.made()} | {NOTHING: NOTHING}
+    """Add a copy of the batch half; `reads` renames blobs from outside of it, such as states.
+
+    What the parts compute together (`joined`) is left out, and read under its own names.
+    """
+    own = halves.made() - joined.blobs
+    together = joined.names()
+    names = {name: part.name(name) for name in own} | {NOTHING: NOTHING}
     outside = reads or {}
     samples = _samples(graph)
     for name in graph.blobs:
@@ -48,6 +60,8 @@ def add_part(
             blob = graph.blobs[name]
             builder.add(replace(blob, name=names[name], location=part.located(blob.location)))
     for op in halves.batch:
+        if op.name in together:
+            continue
         builder.add(
             replace(
                 op,
@@ -56,14 +70,76 @@ def add_part(
                 outputs=tuple(names[name] for name in op.outputs),
                 attributes=_moved(graph, op, part, samples),
                 location=part.located(op.location),
+                lane=BESIDE if op.name in joined.early else op.lane,
             )
         )
-    ops = {op.name for op in halves.batch}
+    ops = {op.name for op in halves.batch} - together
     builder.control |= {
         (part.name(before), part.name(after))
         for before, after in graph.control
         if before in ops and after in ops
     }
+
+
+def add_joined(builder: Builder, graph: Graph, joined: Joined, parts: Sequence[Part]) -> None:
+    """Add what the parts compute together, at the devices of the first part."""
+    first = parts[0]
+
+    def read(name: str) -> str:
+        """A blob of the step that all parts have alike, as one of them has it."""
+        own = name in joined.blobs or first.name(name) not in builder.blobs
+        return name if own else first.name(name)
+
+    for op in joined.ops:
+        place = first.located(op.location)
+        for name in op.outputs:
+            if name in joined.blobs:
+                builder.add(replace(graph.blobs[name], location=place))
+        if op.kind == "BatchReduce":
+            total = _reduced(builder, graph, op, parts)
+            builder.add(replace(op, inputs=(total,), location=place, lane=BESIDE))
+        elif op.kind == "BatchReduceGradient":
+            _add_gradients(builder, graph, op, parts)
+        else:
+            inputs = tuple(map(read, op.inputs))
+            builder.add(replace(op, inputs=inputs, location=place, lane=BESIDE))
+
+
+def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> str:
+    """Add the sum or the mean over all parts of what an op reads."""
+    (source,) = op.inputs
+    blob, name = graph.blobs[source], builder.fresh(f"{op.name}/parts")
+    place = parts[0].located(op.location)
+    values = [part.name(source) for part in parts]
+    shares = tuple(part.share for part in parts)
+    if "float" in blob.dtype:
+        weights = (1.0,) * len(parts) if op.attributes["operation"] == "sum" else shares
+        average(builder, blob, name, values, location=place, weights=weights)
+        return name
+    builder.add(replace(blob, name=name, location=place))
+    builder.op(name, "CountSum", values, [name], location=place, lane=BESIDE)
+    return name
+
+
+def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> None:
+    """Add the mean over all parts of the gradient behind an all-reduce, and what each part gets."""
+    (result,) = op.outputs
+    mean = replace(op, attributes={**op.attributes, "operation": "mean"})
+    total = _reduced(builder, graph, mean, parts)
+    like, whole = graph.blobs[result], builder.fresh(f"{result}/whole")
+    place = parts[0].located(op.location)
+    builder.add(replace(like, name=whole, location=place))
+    builder.add(replace(op, inputs=(total,), outputs=(whole,), location=place, lane=BESIDE))
+    for part in parts:
+        scale = scale_of(replace(op, attributes={**op.attributes, "scale": 1.0}), part.share)
+        builder.op(
+            part.name(op.name),
+            "aten.mul.Scalar",
+            [whole],
+            [part.name(result)],
+            {"other": scale},
+            location=part.located(op.location),
+        )
 
 
 def average(
@@ -91,6 +167,8 @@ def _moved(graph: Graph, op: Op, part: Part, samples: Mapping[str, int]) -> Mapp
         offset = op.attributes.get("offset", 0)
         assert isinstance(offset, int)
         return {**op.attributes, "offset": part.start + offset, "whole": part.whole}
+    if op.kind == "BatchReduceGradient":
+        return {**op.attributes, "scale": scale_of(op, part.share)}
     if part.start and {"offset", "stream"} <= lookup(op).attributes.keys():
         offset = op.attributes.get("offset", 0)
         shape = graph.blobs[op.outputs[0]].shape

@@ -15,7 +15,9 @@ from typing import Any, cast
 
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
+from purine.ops.batch_marks import batch_of_net
 from purine.ops.infer import with_batch
+from purine.ops.samples import MIXED
 from purine.parallel._halves import batch_of
 from purine.parallel._reduce import Topology
 from purine.parallel.devices import as_locations, devices_of
@@ -58,7 +60,7 @@ def compose(
     (4, (4, 1, 28, 28))
     """
     # These import from this package.
-    from purine.autodiff import backward
+    from purine.autodiff import backward, losses_of
     from purine.optimize.mixed import mixed
     from purine.optimize.recompute import recompute
     from purine.solvers.accumulate import accumulate as accumulated
@@ -69,6 +71,11 @@ def compose(
         scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(places)))
     _refuse_devices(scheme, places)
     part = _part(net, scheme.shares)
+    if scheme.data == scheme.devices > 1 and scheme.micro_batches == accumulate == 1:
+        batch = batch_of_net(part, losses_of(part))
+        if any(relation is MIXED for relation in batch.relations.values()) and not batch.reduced:
+            # What needs the whole batch is computed on one device.
+            part = hybrid(part, f"cpu:0-{scheme.data - 1}", split=batch.mixing, cut=False)
     if scheme.model > 1:
         group = f"cpu:0-{scheme.model - 1}"
         part = hybrid(part, group) if scheme.hybrid else shard(part, group)

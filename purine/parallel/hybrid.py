@@ -10,20 +10,23 @@ The net that is given is that of one share: n devices with batch b train as batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.autodiff import losses_of
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
+from purine.ops.batch_marks import batch_of_net
 from purine.ops.clock import ITERATION, SEED
 from purine.ops.infer import check, complete, size_in_bytes, with_batch
 from purine.ops.registry import lookup
+from purine.ops.samples import MIXED, Samples
 from purine.parallel._halves import Halves, batch_of
 from purine.parallel._parts import Part, add_part, average, is_scalar
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_locations, devices_of
-from purine.parallel.place import no_match, refuse_casts, refuse_gradients
+from purine.parallel.place import no_match, refuse_casts, refuse_gradients, to_device
 from purine.parallel.shard import shard
 
 __all__ = ["hybrid"]
@@ -32,14 +35,21 @@ _FULL = ("InnerProduct", "aten.linear", "aten.addmm")
 
 
 def hybrid(
-    net: Graph, devices: str | Iterable[str | Location], *, split: str | None = None
+    net: Graph,
+    devices: str | Iterable[str | Location],
+    *,
+    split: str | Sequence[str] | None = None,
+    cut: bool = True,
 ) -> Graph:
     """The net with its first part on every device and the rest cut over all of them.
 
-    The rest begins with the first inner products, or with `split`: an op that it begins with, or a
-    blob that it reads. Copies of the first part are under `replica0/`, `replica1/`, ...; their
-    parameters are shared out among the devices. Batch norm in the first part normalises the samples
-    of each device by themselves.
+    The rest begins with the first inner products, or with `split`: ops that it begins with, or
+    blobs that it reads. With `cut=False` the rest is not cut but computed by the first device: for
+    losses that need the whole batch, such as contrastive ones.
+
+    Copies of the first part are under `replica0/`, `replica1/`, ...; their parameters are shared
+    out among the devices. Batch norm in the first part normalises the samples of each device by
+    themselves.
 
     >>> from purine.zoo import lenet
     >>> net = hybrid(lenet(batch=4), ["cpu:0", "cpu:1"])
@@ -65,10 +75,10 @@ def hybrid(
         )
     bare = complete(without_copies(net))
     parts = _Parts(bare, _rest(bare, split))
-    return _Hybrid(bare, parts, places).graph()
+    return _Hybrid(bare, parts, places, cut=cut).graph()
 
 
-def _rest(net: Graph, split: str | None) -> set[str]:
+def _rest(net: Graph, split: str | Sequence[str] | None) -> set[str]:
     """The ops behind the border between the two parts."""
     if split is None:
         starts = {op.name for op in net.ops.values() if op.kind in _FULL}
@@ -79,12 +89,12 @@ def _rest(net: Graph, split: str | None) -> set[str]:
                 found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
                 remedy="name the border with split, or use replicate",
             )
-    elif split in net.ops:
-        starts = {split}
-    elif split in net.blobs:
-        starts = {op.name for op in net.consumers[split]}
     else:
-        raise no_match(net, split)
+        starts = set()
+        for name in [split] if isinstance(split, str) else split:
+            if name not in net.ops and name not in net.blobs:
+                raise no_match(net, name)
+            starts |= {name} if name in net.ops else {op.name for op in net.consumers[name]}
     found: set[str] = set()
     for name in net.order:
         makers = {net.producers[b].name for b in net.ops[name].inputs if b in net.producers}
@@ -116,6 +126,7 @@ class _Parts:
         self.made = self.front.made()
         read = {name for op in self.rest for name in op.inputs}
         self.border = [name for name in net.blobs if name in self.made and name in read]
+        self.axes = self._axes()
         if not any(lookup(op).loss for op in self.rest) or not any(
             net.blobs[name].dtype.startswith("float") for name in self.border
         ):
@@ -126,19 +137,65 @@ class _Parts:
                 remedy="name another border with split, or use shard or replicate",
             )
 
+    def _axes(self) -> dict[str, int]:
+        """By blob of the border, the axis along which its parts are joined.
+
+        The first part of the net must treat samples one by one.
+        """
+        batch = batch_of_net(self.net, losses_of(self.net))
+        front = {op.name: op for op in self.front.batch}
+        for name in batch.mixing:
+            if name in front and any(
+                batch.relations.get(blob) is MIXED for blob in front[name].outputs
+            ):
+                raise _needs_whole(front[name], "mixes the samples of a batch")
+        for blob in batch.reduced:
+            readers = [op for op in self.net.consumers.get(blob, ()) if op.name in front]
+            maker = self.net.producers.get(blob.removesuffix("/part"))
+            if readers or (maker is not None and maker.name in front and blob not in self.border):
+                blamed = readers[0] if readers else maker
+                assert blamed is not None
+                raise _needs_whole(blamed, "needs a sum or a mean over the whole batch")
+        axes = {}
+        for name in self.border:
+            relation = batch.relations.get(name)
+            if not isinstance(relation, Samples) or relation.outer != 1 or relation.numbers:
+                raise _needs_whole(
+                    self.net.producers[name], f"makes {name!r}, which has no samples to join"
+                )
+            axes[name] = relation.axis
+        return axes
+
+
+def _needs_whole(op: Op, because: str) -> GraphError:
+    return GraphError(
+        f"op {op.name!r} ({op.kind}) at {op.location} {because}, but is in the part of the net "
+        "that each device computes for its own samples",
+        where=op.where,
+        op=op.name,
+        location=str(op.location),
+        expected="a first part that treats samples one by one",
+        found=f"{op.kind}, which {because}",
+        remedy=f"let the rest begin there: split={op.name!r}",
+    )
+
 
 class _Hybrid:
     """The hybrid net while it is built."""
 
-    def __init__(self, net: Graph, parts: _Parts, places: tuple[Location, ...]) -> None:
+    def __init__(
+        self, net: Graph, parts: _Parts, places: tuple[Location, ...], *, cut: bool
+    ) -> None:
         self.net = net
+        self.cut = cut
         self.parts = parts
         self.places = places
         self.batch = batch_of(net)
         self.wide = _widened(net, self.batch * len(places))
 
     def graph(self) -> Graph:
-        rest = shard(self._rest_alone(), self.places)
+        rest = self._rest_alone()
+        rest = shard(rest, self.places) if self.cut else to_device(rest, self.places[0])
         builder = Builder(rest)
         builder.outputs = []
         for name in builder.states.keys() & self.net.states.keys():
@@ -160,7 +217,7 @@ class _Hybrid:
     def _share(self, number: int) -> Part:
         place = self.places[number]
         whole = self.batch * len(self.places)
-        return Part(f"replica{number}", number * self.batch, whole, lambda _: place)
+        return Part(f"replica{number}", number * self.batch, self.batch, whole, lambda _: place)
 
     def _rest_alone(self) -> Graph:
         """The rest for the whole batch as a net of its own, fed with what crosses the border."""
@@ -206,6 +263,7 @@ class _Hybrid:
     def _join(self, builder: Builder, prefixes: list[str]) -> None:
         """Let every device that reads a blob of the border join the shares of all by itself."""
         for name in self.parts.border:
+            axis: dict[str, Attribute] = {"axis": self.parts.axes[name]}
             pieces = [f"{prefix}/{name}" for prefix in prefixes]
             copies = [
                 op for op in builder.ops.values() if op.kind == "Copy" and op.inputs == (name,)
@@ -213,11 +271,11 @@ class _Hybrid:
             read = any(name in op.inputs for op in builder.ops.values() if op.kind != "Copy")
             for op in copies:
                 builder.ops[op.name] = Op(
-                    op.name, "Concat", tuple(pieces), op.outputs, {"axis": 0}, op.location
+                    op.name, "Concat", tuple(pieces), op.outputs, axis, op.location
                 )
             if read:
                 place = builder.blobs[name].location
-                builder.op(f"{name}/join", "Concat", pieces, [name], {"axis": 0}, location=place)
+                builder.op(f"{name}/join", "Concat", pieces, [name], axis, location=place)
             else:
                 del builder.blobs[name]
 

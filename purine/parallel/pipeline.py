@@ -17,13 +17,18 @@ from purine.graph import NOTHING, Builder, Graph, Location
 from purine.ops.infer import check
 from purine.parallel._flow import Flow, flow_of, weight_ops
 from purine.parallel._halves import Halves, halve
+from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
+from purine.parallel._parts import BESIDE
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.cut import balanced_cut, cut_at
 from purine.parallel.devices import as_locations, devices_of, refuse_repeated
 from purine.parallel.schedule import Letter, Schedule, Unit, named_schedule
 
 __all__ = ["pipeline"]
+
+_BEHIND = 1e-6
+"""A fraction of a place: right behind one op, and before the next."""
 
 
 def pipeline(
@@ -75,7 +80,8 @@ def pipeline(
     graph = insert_copies(accumulate(placed, micro))
     weights = weight_ops(step, flow, halves, stage)
     builder = Builder(graph)
-    builder.control |= set(_Chains(graph, halves, flow, stage, weights, plan).edges())
+    together = joined_of(step, halves).names()
+    builder.control |= set(_Chains(graph, flow, stage, weights, plan, together).edges())
     return check(builder.graph())
 
 
@@ -115,11 +121,12 @@ class _Chains:
     """The order of work on every device, as edges between the ops that follow each other."""
 
     graph: Graph
-    halves: Halves
     flow: Flow
     stage: Mapping[str, int]
     weights: set[str]
     plan: Schedule
+    together: frozenset[str]
+    """What all micro-batches compute together."""
 
     def edges(self) -> Iterator[tuple[str, str]]:
         """Pairs of neighbours that no data orders already.
@@ -139,13 +146,16 @@ class _Chains:
                 if set(made).isdisjoint(self.graph.ops[after].inputs):
                     yield before, after
 
-    def _when(self) -> Mapping[str, tuple[int, int]]:
+    def _when(self) -> Mapping[str, tuple[int, float]]:
         """For each op of the batch half its unit's time, and its place among the unit's ops.
 
-        Sums over micro-batches come right behind the last part of them. What waits for something
-        that is done once, such as the norm of norms, is done once as well.
+        Sums over micro-batches come right behind the last part of them, and what these compute
+        together right behind what it reads. What waits for something that is done once, such as the
+        norm of norms, is done once as well.
         """
         when = self._units()
+        for number, name in enumerate(self._ahead()):
+            when[name] = -1, number
         once = {op.name for op in halve(self.graph).once}
         later = 2 * len(when)  # behind all places that `_units` gives
         for number, name in enumerate(self.graph.order):
@@ -153,7 +163,7 @@ class _Chains:
             before = [
                 (when[maker.name], blob)
                 for blob, maker in ((b, self.graph.producers.get(b)) for b in op.inputs)
-                if maker is not None and maker.name in when
+                if maker is not None and maker.name in when and maker.kind != "Data"
             ]
             makers = {self.graph.producers[b].name for b in op.inputs if b in self.graph.producers}
             if name not in when and not makers.isdisjoint(once):
@@ -167,21 +177,35 @@ class _Chains:
                     expected="values that pass from forward to backward, and from the forward of a "
                     "micro-batch to that of the next",
                     found=f"{blob!r}, made by op {self.graph.producers[blob].name!r}",
-                    remedy="use accumulate for this net instead of a pipeline",
+                    remedy="use schedule gpipe, whose forwards all come before the backwards, "
+                    "or accumulate instead of a pipeline",
                 )
             if op.kind == "Copy" and name not in when:
                 if before:  # a copy of a state is there from the start
                     when[name] = latest
+            elif name in self.together or name.removesuffix("/parts") in self.together:
+                when[name] = latest[0], latest[1] + _BEHIND
             elif name not in when and name not in once:
                 when[name] = latest[0], later + number
         return when
 
-    def _units(self) -> dict[str, tuple[int, int]]:
+    def _ahead(self) -> Iterator[str]:
+        """Ops that run ahead of all units: what counts the labels of all micro-batches."""
+        ahead: set[str] = set()
+        for name in self.graph.order:
+            op = self.graph.ops[name]
+            makers = [self.graph.producers[b] for b in op.inputs if b in self.graph.producers]
+            first = all(maker.kind == "Data" or maker.name in ahead for maker in makers)
+            if makers and first and (op.lane == BESIDE or op.kind == "Copy"):
+                ahead.add(name)
+                yield name
+
+    def _units(self) -> dict[str, tuple[int, float]]:
         """The same for the ops of units: what other stages wait for comes first in a backward."""
         starts = self.plan.times()
         micro = self.plan.micro
         prefixes = [f"micro{m}/" for m in range(micro)] if micro > 1 else [""]
-        when: dict[str, tuple[int, int]] = {}
+        when: dict[str, tuple[int, float]] = {}
         names = (*self.flow.forward, *self.flow.backward)
         for place, name in enumerate(names):
             letter: Letter = "F" if place < len(self.flow.forward) else "B"
@@ -190,7 +214,8 @@ class _Chains:
                 if self.stage[name]:
                     place += len(names)
             for m, prefix in enumerate(prefixes):
-                when[f"{prefix}{name}"] = starts[Unit(letter, m, self.stage[name])], place
+                if f"{prefix}{name}" in self.graph.ops:  # others are computed by all together
+                    when[f"{prefix}{name}"] = starts[Unit(letter, m, self.stage[name])], place
         return when
 
 

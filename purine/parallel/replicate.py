@@ -18,8 +18,9 @@ from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.ops.infer import check, size_in_bytes
 from purine.parallel._halves import Halves, batch_of, halve
+from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
-from purine.parallel._parts import BESIDE, Part, add_part, average, is_scalar
+from purine.parallel._parts import BESIDE, Part, add_joined, add_part, average, is_scalar
 from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
 from purine.parallel.batch_norm import synchronise
 from purine.parallel.copies import insert_copies, without_copies
@@ -97,14 +98,16 @@ class _Replicas:
         start = 0
         for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
             moves = dict(zip(self.own, onto, strict=True))
-            self.parts.append(Part(f"replica{number}", start, whole, moves.__getitem__))
+            self.parts.append(Part(f"replica{number}", start, size, whole, moves.__getitem__))
             start += size
         even = len(set(sizes)) == 1
         self.weights = None if even else tuple(size / whole for size in sizes)
 
     def graph(self, topology: Topology, bucket: int) -> Graph:
         base, halves = self.base, self.halves[0]
+        joined = joined_of(base, halves)
         made = halves.made()
+        gradients = {p: name for p, name in halves.gradients.items() if name not in joined.blobs}
         owners = self._owners(halves, topology)
         homes = self._homes(halves, owners)
         builder = Builder()
@@ -112,7 +115,8 @@ class _Replicas:
             if name not in made:
                 builder.add(replace(blob, location=homes[name]))
         for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
-            add_part(builder, step, own, part)
+            add_part(builder, step, own, part, joined=joined_of(step, own))
+        add_joined(builder, base, joined, self.parts)
         reduction = Reduction(
             builder,
             [part.prefix for part in self.parts],
@@ -120,15 +124,15 @@ class _Replicas:
             self.weights,
         )
         reduction.add(
-            {border: (base.blobs[border], owners[p]) for p, border in halves.gradients.items()},
+            {border: (base.blobs[border], owners[p]) for p, border in gradients.items()},
             topology=topology,
             bucket=bucket,
-            order=[op.name for op in halves.batch],
+            order=[op.name for op in halves.batch if op.name not in joined.names()],
         )
         for op in halves.once:
             self._add_once(builder, op, homes)
-        self._add_states(builder, made, homes)
-        self._add_outputs(builder, made, set(halves.gradients.values()))
+        self._add_states(builder, made - joined.blobs, homes)
+        self._add_outputs(builder, made - joined.blobs, set(halves.gradients.values()))
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
 

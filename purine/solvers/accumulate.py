@@ -12,44 +12,53 @@ from dataclasses import replace
 import purine.ops.update  # noqa: F401  (registers the kinds)
 from purine.graph import Builder, Graph
 from purine.parallel._halves import batch_of, halve
-from purine.parallel._parts import Part, add_part, is_scalar
+from purine.parallel._joined import NONE, joined_of
+from purine.parallel._parts import Part, add_joined, add_part, is_scalar
 from purine.solvers._options import at_least
 
 __all__ = ["accumulate"]
 
 
-def accumulate(graph: Graph, times: int) -> Graph:
-    """Forward and backward of `times` micro-batches, with the mean of their gradients.
+def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
+    """Forward and backward of `times` micro-batches, as of one batch that is as large.
 
     To be used behind `backward`, before or after a solver. Ops and blobs are copied under
     `micro0/`, `micro1/` and so on; gradients of parameters and scalar outputs are means under their
-    own names, other outputs are those of each micro-batch. States that ops of the net update pass
-    from one micro-batch to the next.
+    own names, other outputs are those of each micro-batch. Sums over the batch are added up, and
+    weighted means have the weights of all micro-batches. Running statistics of batch norm pass from
+    one micro-batch to the next.
+
+    With `together=False` micro-batches have nothing to do with each other: the gradient is the mean
+    of theirs, whatever the loss. That is what Caffe's `iter_size` does.
     """
     at_least("times", times, 1)
     if times == 1:
         return graph
     halves = halve(graph)
-    made, own = halves.made(), batch_of(graph)
+    joined = joined_of(graph, halves) if together else NONE
+    made, own = halves.made() - joined.blobs, batch_of(graph)
     builder = Builder(graph)
     for op in halves.batch:
         del builder.ops[op.name]
-    for name in made:
+    for name in halves.made():
         del builder.blobs[name]
     ops = {op.name for op in halves.batch}
     builder.control = {edge for edge in graph.control if ops.isdisjoint(edge)}
     current: dict[str, str] = {}
-    parts = [Part(f"micro{number}", number * own, times * own) for number in range(times)]
+    parts = [Part(f"micro{number}", number * own, own, times * own) for number in range(times)]
+    carried = {name: state.next for name, state in graph.states.items() if state.next in made}
     for part in parts:
-        add_part(builder, graph, halves, part, current)
-        current = {
-            name: part.name(state.next)
-            for name, state in graph.states.items()
-            if state.next in made
+        add_part(builder, graph, halves, part, current, joined)
+        current |= {
+            name: part.name(following)
+            for name, following in carried.items()
+            if joined.varies(following)
         }
-    for name, following in current.items():
-        builder.states[name] = replace(builder.states[name], next=following)
-    averaged = dict.fromkeys(halves.gradients.values())
+    for name, following in carried.items():
+        next_value = current.get(name) or parts[0].name(following)
+        builder.states[name] = replace(builder.states[name], next=next_value)
+    add_joined(builder, graph, joined, parts)
+    averaged = dict.fromkeys(name for name in halves.gradients.values() if name in made)
     builder.outputs = []
     for name in graph.outputs:
         if name not in made:

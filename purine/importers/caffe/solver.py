@@ -118,7 +118,7 @@ def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
     >>> apply_solver(backward(mlp(batch=8)), solver).states["fc1/weight"].next
     'fc1/weight/next'
     """
-    graph = accumulate(graph, solver.iter_size)
+    graph = accumulate(graph, solver.iter_size, together=False)
     if solver.clip_gradients is not None:
         graph = _clipped(graph, solver.clip_gradients / solver.iter_size)
     decay = solver.weight_decay
