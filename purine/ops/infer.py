@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
 from purine.ops import tracing
-from purine.ops.aten import device_of, dtype_of
+from purine.ops.aten import canonical, device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
 from purine.ops.registry import IMPLIED, lookup
@@ -44,7 +44,8 @@ class Cost:
 def complete(graph: Graph) -> Graph:
     """The graph with implied inputs, random streams, and shapes and dtypes of results filled in.
 
-    Shapes that are declared stay as they are; `check` compares them with what the kinds say.
+    Kinds get their canonical spelling, the one that tables of kinds have. Shapes that are declared
+    stay as they are; `check` compares them with what the kinds say.
     """
     builder = Builder(graph)
     for op in graph.ops.values():
@@ -55,6 +56,8 @@ def complete(graph: Graph) -> Graph:
             add_clock(builder)
         if "stream" in kind.attributes and "stream" not in op.attributes:
             op = replace(op, attributes={**op.attributes, "stream": op.name})
+        if op.kind != canonical(op.kind):
+            op = replace(op, kind=canonical(op.kind))
         builder.ops[op.name] = op
     completed = builder.graph()
     if all(blob.shape is not None for blob in completed.blobs.values()):
