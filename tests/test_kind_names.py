@@ -84,7 +84,8 @@ def test_tables_name_kinds_that_graphs_have(module: str) -> None:
 
 def test_keys_of_kernels_are_kinds_too() -> None:
     for name, device in aten.KERNELS:
-        assert aten.canonical(name) == name and exists(name), name
+        assert aten.canonical(name) == name
+        assert exists(name), name
         assert device in ("cpu", "cuda")
 
 

@@ -45,6 +45,8 @@ _MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
 _DIGITS = 9
+LARGEST = 10**_DIGITS - 1
+"""The largest number of iterations that a checkpoint can be of."""
 # The previous checkpoint of an iteration has this suffix while a new one takes its place, because a
 # folder cannot be renamed over another. It is whole, so it counts when the new one is not there.
 _REPLACED = ".replaced"
@@ -177,11 +179,10 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
 
 
 def _check_options(iteration: int, keep: int) -> None:
-    limit = 10**_DIGITS - 1
-    if not 0 <= iteration <= limit:
+    if not 0 <= iteration <= LARGEST:
         raise ConfigError(
             f"a checkpoint cannot have iteration {iteration}",
-            expected=f"0 to {limit}",
+            expected=f"0 to {LARGEST}",
             found=str(iteration),
             remedy="count iterations from 0",
         )
