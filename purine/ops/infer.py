@@ -11,6 +11,7 @@ from purine.ops import tracing
 from purine.ops.aten import canonical, device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
+from purine.ops.purity import ImpureCall, is_foreign, refuse_impure, refused_call
 from purine.ops.registry import IMPLIED, lookup
 from purine.ops.tracing import Inferred, Spec
 
@@ -182,12 +183,17 @@ def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
     """All that is known of an op's results: from its kind, or by running it on fake tensors."""
     key = op_key(op, inputs)
     if key not in _INFERRED:
+        kind = lookup(op)
+        refuse_impure(op, kind)
         try:
-            kind = lookup(op)
-            told = kind.inferrer
-            _INFERRED[key] = told(op, inputs) if told else tracing.infer(kind.bind(op), inputs)
+            told, watch = kind.inferrer, is_foreign(kind)
+            _INFERRED[key] = (
+                told(op, inputs) if told else tracing.infer(kind.bind(op), inputs, watch=watch)
+            )
         except KindError:
             raise
+        except ImpureCall as error:
+            raise refused_call(op, kind, error) from None
         except Exception as error:
             raise _refused(op, inputs, error) from error
     return _INFERRED[key]
