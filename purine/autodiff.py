@@ -185,6 +185,7 @@ class _Walk:
             saved = rule.lower(_Emitter(self.builder, op, forward=True), op)
             return _Lowered(op, wanted, rule, saved, None, {})
         specs = [spec_of(self.net.blobs[name]) for name in op.inputs]
+        infer_op(op, specs)  # refuses what no kernel may do
         try:
             joint = _joint_of(op, specs, wanted)
         except Exception as error:

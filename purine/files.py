@@ -1,19 +1,41 @@
-"""Files that appear whole or not at all: a draft on disk takes their place.
+"""Files that appear whole or not at all, and files that are read with a bound.
 
-Only a regular file is ever replaced: a link stays, and what it points to is written; a pipe or a
-device is written to.
+What is written is a draft on disk that takes the place of the file. Only a regular file is ever
+replaced: a link stays, and what it points to is written; a pipe or a device is written to. What is
+read is a regular file of limited size: a pipe may never end, and neither do some devices.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from purine.errors import ConfigError
 
-__all__ = ["put_in_place", "write_whole"]
+__all__ = ["put_in_place", "read_bounded", "write_whole"]
+
+_SORTS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode), "a device"),
+)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """All bytes of a regular file of at most `most` bytes; an OSError is the caller's to tell."""
+    # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        for is_sort, words in _SORTS:
+            if is_sort(status.st_mode):
+                raise OSError(errno.EINVAL, f"{words}, not a file", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes", str(path))
+        return file.read()
 
 
 def put_in_place(path: Path, data: bytes | str) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from purine.data._bounds import refuse_larger_than_memory
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet
 from purine.errors import DataError
@@ -25,39 +28,41 @@ __all__ = ["find_idx", "idx_dataset", "read_idx"]
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
 _AXES = {"images": 3, "labels": 1}
+_PART = 16 << 20  # bytes that are read at once
 
 
 def read_idx(path: str | Path) -> npt.NDArray[Any]:
-    """The array in an IDX file; a name that ends in `.gz` is decompressed."""
+    """The array in an IDX file; a name that ends in `.gz` is decompressed.
+
+    No more is read than the header asks for, whatever a compressed file would expand to.
+    """
     path = Path(path)
-    data = _read_bytes(path)
-    if len(data) < 4:
-        raise _wrong_size(path, "the header is cut short", "4 bytes or more", len(data))
-    zero, code, axes = int.from_bytes(data[:2], "big"), data[2], data[3]
-    if zero != 0 or code not in _TYPES or axes == 0:
-        compressed = data[:2] == _GZIP_MAGIC
-        raise DataError(
-            "this is not an IDX file",
-            where=str(path),
-            expected="the bytes 00 00, a dtype of "
-            + " ".join(f"{key:02x}" for key in _TYPES)
-            + ", 1 or more axes",
-            found=data[:4].hex(" "),
-            remedy="the file is compressed: add .gz to its name"
-            if compressed
-            else "fetch the file again",
-        )
-    start = 4 + 4 * axes
-    if len(data) < start:
-        raise _wrong_size(path, "the header is cut short", f"{start} bytes or more", len(data))
-    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", axes, offset=4))
-    dtype = np.dtype(_TYPES[code])
-    size = start + math.prod(shape) * dtype.itemsize
-    if len(data) != size:
-        what = "the file is cut short" if len(data) < size else "bytes follow the last value"
-        raise _wrong_size(path, what, f"{size} bytes for shape {list(shape)}", len(data))
-    values = np.frombuffer(data, dtype, offset=start).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))
+    with _opened(path) as file, _told(path):
+        data = _read(file, 4)
+        if len(data) < 4:
+            raise _wrong_size(path, "the header is cut short", "4 bytes or more", len(data))
+        zero, code, axes = int.from_bytes(data[:2], "big"), data[2], data[3]
+        if zero != 0 or code not in _TYPES or axes == 0:
+            raise _no_idx(path, data)
+        start = 4 + 4 * axes
+        data += _read(file, 4 * axes)
+        if len(data) < start:
+            raise _wrong_size(path, "the header is cut short", f"{start} bytes or more", len(data))
+        shape = tuple(int(size) for size in np.frombuffer(data, ">u4", axes, offset=4))
+        dtype = np.dtype(_TYPES[code])
+        size = math.prod(shape) * dtype.itemsize
+        values = _read(file, min(size, _PART))  # a damaged file ends here, whatever its header says
+        if len(values) == _PART:
+            refuse_larger_than_memory(path, size, "the array")
+            values += _read(file, size - _PART)
+        expected = f"{start + size} bytes for shape {list(shape)}"
+        if len(values) < size:
+            raise _wrong_size(path, "the file is cut short", expected, start + len(values))
+        if file.read(1):
+            plain = path.suffix != ".gz"
+            more = path.stat().st_size if plain else f"more than {start + size}"
+            raise _wrong_size(path, "bytes follow the last value", expected, more)
+    return np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def idx_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
@@ -122,9 +127,50 @@ def _listing(folder: Path) -> str:
     return shown + (", ..." if len(names) > 8 else "")
 
 
-def _read_bytes(path: Path) -> bytes:
+def _opened(path: Path) -> IO[bytes]:
+    """The file, or what is compressed in it."""
+    with _told(path):
+        file = open(path, "rb")  # noqa: SIM115
+        if path.suffix != ".gz":
+            return file
+        magic = file.read(2)
+        file.seek(0)
+    if magic == _GZIP_MAGIC:
+        return gzip.open(file)  # type: ignore[return-value]
+    file.close()
+    raise DataError(
+        "the file is named .gz and is not gzip",
+        where=str(path),
+        expected=f"the bytes {_GZIP_MAGIC.hex(' ')} first",
+        found=magic.hex(" ") or "0 bytes",
+        remedy="take .gz off its name if it is not compressed, else fetch it again",
+    )
+
+
+def _read(file: IO[bytes], size: int) -> bytes:
+    """The next `size` bytes, or those that are left; memory grows with what is there."""
+    parts = []
+    while size > 0:
+        part = file.read(min(size, _PART))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
     try:
-        data = path.read_bytes()
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            "the gzip data is damaged",
+            where=str(path),
+            expected="a complete gzip stream",
+            found=f"{error} (in {path.stat().st_size} bytes)",
+            remedy="fetch the file again",
+        ) from error
     except OSError as error:
         raise DataError(
             "the file cannot be read",
@@ -133,29 +179,24 @@ def _read_bytes(path: Path) -> bytes:
             found=error.strerror or str(error),
             remedy="check the path and its permissions",
         ) from error
-    if path.suffix != ".gz":
-        return data
-    if data[:2] != _GZIP_MAGIC:
-        raise DataError(
-            "the file is named .gz and is not gzip",
-            where=str(path),
-            expected=f"the bytes {_GZIP_MAGIC.hex(' ')} first",
-            found=data[:2].hex(" ") or "0 bytes",
-            remedy="take .gz off its name if it is not compressed, else fetch it again",
-        )
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            "the gzip data is damaged",
-            where=str(path),
-            expected="a complete gzip stream",
-            found=f"{error} (in {len(data)} bytes)",
-            remedy="fetch the file again",
-        ) from error
 
 
-def _wrong_size(path: Path, what: str, expected: str, found: int) -> DataError:
+def _no_idx(path: Path, data: bytes) -> DataError:
+    compressed = data[:2] == _GZIP_MAGIC
+    return DataError(
+        "this is not an IDX file",
+        where=str(path),
+        expected="the bytes 00 00, a dtype of "
+        + " ".join(f"{key:02x}" for key in _TYPES)
+        + ", 1 or more axes",
+        found=data[:4].hex(" "),
+        remedy="the file is compressed: add .gz to its name"
+        if compressed
+        else "fetch the file again",
+    )
+
+
+def _wrong_size(path: Path, what: str, expected: str, found: int | str) -> DataError:
     return DataError(
         what,
         where=str(path),

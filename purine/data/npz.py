@@ -1,13 +1,14 @@
 """Images and labels from numpy's own files: one `.npz`, or a folder of `.npy`.
 
 The names of the arrays tell what they are. Pickled objects are never loaded: a data file cannot run
-code. `.npy` files are mapped, so a data set may be larger than memory.
+code. `.npy` files are mapped, so a data set may be larger than memory. What a header says of an
+array in a `.npz` is compared with what the archive has for it before anything is allocated.
 """
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -15,9 +16,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from purine.data._bounds import refuse_larger_than_memory
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet
-from purine.errors import DataError
+from purine.errors import DataError, in_a_line
 
 __all__ = ["npy_dataset", "npz_dataset"]
 
@@ -30,8 +32,6 @@ _SPELLINGS: tuple[tuple[_Pair, _Pair | None], ...] = (
     (("images", "labels"), None),
 )
 """The names of images and labels, for training and for testing."""
-
-_FAULTS = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
@@ -93,20 +93,44 @@ def _missing(where: str, expected: str, names: Collection[str]) -> DataError:
 
 def _member(archive: Any, path: Path, name: str) -> npt.NDArray[Any]:
     try:
+        promised = _promised(archive.zip, f"{name}.npy")
+        refuse_larger_than_memory(path, promised, f"array {name}")
         return cast(npt.NDArray[Any], archive[name])
-    except _FAULTS as error:
+    except DataError:
+        raise
+    except Exception as error:  # numpy and zipfile raise almost anything over a damaged file
         raise _fault(path, f"a readable array {name}", error) from error
+
+
+def _promised(archive: zipfile.ZipFile, name: str) -> int:
+    """The bytes of an array, which its header and the archive have to agree on."""
+    info = archive.getinfo(name)
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read_header(file)
+        stored = info.file_size - file.tell()
+    size = math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and size != stored:
+        raise ValueError(
+            f"{stored:,} bytes of values, where {dtype} {list(shape)} of its header are {size:,}"
+        )
+    return stored
 
 
 def _load(path: Path, mode: str | None) -> object:
     try:
         return cast(object, np.load(path, mmap_mode=cast(Any, mode), allow_pickle=False))
-    except _FAULTS as error:
+    except Exception as error:  # as above
         raise _fault(path, f"a readable {path.suffix} file", error) from error
 
 
 def _fault(path: Path, expected: str, error: Exception) -> DataError:
-    text = str(error) or type(error).__name__
+    text = in_a_line(error).partition(": ")[2] or type(error).__name__
     if "Object arrays" in text or "Python objects" in text:
         return DataError(
             "an array holds Python objects",
@@ -114,6 +138,14 @@ def _fault(path: Path, expected: str, error: Exception) -> DataError:
             expected="arrays of numbers",
             found="dtype object, which would have to be unpickled",
             remedy="save it again with a numeric dtype",
+        )
+    if "is encrypted" in text:
+        return DataError(
+            "the archive is encrypted",
+            where=str(path),
+            expected=expected,
+            found="an array that needs a password",
+            remedy="save the arrays again without encryption",
         )
     if "pickled" in text:
         text = "neither .npy nor .npz data"

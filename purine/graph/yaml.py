@@ -17,9 +17,10 @@ from purine.errors import FormatError, GraphError
 from purine.files import put_in_place
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Filler, Location, Op, State
+from purine.graph.yaml_nodes import read_text
 from purine.graph.yaml_read import OP_KEYS, read
 
-__all__ = ["from_yaml", "load_yaml", "save_yaml", "to_yaml"]
+__all__ = ["flow", "from_yaml", "load_yaml", "save_yaml", "to_yaml"]
 
 _PLAIN = re.compile(
     r"[A-Za-z_/](?:[A-Za-z0-9_./-]|:(?=[A-Za-z0-9]))*|(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
@@ -48,7 +49,7 @@ def to_yaml(graph: Graph) -> str:
     entries += [{"type": "output", "blob": name} for name in graph.outputs]
     if graph.sinks and not graph.outputs:  # a file without outputs asks for all sinks
         entries.append({"type": "output", "blob": None})
-    return "".join(f"- {_flow(entry)}\n" for entry in entries) or "[]\n"
+    return "".join(f"- {flow(entry)}\n" for entry in entries) or "[]\n"
 
 
 def from_yaml(text: str, *, file: str = "<text>") -> Graph:
@@ -77,39 +78,20 @@ def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
     try:
         put_in_place(target, text)
     except (OSError, ValueError) as error:
-        raise _no_file("cannot write the graph", target, error) from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise FormatError(
+            "cannot write the graph",
+            where=str(target),
+            expected="the path of a YAML file",
+            found=reason or str(error),
+            remedy="correct the path or its permissions",
+        ) from error
 
 
 def load_yaml(path: str | os.PathLike[str]) -> Graph:
     """Read a graph from a file; errors and nodes carry `path:line`."""
     source = Path(path)
-    try:
-        data = source.read_bytes()
-    except (OSError, ValueError) as error:
-        raise _no_file("cannot read the graph", source, error) from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise FormatError(
-            "the file is not UTF-8 text",
-            where=f"{source}:{line}",
-            expected="YAML in UTF-8",
-            found=f"the byte 0x{data[error.start]:02x} at offset {error.start}",
-            remedy="save the file as UTF-8, or name another file",
-        ) from None
-    return from_yaml(text, file=str(source))
-
-
-def _no_file(what: str, path: Path, error: OSError | ValueError) -> FormatError:
-    reason = error.strerror if isinstance(error, OSError) else None
-    return FormatError(
-        what,
-        where=str(path),
-        expected="the path of a YAML file",
-        found=reason or str(error),
-        remedy="correct the path or its permissions",
-    )
+    return from_yaml(read_text(source, "graph", FormatError), file=str(source))
 
 
 def _blob_entry(blob: Blob) -> dict[str, object]:
@@ -175,8 +157,8 @@ def _location_entry(location: Location) -> dict[str, object]:
     return {"location": {"ip": location.host, "device": location.device}}
 
 
-def _flow(value: object) -> str:
-    """A value in YAML's flow style."""
+def flow(value: object) -> str:
+    """A value in YAML's flow style, that every reader of YAML reads alike."""
     if isinstance(value, str):
         return _string(value)
     if value is None:
@@ -188,9 +170,9 @@ def _flow(value: object) -> str:
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_string(key)}: {_flow(v)}" for key, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_string(key)}: {flow(v)}" for key, v in value.items()) + "}"
     assert isinstance(value, Sequence)
-    return "[" + ", ".join(map(_flow, value)) + "]"
+    return "[" + ", ".join(map(flow, value)) + "]"
 
 
 def _float(value: float) -> str:

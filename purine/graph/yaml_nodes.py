@@ -1,8 +1,9 @@
 """From YAML text to plain nodes that remember their line, without guessing and without trust.
 
-The text may come from anywhere, so nesting is limited before it can exhaust the stack, an alias may
+It reads all YAML there is: graphs, job files and the `config.yaml` of runs. The text may come from
+anywhere, so its size is limited, nesting is limited before it can exhaust the stack, aliases may
 stand for little only, and a node cannot contain itself. Scalars follow YAML 1.2; those on which
-YAML 1.1 disagrees (`no`, `010`) are refused rather than read one way or the other.
+YAML 1.1 disagrees (`no`, `010`, `1:30`) are refused rather than read one way or the other.
 """
 
 from __future__ import annotations
@@ -10,23 +11,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import yaml
 
-from purine.errors import FormatError
+from purine.errors import ConfigError, FormatError
+from purine.files import read_bounded
 
 try:
     from yaml import CSafeLoader as _Loader
 except ImportError:  # PyYAML without libyaml
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
-__all__ = ["List", "Map", "Node", "Scalar", "describe", "entries"]
+__all__ = ["List", "Map", "Node", "Scalar", "describe", "document", "entries", "read_text"]
 
+_BYTES = 64 << 20  # of a file
 _DEPTH = 64  # levels of nesting
 _ALIAS = 1000  # nodes that one alias may stand for
-_DIGITS = 3000  # of an integer; Python refuses to print and to read much longer ones
+_ALIASES = 100_000  # nodes that all aliases of a text may stand for
+_DIGITS = 300  # of an integer: as many as a float can have
 
 _CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -78,6 +84,32 @@ class Map:
 Node: TypeAlias = Scalar | List | Map
 
 _TaggedEvent: TypeAlias = yaml.ScalarEvent | yaml.SequenceStartEvent | yaml.MappingStartEvent
+_Error: TypeAlias = type[FormatError] | type[ConfigError]
+
+
+def read_text(path: Path, what: str, error: _Error) -> str:
+    """The text of a YAML file in UTF-8; `what` it is, and the `error` that says what is wrong."""
+    try:
+        data = read_bounded(path, _BYTES)
+    except (OSError, ValueError) as reason:
+        raise error(
+            f"cannot read the {what}",
+            where=str(path),
+            expected=f"the path of a YAML file of at most {_BYTES >> 20} MiB",
+            found=(reason.strerror if isinstance(reason, OSError) else None) or str(reason),
+            remedy="correct the path or its permissions",
+        ) from reason
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        line = data.count(b"\n", 0, reason.start) + 1
+        raise error(
+            "the file is not UTF-8 text",
+            where=f"{path}:{line}",
+            expected="YAML in UTF-8",
+            found=f"the byte 0x{data[reason.start]:02x} at offset {reason.start}",
+            remedy="save the file as UTF-8, or name another file",
+        ) from None
 
 
 def entries(text: str, file: str) -> Iterator[Node]:
@@ -86,16 +118,17 @@ def entries(text: str, file: str) -> Iterator[Node]:
     >>> [describe(node) for node in entries("[1, one, ~]", "net.yaml")]
     ['the integer 1', "the text 'one'", 'null']
     """
-    bad = _FORBIDDEN.search(text)
-    if bad:
-        raise FormatError(
-            "the text has a character that YAML does not allow",
-            where=f"{file}:{text.count(chr(10), 0, bad.start()) + 1}",
-            expected="printable characters",
-            found=f"the character U+{ord(bad.group()):04X}",
-            remedy="remove it, or write it as an escape in double quotes",
-        )
-    return _Parser(text, file).entries()
+    return _Parser(text, file, FormatError).entries()
+
+
+def document(text: str, file: str) -> Node | None:
+    """The value that the text of a job holds, or None for an empty text; errors are ConfigErrors.
+
+    >>> node = document("net: mlp", "job.yaml")
+    >>> isinstance(node, Map) and [describe(value) for _, value in node.pairs]
+    ["the text 'mlp'"]
+    """
+    return _Parser(text, file, ConfigError).document()
 
 
 def describe(node: Node) -> str:
@@ -119,20 +152,28 @@ def describe(node: Node) -> str:
 class _Parser:
     """Makes nodes of PyYAML's events; its own composer recurses in C without a limit."""
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, error: _Error) -> None:
         self.file = file
         self.text = text
+        self.error = error
         self.anchors: dict[str, Node] = {}
+        self.repeated = 0
+        bad = _FORBIDDEN.search(text)
+        if bad:
+            raise self.wrong(
+                text.count("\n", 0, bad.start()) + 1,
+                "the text has a character that YAML does not allow",
+                "printable characters",
+                f"the character U+{ord(bad.group()):04X}",
+                "remove it, or write it as an escape in double quotes",
+            )
 
     def entries(self) -> Iterator[Node]:
-        self.loader = _Loader(self.text)
-        try:
-            self.event()  # the stream starts
-            if isinstance(self.event(), yaml.StreamEndEvent):
+        with self.events() as start:
+            if start is None:
                 raise self.wrong(
                     1, "the text is empty", "a list of entries", "nothing", "write [] at least"
                 )
-            start = self.event()
             if not isinstance(start, yaml.SequenceStartEvent):
                 top = self.node(start, 0)
                 job = isinstance(start, yaml.MappingStartEvent)
@@ -148,12 +189,27 @@ class _Parser:
             while not isinstance(event, yaml.SequenceEndEvent):
                 yield self.node(event, 1)
                 event = self.event()
+
+    def document(self) -> Node | None:
+        with self.events() as start:
+            return None if start is None else self.node(start, 0)
+
+    @contextmanager
+    def events(self) -> Iterator[yaml.Event | None]:
+        """Read a text of one document: its first event is given, None for an empty text."""
+        self.loader = _Loader(self.text)
+        try:
+            self.event()  # the stream starts
+            if isinstance(self.event(), yaml.StreamEndEvent):
+                yield None
+                return
+            yield self.event()
             self.event()  # the document ends
             event = self.event()
             if not isinstance(event, yaml.StreamEndEvent):
                 line = _line(event)
                 raise self.wrong(
-                    line, "the text goes on", "one list", "a second document", "join them"
+                    line, "the text goes on", "one document", "a second document", "join them"
                 )
         finally:
             self.loader.dispose()
@@ -214,14 +270,16 @@ class _Parser:
                 f"no &{_short(name)} before, or one that contains this alias",
                 "write the value out",
             )
-        if node.size > _ALIAS:
-            raise self.wrong(
-                _line(event),
-                f"the alias *{_short(name)} stands for too much",
-                f"at most {_ALIAS} values",
-                f"{node.size} values",
-                "write the values out",
-            )
+        self.repeated += node.size
+        for size, most, all_ in ((node.size, _ALIAS, ""), (self.repeated, _ALIASES, " in all")):
+            if size > most:
+                raise self.wrong(
+                    _line(event),
+                    f"the alias *{_short(name)} stands for too much",
+                    f"aliases for at most {most} values{all_}",
+                    f"{size} values",
+                    "write the values out",
+                )
         return node
 
     def scalar(self, event: yaml.ScalarEvent) -> bool | int | float | str | None:
@@ -254,7 +312,7 @@ class _Parser:
             raise self.too_large(event)
         return value
 
-    def too_large(self, event: yaml.ScalarEvent) -> FormatError:
+    def too_large(self, event: yaml.ScalarEvent) -> FormatError | ConfigError:
         return self.wrong(
             _line(event),
             "the number is too large",
@@ -263,12 +321,12 @@ class _Parser:
             "write a smaller number",
         )
 
-    def disputed(self, event: yaml.ScalarEvent, instead: str) -> FormatError:
+    def disputed(self, event: yaml.ScalarEvent, instead: str) -> FormatError | ConfigError:
         return self.wrong(
             _line(event),
-            f"readers of YAML do not agree on what {event.value} means",
+            f"readers of YAML do not agree on what {_short(event.value)} means",
             f"{instead}, or text in quotes",
-            event.value,
+            _short(event.value),
             f"write {instead}, or quote it if it is meant as text",
         )
 
@@ -278,22 +336,26 @@ class _Parser:
             found, remedy = f"the tag {_short(tag)}", "remove the tag"
             raise self.wrong(_line(event), "the value has a tag", "no tag", found, remedy)
 
-    def wrong(self, line: int, what: str, expected: str, found: str, remedy: str) -> FormatError:
-        return FormatError(
+    def wrong(
+        self, line: int, what: str, expected: str, found: str, remedy: str
+    ) -> FormatError | ConfigError:
+        return self.error(
             what, where=f"{self.file}:{line}", expected=expected, found=found, remedy=remedy
         )
 
-    def syntax_error(self, error: Exception) -> FormatError:
+    def syntax_error(self, error: Exception) -> FormatError | ConfigError:
         place, found = f"{self.file}:1", str(error)
         if isinstance(error, yaml.MarkedYAMLError):
             mark = error.problem_mark or error.context_mark
             if mark is not None:
                 place = f"{self.file}:{mark.line + 1}:{mark.column + 1}"
             found = ", ".join(part for part in (error.problem, error.context) if part)
-        return FormatError(
+        return self.error(
             "the text is not YAML",
             where=place,
-            expected="a list of entries in YAML",
+            expected="a list of entries in YAML"
+            if self.error is FormatError
+            else "lines of the form `key: value`",
             found=found,
             remedy="mend the text at this line and column",
         )

@@ -15,9 +15,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import yaml
-
 from purine.errors import ConfigError
+from purine.graph.yaml import flow
+from purine.graph.yaml_nodes import List, Map, Node, Scalar, document, read_text
+from purine.graph.yaml_nodes import describe as describe_node
 from purine.nearest import nearest_name
 from purine.ops.registry import conforms, describe
 from purine.optimize.layout import Layout
@@ -117,7 +118,8 @@ _LEAST: Mapping[str, int] = {
     **dict.fromkeys(("momentum", "weight_decay"), 0),
 }
 _ABOVE_ZERO = ("lr", "clip")
-_SEEDS = 2**63
+_LIMIT = 2**63  # of a whole number
+_HALVES = re.compile("[\ud800-\udfff]")  # what bytes that are no UTF-8 become
 _SETTLED = (
     *(("data",), ("batch",), ("epochs", "iters"), ("lr",), ("weight_decay",), ("lr_policy",)),
     *(("accumulate",), ("seed",), ("threads",), ("log_every",), ("mean", "mean_file")),
@@ -150,10 +152,10 @@ def read_options(path: Path) -> dict[str, Any]:
     """The options in a job file; every mistake is a `ConfigError` with the file and line."""
     options: dict[str, Any] = {}
     for key_node, value_node in _pairs(path):
-        where = f"{path}:{key_node.start_mark.line + 1}"
-        key = str(key_node.value).replace("-", "_")
+        where = f"{path}:{key_node.line}"
+        key = _word(key_node, where)
         if key not in _HINTS:
-            raise _unknown_key(str(key_node.value), where)
+            raise _unknown_key(key, where)
         if key in options:
             raise ConfigError(
                 f"{key} is given twice",
@@ -162,10 +164,10 @@ def read_options(path: Path) -> dict[str, Any]:
                 found=f"a second {key}",
                 remedy="remove one",
             )
-        if key == "parallel" and isinstance(value_node, yaml.MappingNode):
+        if key == "parallel" and isinstance(value_node, Map):
             value: object = _scheme_text(value_node, where)
         else:
-            value = _value(value_node, _HINTS[key])
+            value = _plain(value_node)
         _check(key, value, where)
         options[key] = value
     return options
@@ -191,37 +193,32 @@ def job_text(job: Job) -> str:
     net: mlp
     """
     values = {item.name: getattr(job, item.name) for item in fields(job) if item.name != "out"}
-    plain = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in values.items()
-        if value is not None
-    }
     if job.parallel is not None:
-        settings = Scheme.parse(job.parallel).settings or {"data": 1}
-        plain["parallel"] = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in settings.items()
-        }
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        values["parallel"] = Scheme.parse(job.parallel).settings or {"data": 1}
+    return "".join(f"{key}: {flow(value)}\n" for key, value in values.items() if value is not None)
 
 
 def _check(key: str, value: object, where: str | None) -> None:
     hint = _HINTS[key]
     if not conforms(value, hint):
-        raise _wrong(key, where, describe(_without_none(hint)), f"{_type(value)} {value!r}")
+        found = _short(f"{_type(value)} {value!r}")
+        raise _wrong(key, where, describe(_without_none(hint)), found)
     if value is None:
         return
+    if isinstance(value, str) and _HALVES.search(value):
+        raise _wrong(key, where, "text in UTF-8", repr(value))
     numbers = [value] if isinstance(value, int | float) else value
-    if isinstance(numbers, list | tuple) and not all(math.isfinite(item) for item in numbers):
-        raise _wrong(key, where, "a finite number", str(value))
+    if isinstance(numbers, list | tuple):
+        if any(isinstance(item, int) and abs(item) >= _LIMIT for item in numbers):
+            raise _wrong(key, where, "a number below 2^63", _short(str(value)))
+        if not all(math.isfinite(item) for item in numbers):
+            raise _wrong(key, where, "a finite number", str(value))
     if key in _LEAST and typing.cast(float, value) < _LEAST[key]:
         raise _wrong(key, where, f"{_LEAST[key]} or more", str(value))
     if key in _ABOVE_ZERO and typing.cast(float, value) <= 0:
         raise _wrong(key, where, "a number above 0", str(value))
     if key == "scale" and value == 0:
         raise _wrong(key, where, "a number other than 0", str(value))
-    if key == "seed" and typing.cast(int, value) >= _SEEDS:
-        raise _wrong(key, where, "a number below 2^63", str(value))
     try:
         if key == "devices":
             _check_devices(str(value))
@@ -276,15 +273,15 @@ def _check_devices(text: str) -> None:
         )
 
 
-def _scheme_text(node: yaml.MappingNode, where: str) -> str:
+def _scheme_text(node: Map, where: str) -> str:
     """The scheme of a mapping, as text."""
     settings: dict[str, object] = {}
     try:
-        for key_node, value_node in node.value:
-            key = str(key_node.value).replace("-", "_")
+        for key_node, value_node in node.pairs:
+            where = f"{where.rpartition(':')[0]}:{key_node.line}"
+            key = _word(key_node, where)
             if key in settings:
                 raise ConfigError(f"{key} is given twice", expected="every setting once")
-            where = f"{where.rpartition(':')[0]}:{key_node.start_mark.line + 1}"
             settings[key] = _plain(value_node)
             Scheme.refuse_unknown(key)
         return str(Scheme.of(settings))
@@ -293,73 +290,41 @@ def _scheme_text(node: yaml.MappingNode, where: str) -> str:
         raise
 
 
-def _pairs(path: Path) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+def _pairs(path: Path) -> list[tuple[Node, Node]]:
     """The keys and values of a file that is one mapping."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "cannot read the job file",
-            where=str(path),
-            expected="a YAML file in UTF-8",
-            found=(error.strerror if isinstance(error, OSError) else None) or str(error),
-            remedy="check the path",
-        ) from error
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
-        raise ConfigError(
-            "the job file is not YAML",
-            where=f"{path}:{mark.line + 1}" if mark else str(path),
-            expected="lines of the form `key: value`",
-            found=problem or str(error),
-            remedy="mend the text at this line",
-        ) from None
+    root = document(read_text(path, "job file", ConfigError), str(path))
     if root is None:
         return []
-    if not isinstance(root, yaml.MappingNode):
+    if not isinstance(root, Map):
         raise ConfigError(
             "a job file is a mapping",
-            where=f"{path}:{root.start_mark.line + 1}",
+            where=f"{path}:{root.line}",
             expected="lines of the form `key: value`",
-            found="a list (a graph?)" if isinstance(root, yaml.SequenceNode) else "a single value",
+            found="a list (a graph?)" if isinstance(root, List) else "a single value",
             remedy="to train a graph of your own, pass it with --net",
         )
-    for key, _ in root.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(
-                "a key is not a word",
-                where=f"{path}:{key.start_mark.line + 1}",
-                expected="lines of the form `key: value`",
-                found="a list or a mapping as a key",
-                remedy="correct it",
-            )
-    return list(root.value)
+    return root.pairs
 
 
-def _value(node: yaml.Node, hint: Any) -> object:
-    """What a node means to an option: YAML's value, and `1e-3` as the number it is meant to be."""
-    value = _plain(node)
-    if isinstance(value, str) and conforms(0.5, hint):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+def _word(node: Node, where: str) -> str:
+    """A key, which may be written with dashes."""
+    if not isinstance(node, Scalar) or not isinstance(node.value, str):
+        raise ConfigError(
+            "a key is not a word",
+            where=where,
+            expected="lines of the form `key: value`",
+            found=f"{describe_node(node)} as a key",
+            remedy="correct it",
+        )
+    return node.value.replace("-", "_")
 
 
-def _plain(node: yaml.Node) -> object:
-    if isinstance(node, yaml.SequenceNode):
-        return tuple(_plain(item) for item in node.value)
-    if isinstance(node, yaml.MappingNode):
+def _plain(node: Node) -> object:
+    if isinstance(node, List):
+        return tuple(_plain(item) for item in node.items)
+    if isinstance(node, Map):
         return {"...": "..."}  # no option takes one
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(node)
-    except (yaml.YAMLError, ValueError):
-        return node.value
+    return node.value
 
 
 def _without_none(hint: Any) -> Any:
@@ -367,6 +332,10 @@ def _without_none(hint: Any) -> Any:
         kept = [item for item in typing.get_args(hint) if item is not type(None)]
         return typing.Union[tuple(kept)]  # noqa: UP007
     return hint
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _type(value: object) -> str:

@@ -13,6 +13,7 @@ from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.config import Job
 from purine.job.folder import RunFolder
+from purine.job.identity import identity, refuse_foreign
 from purine.job.placing import laid_out, measuring_threads, moved
 from purine.job.plan import measuring
 from purine.job.training import accuracy_of
@@ -57,6 +58,7 @@ def measure(
     graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
+    refuse_foreign(saved, identity(job, folder.read_net()))
     with Run(
         graph,
         data=found,

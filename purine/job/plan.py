@@ -54,6 +54,7 @@ from purine.ops.infer import check, complete, with_batch
 from purine.ops.loss_scale import FINITE
 from purine.ops.registry import lookup
 from purine.optimize import evaluation, mixed
+from purine.runtime.checkpoint import LARGEST
 from purine.runtime.feeding import batch_of, data_ops, read_stream
 from purine.solvers import SOLVERS, Rate, accumulate, clip_by_norm, parse_rate
 from purine.zoo import NETS
@@ -451,9 +452,19 @@ def _images(job: Job) -> int:
 
 def iterations_of(job: Job, data: DataSet) -> int:
     if job.iters is not None:
-        return job.iters
-    assert job.epochs is not None
-    return -(-job.epochs * len(data.train) // _images(job))
+        iterations = job.iters
+    else:
+        assert job.epochs is not None
+        iterations = -(-job.epochs * len(data.train) // _images(job))
+    if iterations > LARGEST:
+        key = "epochs" if job.iters is None else "iters"
+        raise ConfigError(
+            f"{key} is {getattr(job, key)}",
+            expected=f"at most {LARGEST:,} iterations",
+            found=f"{iterations:,} iterations",
+            remedy=f"change --{key}",
+        )
+    return iterations
 
 
 def _built(job: Job, source: Source) -> Graph:

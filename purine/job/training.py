@@ -22,6 +22,7 @@ from purine.autodiff import losses_of
 from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
+from purine.job.identity import RUN, identity, refuse_foreign
 from purine.job.overflow import Overflows, telling_overflow
 from purine.job.placing import compiles, fused
 from purine.job.plan import Plan
@@ -101,6 +102,7 @@ class Training:
         )
         self._weights = losses_of(plan.net)
         self._overflows = Overflows() if plan.has_loss_scale else None
+        self._identity = identity(plan.job, plan.net, samples=len(plan.data.train))
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
         self._saved: int | None = None
@@ -191,8 +193,10 @@ class Training:
         if newest is None:
             self._run.set_states(self.plan.values)
         else:
-            extra = checkpoint.load(newest).extra
+            saved = checkpoint.load(newest)
             self._saved = self._run.load(newest)
+            refuse_foreign(saved, self._identity)
+            extra = saved.extra
             self._seconds = _number(extra.get("seconds"))
             self._training = _number(extra.get("training_seconds"))
             if self._overflows is not None:
@@ -312,6 +316,7 @@ class Training:
         path = self._run.save(
             self.folder.path,
             extra={
+                RUN: self._identity,
                 "seconds": self._seconds,
                 "training_seconds": self._training,
                 **self._skipped,

@@ -28,6 +28,7 @@ __all__ = [
     "Inputs",
     "attributes_of",
     "bind_over",
+    "canonical",
     "device_of",
     "dtype_name",
     "dtype_of",
@@ -146,11 +147,21 @@ def bind_over(op: Op, index: int) -> Kernel:
     return over
 
 
+def canonical(name: str) -> str:
+    """The one spelling of a kind that graphs and tables use: an overload `default` is left out.
+
+    A graph may be written with the other one; `purine.ops.complete` turns it into this one.
+
+    >>> canonical("aten.relu.default"), canonical("aten.add.Tensor"), canonical("Relu")
+    ('aten.relu', 'aten.add.Tensor', 'Relu')
+    """
+    return name.removesuffix(".default")
+
+
 def name_of(overload: Any) -> str:
-    """The kind of an overload: `aten.relu` for relu's default, else `aten.NAME.OVERLOAD`."""
+    """The kind of an overload, in its canonical spelling."""
     namespace, _, name = overload._schema.name.partition("::")
-    suffix = overload._overloadname
-    return f"{namespace}.{name}" if suffix == "default" else f"{namespace}.{name}.{suffix}"
+    return canonical(f"{namespace}.{name}.{overload._overloadname}")
 
 
 def attributes_of(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
 from purine.ops import tracing
-from purine.ops.aten import device_of, dtype_of
+from purine.ops.aten import canonical, device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
+from purine.ops.purity import ImpureCall, is_foreign, refuse_impure, refused_call
 from purine.ops.registry import IMPLIED, lookup
 from purine.ops.tracing import Inferred, Spec
 
@@ -44,7 +45,8 @@ class Cost:
 def complete(graph: Graph) -> Graph:
     """The graph with implied inputs, random streams, and shapes and dtypes of results filled in.
 
-    Shapes that are declared stay as they are; `check` compares them with what the kinds say.
+    Kinds get their canonical spelling, the one that tables of kinds have. Shapes that are declared
+    stay as they are; `check` compares them with what the kinds say.
     """
     builder = Builder(graph)
     for op in graph.ops.values():
@@ -55,6 +57,8 @@ def complete(graph: Graph) -> Graph:
             add_clock(builder)
         if "stream" in kind.attributes and "stream" not in op.attributes:
             op = replace(op, attributes={**op.attributes, "stream": op.name})
+        if op.kind != canonical(op.kind):
+            op = replace(op, kind=canonical(op.kind))
         builder.ops[op.name] = op
     completed = builder.graph()
     if all(blob.shape is not None for blob in completed.blobs.values()):
@@ -179,12 +183,17 @@ def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
     """All that is known of an op's results: from its kind, or by running it on fake tensors."""
     key = op_key(op, inputs)
     if key not in _INFERRED:
+        kind = lookup(op)
+        refuse_impure(op, kind)
         try:
-            kind = lookup(op)
-            told = kind.inferrer
-            _INFERRED[key] = told(op, inputs) if told else tracing.infer(kind.bind(op), inputs)
+            told, watch = kind.inferrer, is_foreign(kind)
+            _INFERRED[key] = (
+                told(op, inputs) if told else tracing.infer(kind.bind(op), inputs, watch=watch)
+            )
         except KindError:
             raise
+        except ImpureCall as error:
+            raise refused_call(op, kind, error) from None
         except Exception as error:
             raise _refused(op, inputs, error) from error
     return _INFERRED[key]

@@ -3,7 +3,7 @@
 A lane that calls kernels one by one takes the interpreter's lock for each; with many lanes they
 wait for each other. Here a sequence of ops becomes a function in torch's own intermediate
 representation, which runs them in the same order, with the same kernels and the same bits, and
-without the lock. It is the second module, beside `tracing`, that touches private parts of torch.
+without the lock. Beside `tracing` and `purity`, it touches private parts of torch.
 """
 
 from __future__ import annotations

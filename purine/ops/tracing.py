@@ -1,15 +1,15 @@
 """Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
 
 It touches private parts of torch (fake tensors, proxy tracing, the flop counter's registry), which
-no other module but `script` does, so that a new release of torch is a change in one place. What
-comes out is plain data.
+no other modules but `script` and `purity` do, so that a new release of torch is a change in few
+places. What comes out is plain data.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from purine.graph import Attribute
 from purine.ops import aten
+from purine.ops.purity import watched
 from purine.ops.registry import Kernel
 
 __all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
@@ -86,28 +87,30 @@ class Inferred:
     several: bool
 
 
-def infer(function: Kernel, inputs: Sequence[Spec]) -> Inferred:
+def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> Inferred:
     """Call a function on tensors without values and look at what it returns.
 
+    With `watch`, an `ImpureCall` where the function writes over an input or draws random numbers.
     Meta tensors come first, being several times quicker. Where they do not do (no inputs, several
     devices, anything that goes wrong) fake ones are asked, which know devices.
     """
     devices = {spec.device for spec in inputs}
     if len(devices) == 1:
         with suppress(Exception):
-            found = _inferred(function, [replace(spec, device=_META) for spec in inputs])
+            found = _inferred(function, [replace(spec, device=_META) for spec in inputs], watch)
             if all(spec is None or spec.device == _META for spec in found.specs):
                 (device,) = devices
                 specs = (spec and replace(spec, device=device) for spec in found.specs)
                 return replace(found, specs=tuple(specs))
     with FakeTensorMode():
-        return _inferred(function, inputs)
+        return _inferred(function, inputs, watch)
 
 
-def _inferred(function: Kernel, inputs: Sequence[Spec]) -> Inferred:
+def _inferred(function: Kernel, inputs: Sequence[Spec], watch: bool) -> Inferred:
     with torch.no_grad():
         values = [_empty(spec) for spec in inputs]
-        returned = function(*values)
+        with watched(values) if watch else nullcontext():
+            returned = function(*values)
         results = _as_tuple(returned)
         memory = {value.untyped_storage()._cdata: n for n, value in reversed([*enumerate(values)])}
         aliases = tuple(

@@ -15,8 +15,8 @@ from purine.ops.infer import complete, spec_of
 
 __all__ = ["join"]
 
-_SPLIT = "aten.split_with_sizes.default"
-_KINDS = ("Conv", "aten.conv2d.default", "aten.convolution.default")
+_SPLIT = "aten.split_with_sizes"
+_KINDS = ("Conv", "aten.conv2d", "aten.conv2d.padding", "aten.convolution")
 
 
 def join(net: Graph) -> Graph:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from purine.errors import ConfigError
+from purine.files import read_bounded
 from purine.nearest import nearest_name
 from purine.parallel._reduce import TOPOLOGIES
 from purine.parallel.replicate import BatchNorms
@@ -26,6 +27,8 @@ Setting: TypeAlias = int | bool | str | tuple[str, ...]
 _NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0}
 _NAMES = ("cut", "recompute")
 _OF_PIPELINES = ("schedule", "chunks", "cut")
+_BYTES = 16 << 20  # of a file with a schedule
+_CELLS = 1 << 16  # of a schedule: forward passes of micro-batches through stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,14 @@ class Scheme:
                     remedy=f"give pipeline, the number of its devices, or leave {name} out",
                 )
         if self.pipeline > 1:
+            cells = self.pipeline * self.micro_batches * (self.chunks or 1)
+            if cells > _CELLS:
+                raise ConfigError(
+                    "the schedule of the pipeline is too large",
+                    expected=f"pipeline * micro * chunks to be at most {_CELLS:,}",
+                    found=f"{self.pipeline} * {self.micro_batches} * {self.chunks or 1}",
+                    remedy="use fewer devices in a pipeline, or fewer micro-batches",
+                )
             plan = self.grid(1)
             for name, wanted, found in (
                 ("pipeline", plan.devices, self.pipeline),
@@ -246,7 +257,7 @@ def _read(key: str, value: Any) -> Any:
 def _grid_of(path: Path) -> str:
     """The grid in a file, as it prints."""
     try:
-        return str(Schedule.parse(path.expanduser().read_text(encoding="utf-8")))
+        return str(Schedule.parse(read_bounded(path.expanduser(), _BYTES).decode()))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "cannot read the schedule",

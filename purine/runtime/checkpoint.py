@@ -1,7 +1,8 @@
 """Checkpoints: the values of all states after an iteration, so that a run can go on from there.
 
 A checkpoint is the folder `<run>/checkpoints/<iteration>/` with `states.safetensors`, the values by
-blob name, and `manifest.json`, which says what they are and how to tell that they are undamaged.
+blob name, and `manifest.json`, which says what they are and how to tell that they are undamaged: it
+holds a checksum of the values, and one of itself.
 
 The main invariant: a checkpoint that can be seen is whole. It is written under a temporary name,
 flushed to disk and then renamed; a folder is only deleted after it lost its name. A crash at any
@@ -31,20 +32,37 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from purine.errors import CheckpointError, ConfigError
+from purine.files import read_bounded
 from purine.graph import Graph
 from purine.ops.aten import dtype_name
+from purine.ops.clock import ITERATION, SEED
 
-__all__ = ["Checkpoint", "latest", "load", "match", "purine_version", "save"]
+__all__ = [
+    "LARGEST",
+    "Checkpoint",
+    "checksum",
+    "latest",
+    "load",
+    "match",
+    "purine_version",
+    "save",
+]
 
-VERSION = 1
-"""The version of the layout below, raised when an older reader could misread it."""
+VERSION = 2
+"""The version of the layout below, raised when an older reader could misread it.
+
+A manifest of version 1 has no checksum of itself. It is read where the values, which have one,
+confirm what it says: its iteration and its seed."""
 
 _FOLDER = "checkpoints"
 _STATES = "states.safetensors"
 _MANIFEST = "manifest.json"
+_BYTES = 64 << 20  # of a manifest
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
 _DIGITS = 9
+LARGEST = 10**_DIGITS - 1
+"""The largest number of iterations that a checkpoint can be of."""
 # The previous checkpoint of an iteration has this suffix while a new one takes its place, because a
 # folder cannot be renamed over another. It is whole, so it counts when the new one is not there.
 _REPLACED = ".replaced"
@@ -131,6 +149,8 @@ def _read(path: Path) -> Checkpoint:
     manifest = _read_manifest(path)
     with _os_errors("cannot read the checkpoint", path):
         values = _read_values(path, manifest)
+    if manifest["version"] == 1:
+        _confirm(path, manifest, values)
     return Checkpoint(
         iteration=_field(manifest, "iteration", int, path),
         seed=_field(manifest, "seed", int, path),
@@ -177,11 +197,10 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
 
 
 def _check_options(iteration: int, keep: int) -> None:
-    limit = 10**_DIGITS - 1
-    if not 0 <= iteration <= limit:
+    if not 0 <= iteration <= LARGEST:
         raise ConfigError(
             f"a checkpoint cannot have iteration {iteration}",
-            expected=f"0 to {limit}",
+            expected=f"0 to {LARGEST}",
             found=str(iteration),
             remedy="count iterations from 0",
         )
@@ -369,7 +388,16 @@ def _manifest_text(
     lines.append(f'  "states": [\n{rows}\n  ]')
     indented = json.dumps(dict(extra), indent=2, allow_nan=False).replace("\n", "\n  ")
     lines.append(f'  "extra": {indented}')
+    own = checksum(json.loads("{" + ",".join(lines) + "}"))
+    lines.append(f'  "sha256": "{own}"')
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def checksum(manifest: Mapping[str, object]) -> str:
+    """The checksum of all fields of a manifest but the checksum itself, however they are spaced."""
+    fields = {key: value for key, value in manifest.items() if key != "sha256"}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _resolve(path: Path) -> Path:
@@ -401,7 +429,7 @@ def _resolve(path: Path) -> Path:
 def _read_manifest(path: Path) -> dict[str, object]:
     file = path / _MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(read_bounded(file, _BYTES))
     except FileNotFoundError as error:
         raise _damaged(path, "the manifest is missing", _MANIFEST, "no such file") from error
     except OSError as error:
@@ -413,17 +441,38 @@ def _read_manifest(path: Path) -> dict[str, object]:
         found = type(manifest).__name__
         raise _damaged(path, "the manifest cannot be read", "a JSON object", found)
     version = _field(manifest, "version", int, path)
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         raise CheckpointError(
             f"the checkpoint has format version {version}",
             where=str(path),
-            expected=f"version {VERSION}",
+            expected=f"version 1 to {VERSION}",
             found=f"version {version}, written by purine {manifest.get('purine', 'unknown')}",
             remedy="read it with the purine that wrote it",
         )
-    if _field(manifest, "iteration", int, path) < 0:
-        raise _damaged(path, "the iteration is negative", "0 or more", str(manifest["iteration"]))
+    if version > 1 or "sha256" in manifest:
+        own, found = _field(manifest, "sha256", str, path), checksum(manifest)
+        if own != found:
+            what = "the manifest is damaged, or was changed"
+            raise _damaged(path, what, f"sha256 {own} of its other fields", f"sha256 {found}")
+    iteration = _field(manifest, "iteration", int, path)
+    if iteration < 0:
+        raise _damaged(path, "the iteration is negative", "0 or more", str(iteration))
+    name = _NAME.fullmatch(path.name)
+    if name and int(name[1]) != iteration:
+        what = "the checkpoint is of another iteration than its folder"
+        raise _damaged(path, what, f"iteration {int(name[1])}", f"iteration {iteration}")
     return manifest
+
+
+def _confirm(
+    path: Path, manifest: Mapping[str, object], values: Mapping[str, torch.Tensor]
+) -> None:
+    """Compare a manifest that has no checksum with the states of the same names."""
+    for name in (ITERATION, SEED):
+        value = values.get(name)
+        if value is not None and value.numel() == 1 and value.item() != manifest.get(name):
+            what = f"the manifest and the values differ in the {name}"
+            raise _damaged(path, what, f"{name} {value.item()}", f"{name} {manifest.get(name)}")
 
 
 def _read_values(path: Path, manifest: dict[str, object]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from purine.errors import ConfigError, RunError
-from purine.files import put_in_place
+from purine.files import put_in_place, read_bounded
 from purine.graph import Graph
 from purine.ops.fused import FUSED
 from purine.runtime.compiled import WARM_UP
@@ -25,6 +25,7 @@ from purine.runtime.trace_file import from_json, to_json
 
 __all__ = ["Trace", "Window", "causes", "edges_of", "window"]
 
+_BYTES = 1 << 30  # of a file with a trace
 _WARM_UP, _FUSED_WARM_UP = 1, WARM_UP + 1
 """Iterations of warm-up: buffers are made and algorithms chosen in the first; fused ops are
 compiled in their first call and, on a GPU, captured behind their own warm-up."""
@@ -117,7 +118,7 @@ class Trace:
     def load(cls, path: Path) -> Trace:
         """Read what `save` wrote."""
         try:
-            return cls(*from_json(json.loads(path.read_text(encoding="utf-8"))))
+            return cls(*from_json(json.loads(read_bounded(path, _BYTES))))
         except OSError as error:
             raise _unreadable(path, "cannot read the trace", str(error)) from error
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

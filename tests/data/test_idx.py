@@ -59,6 +59,10 @@ def test_reads_every_dtype(tmp_path: Path, dtype: str, suffix: str) -> None:
     assert read.tolist() == array.tolist()
 
 
+BOMB = gzip.compress(b"\0\0\x08\x03" + b"\0\1\0\0" * 3 + bytes(17 << 20), 1)
+"""A few bytes that expand to many, and say that they are 2^48."""
+
+
 @pytest.mark.parametrize(
     ("name", "data", "what", "expected", "found"),
     [
@@ -76,6 +80,8 @@ def test_reads_every_dtype(tmp_path: Path, dtype: str, suffix: str) -> None:
         ("a.gz", gzip.compress(GOOD)[:-9], "damaged", "complete gzip stream", "bytes)"),
         ("a.gz", gzip.compress(GOOD)[:20] + b"\xff" * 30, "damaged", "complete gzip", "bytes)"),
         ("a.gz", gzip.compress(GOOD[:-1]), "cut short", "46 bytes", "45 bytes"),
+        ("a.gz", gzip.compress(GOOD + b"x"), "bytes follow", "46 bytes", "more than 46 bytes"),
+        ("a.gz", BOMB, "the array is too large", "memory that is available", "281,474,976,710,656"),
     ],
 )
 def test_wrong_files(
@@ -186,3 +192,18 @@ def test_wrong_dtype_or_rank(
         idx_dataset(tmp_path)
     assert caught.value.expected == expected
     assert caught.value.found == found
+
+
+def test_no_more_is_decompressed_than_the_header_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(GOOD + bytes(64 << 20)))
+    taken = []
+    read = gzip.GzipFile.read
+    monkeypatch.setattr(
+        gzip.GzipFile, "read", lambda self, size: taken.append(size) or read(self, size)
+    )
+    with pytest.raises(DataError, match="bytes follow the last value"):
+        read_idx(path)
+    assert sum(taken) == len(GOOD) + 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,75 @@ def test_damaged_member(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read") as caught:
         npz_dataset(tmp_path / "a.npz")
     assert caught.value.expected == "a readable array images"
+
+
+def rewritten(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Write an archive whose images have another .npy text."""
+    np.savez(path, images=IMAGES, labels=LABELS)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["images.npy"] = change(members["images.npy"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+HEADERS = {
+    "larger": (b"(4, 3, 3), ", b"(4, 3, 30),", "36 bytes of values"),
+    "without end": (b"(4, 3, 3), }", b"(9**99,3), }", "malformed"),
+    "10^18 images": (b"(4, 3, 3), }      ", b"(10000000000000000", ""),
+    "negative": (b"(4, 3, 3), ", b"(-4,-3, 3),", ""),
+    "no shape": (b"'shape'", b"'shapx'", ""),
+    "deep": (b"(4, 3, 3), }", b"((((((((((((", ""),
+    "another dtype": (b"'|u1'", b"'<f8'", "288"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_that_lie(tmp_path: Path, name: str) -> None:
+    old, new, found = HEADERS[name]
+    path = tmp_path / "a.npz"
+    rewritten(path, lambda data: data.replace(old, new))
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        npz_dataset(path)
+    assert caught.value.expected == "a readable array images"
+    assert found in str(caught.value.found)
+    assert len(str(caught.value)) < 600
+
+
+def test_an_archive_that_expands_to_more_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purine.data._bounds.available_memory", lambda: 1 << 20)
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, images=np.zeros((9000, 28, 28), np.uint8), labels=np.zeros(9000, int))
+    with pytest.raises(DataError, match="array images is too large") as caught:
+        npz_dataset(path)
+    assert "7,056,000 bytes" in str(caught.value.found)
+
+
+def test_an_encrypted_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, images=IMAGES, labels=LABELS)
+    data = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flags of each member, twice
+        start = data.find(mark)
+        while start >= 0:
+            data[start + place] |= 1
+            start = data.find(mark, start + 1)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="the archive is encrypted"):
+        npz_dataset(path)
+
+
+def test_an_npy_file_that_lies(tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", IMAGES)
+    np.save(tmp_path / "labels.npy", LABELS)
+    data = (tmp_path / "images.npy").read_bytes()
+    for new in (b"(4, 3, 30),", b"(-4,-3, 3),", b"(((((((((((", b"(4, 3, 3,,,"):
+        (tmp_path / "images.npy").write_bytes(data.replace(b"(4, 3, 3), ", new))
+        with pytest.raises(DataError, match="cannot be read"):
+            npy_dataset(tmp_path)
 
 
 def test_text_is_no_archive(tmp_path: Path) -> None:

@@ -365,6 +365,8 @@ MISTAKES = [
     (op("v: yes"), "1", "do not agree on what yes", "true", "yes", "quote"),
     (op("v: 1e999"), "1", "too large", ".inf", "1e999", "smaller"),
     (op(f"v: {'9' * 5000}"), "1", "too large", "fits", "999...", "smaller"),
+    (op(f"v: {'9' * 400}"), "1", "too large", "fits", "999...", "smaller"),
+    (op(f"v: 1{':30' * 400}"), "1", "do not agree on", "decimal", "...", "quote"),
     (op("v: !!python/name:os.system ''"), "1", "has a tag", "no tag", "os.system", "remove"),
     (op("v: &a [*a]"), "1", "alias *a stands for nothing", "anchor", "contains", "write"),
     (op("v: *b"), "1", "alias *b stands for nothing", "anchor", "no &b", "write"),
@@ -378,7 +380,7 @@ MISTAKES = [
     ("- {type: control, before: a}", "1", "control entry has no 'after'", "after", "before", "add"),
     ("- {type: output}", "1", "an output entry has no 'blob'", "blob", "type", "add"),
     ("- {type: output, blob: x, size: [1]}", "1", "'size' is no key", "blob", "size", "size"),
-    ("[]\n---\n[]\n", "2", "the text goes on", "one list", "second document", "join"),
+    ("[]\n---\n[]\n", "2", "the text goes on", "one document", "second document", "join"),
     ("- {type: blob\n- [", "2:3", "the text is not YAML", "YAML", "expected ',' or '}'", "column"),
     ("- a: b: c\n", "1:7", "the text is not YAML", "YAML", "not allowed", "column"),
     ("\n- \x00", "2", "a character that YAML does not allow", "printable", "U+0000", "remove"),
@@ -415,6 +417,15 @@ def test_aliases_cannot_multiply() -> None:
     for level in range(1, 12):
         stars = ", ".join([f"*l{level - 1}"] * 10)
         lines.append(f"- {{{OP.replace('name: a', f'name: a{level}')}, v: &l{level} [{stars}]}}")
+    with pytest.raises(FormatError, match="stands for too much") as caught:
+        from_yaml("\n".join(lines), file="net.yaml")
+    assert caught.value.where == "net.yaml:4"
+
+
+def test_aliases_are_counted_together() -> None:
+    values = [f"&many [{', '.join('x' * 999)}]", f"[{', '.join(['*many'] * 99)}]", "*many", "*many"]
+    ops = [OP.replace("name: a", f"name: a{number}") for number in range(4)]
+    lines = [f"- {{{op}, v: {value}}}" for op, value in zip(ops, values, strict=True)]
     with pytest.raises(FormatError, match="stands for too much") as caught:
         from_yaml("\n".join(lines), file="net.yaml")
     assert caught.value.where == "net.yaml:4"

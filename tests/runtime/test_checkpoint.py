@@ -40,9 +40,12 @@ def names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != ".lock")
 
 
-def edit_manifest(path: Path, change: Change) -> None:
+def edit_manifest(path: Path, change: Change, *, honest: bool = True) -> None:
+    """Change a manifest, with a checksum that is `honest` about the change or without a new one."""
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
+    if honest:
+        manifest["sha256"] = checkpoint.checksum(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -389,9 +392,51 @@ def test_a_manifest_that_cannot_be_read_is_reported(tmp_path: Path, text: str | 
 
 def test_another_version_is_reported(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    edit_manifest(path, lambda manifest: manifest.update(version=2))
+    for version in (0, 3):
+        edit_manifest(path, lambda manifest: manifest.update(version=version))  # noqa: B023
+        error = failure(path)
+        assert error.expected == "version 1 to 2"
+        assert f"version {version}" in str(error.found)
+
+
+@pytest.mark.parametrize("key", ["iteration", "seed", "digest", "purine", "extra", "sha256"])
+def test_a_changed_manifest_is_noticed(tmp_path: Path, key: str) -> None:
+    path = save(tmp_path, 1, extra={"seconds": 1.5})
+    edit_manifest(path, lambda manifest: manifest.update({key: {}}), honest=False)
     error = failure(path)
-    assert (error.expected, "version 2" in str(error.found)) == ("version 1", True)
+    assert "the manifest is damaged, or was changed" in error.what or "wrong type" in error.what
+
+
+def test_a_manifest_may_be_spaced_otherwise(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, extra={"seconds": 1.5, "näme": [1e-30, None]})
+    edit_manifest(path, lambda manifest: None, honest=False)
+    assert checkpoint.load(path).extra["seconds"] == 1.5
+
+
+def test_a_checkpoint_in_the_folder_of_another_iteration_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    other = shutil.copytree(path, path.with_name("000000020"))
+    error = failure(other)
+    assert (error.expected, error.found) == ("iteration 20", "iteration 10")
+    assert checkpoint.load(shutil.copytree(path, tmp_path / "best")).iteration == 10
+
+
+def older(manifest: dict[str, Any]) -> None:
+    """Turn a manifest into one of version 1."""
+    del manifest["sha256"]
+    manifest["version"] = 1
+
+
+def test_the_version_without_a_checksum_is_read_where_the_values_confirm_it(tmp_path: Path) -> None:
+    values = {"seed": torch.tensor(5), "iteration": torch.tensor(3)}
+    path = save(tmp_path, 3, values=values)
+    edit_manifest(path, older, honest=False)
+    assert checkpoint.load(path).seed == 5
+    edit_manifest(path, lambda manifest: manifest.update(seed=6), honest=False)
+    error = failure(path)
+    assert (error.expected, error.found) == ("seed 5", "seed 6")
+    edit_manifest(path, lambda manifest: manifest.update(seed=5, iteration=2), honest=False)
+    assert "another iteration than its folder" in failure(path).what
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,42 @@ def no_manifest(run: Path) -> None:
     (run / "checkpoints" / "000000002" / "manifest.json").unlink()
 
 
+def other_iteration(run: Path) -> None:
+    manifest = run / "checkpoints" / "000000002" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"iteration": 2', '"iteration": 1'))
+
+
+def renamed(run: Path) -> None:
+    (run / "checkpoints" / "000000002").rename(run / "checkpoints" / "000000004")
+
+
+def with_job(key: str, value: object) -> Callable[[Path], None]:
+    """A job that the checkpoint is not of: the same as one that was copied in from elsewhere."""
+
+    def change(run: Path) -> None:
+        config = run / "config.yaml"
+        text = re.sub(rf"^{key}:.*$", f"{key}: {value}", config.read_text(), flags=re.MULTILINE)
+        assert text != config.read_text()
+        config.write_text(text)
+
+    return change
+
+
 CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "truncated": (truncate, ["000000002", "another size", "expected: ", "found: ", "bytes"]),
     "bytes flipped": (flip_bytes, ["000000002", "is damaged", "expected: sha256", "found: sha256"]),
     "manifest not JSON": (break_manifest, ["000000002", "manifest", "expected: ", "JSON"]),
     "manifest missing": (no_manifest, ["000000002", "the manifest is missing", "no such file"]),
+    "iteration changed": (other_iteration, ["the manifest is damaged, or was changed", "sha256"]),
+    "folder renamed": (renamed, ["000000004", "another iteration", "iteration 4", "iteration 2"]),
+    "of another seed": (
+        with_job("seed", 3),
+        ["000000002", "of another run: its seed differs", "expected: seed 3", "found: seed 0"],
+    ),
+    "of another rate": (
+        with_job("lr", 0.5),
+        ["000000002", "of another run: its lr differs", "expected: lr 0.5", "found: lr 0.01"],
+    ),
     "of another net": (other_net, ["000000002", "the checkpoint", "fc", "expected: ", "found: "]),
 }
 

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from purine.errors import FormatError
+from purine.files import read_bounded
 
 __all__ = ["located", "read_bytes", "within"]
+
+_BYTES = 64 << 20  # of a text
 
 
 def located(name: str, roots: Sequence[Path]) -> Path | None:
@@ -24,16 +27,16 @@ def within(roots: Sequence[Path]) -> str:
     return f"in {folders[0]}" if len(folders) == 1 else f"in one of {', '.join(folders)}"
 
 
-def read_bytes(path: Path, expected: str) -> bytes:
-    """All bytes of a file that ought to be there."""
+def read_bytes(path: Path, expected: str, most: int = _BYTES) -> bytes:
+    """All bytes of a file that ought to be there, and to have at most `most` of them."""
     try:
-        return path.read_bytes()
+        return read_bounded(path, most)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise FormatError(
             "cannot read the file",
             where=str(path),
-            expected=f"the path of {expected}",
+            expected=f"the path of {expected} of at most {most >> 20:,} MiB",
             found=reason or str(error),
             remedy="correct the path or its permissions",
         ) from error

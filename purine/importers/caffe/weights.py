@@ -142,7 +142,7 @@ def _stored(path: Path) -> list[tuple[str, Sequence[Any]]]:
 
 
 def _message(type: str, path: Path, expected: str) -> Any:
-    data = read_bytes(path, expected)
+    data = read_bytes(path, expected, _LARGEST)
     if data.startswith(_HDF5):
         raise _damaged(path, expected, "an HDF5 file")
     try:
