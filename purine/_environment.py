@@ -4,7 +4,7 @@ With huge pages a fresh 50 MB activation costs 25 page faults instead of 12,000 
 `purine.runtime.memory`). Torch reads this setting once, at its first allocation; a value that the
 user has set stays.
 
-Importing torch takes seconds, before the command line can catch an interrupt. So the hook that
+The command line cannot catch an interrupt before its own libraries are imported. So the hook that
 prints tracebacks leaves that of an interrupt out; the process still dies of the signal (130).
 """
 
