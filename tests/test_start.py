@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,3 +110,26 @@ print(json.dumps(sorted(kinds())))
 
 def _module(kind: str) -> str:
     return str(getattr(kinds()[kind].function, "__module__", "purine"))
+
+
+def spins(**environment: str) -> str:
+    """How often threads look for work before they sleep, as the OpenMP library tells."""
+    unset = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    kept = {key: value for key, value in os.environ.items() if key not in unset}
+    done = subprocess.run(
+        [sys.executable, "-c", "import purine; import torch"],
+        env={**kept, "OMP_DISPLAY_ENV": "VERBOSE", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.search(r"GOMP_SPINCOUNT = '([^']*)'", done.stderr)
+    if found is None:
+        pytest.skip("this torch does not come with GNU OpenMP")
+    return found[1]
+
+
+def test_threads_spin_for_a_bounded_time_unless_the_user_says_otherwise() -> None:
+    assert spins() == "4000"
+    assert spins(GOMP_SPINCOUNT="77") == "77"
+    assert spins(OMP_WAIT_POLICY="PASSIVE") == "0"
