@@ -116,9 +116,7 @@ def report(speeds: dict[str, dict[str, list[float]]], options: argparse.Namespac
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """Processes that compute as long as the context is open."""
-    children = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)
-    ]
+    children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:

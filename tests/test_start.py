@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import purine as pu
 from purine.cli import names
 from purine.data.open import _NAMED
+from purine.graph import save_yaml
 from purine.job.config import Job
 from purine.ops.registry import kinds
 
@@ -78,6 +80,12 @@ def test_importing_purine_leaves_the_compiler_out() -> None:
     assert not loaded("import purine").intersection(HEAVY)
     everyday = "import purine as pu; pu.Run, pu.zoo, pu.data, pu.solvers, pu.backward, pu.parallel"
     assert loaded(everyday).intersection(HEAVY) == {"torch"}
+
+
+def test_checking_a_small_net_leaves_the_compiler_out(tmp_path: Path) -> None:
+    net = tmp_path / "net.yaml"
+    save_yaml(pu.zoo.lenet(batch=4), net)
+    assert loaded(command("check", str(net))).intersection(HEAVY) == {"torch"}
 
 
 def test_every_public_name_has_a_home() -> None:

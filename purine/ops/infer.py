@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
-from purine.ops import tracing
+from purine.ops import shapes, tracing
 from purine.ops.aten import device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
-from purine.ops.registry import IMPLIED, lookup
+from purine.ops.registry import IMPLIED, Kind, lookup
 from purine.ops.tracing import Inferred, Spec
 
 __all__ = [
@@ -176,18 +176,27 @@ def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
 
 
 def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
-    """All that is known of an op's results: from its kind, or by running it on fake tensors."""
+    """All that is known of an op's results: from its kind, by a rule, or from fake tensors."""
     key = op_key(op, inputs)
     if key not in _INFERRED:
         try:
-            kind = lookup(op)
-            told = kind.inferrer
-            _INFERRED[key] = told(op, inputs) if told else tracing.infer(kind.bind(op), inputs)
+            _INFERRED[key] = _results(op, lookup(op), inputs)
         except KindError:
             raise
         except Exception as error:
             raise _refused(op, inputs, error) from error
     return _INFERRED[key]
+
+
+def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
+    if kind.inferrer is not None:
+        return kind.inferrer(op, inputs)
+    if not any(kind.problems(op)):
+        defaults = {key: attr.default for key, attr in kind.attributes.items()}
+        found = shapes.told(op, {**defaults, **op.attributes}, inputs)
+        if found is not None:
+            return found
+    return tracing.infer(kind.bind(op), inputs)
 
 
 _INFERRED: dict[tuple[object, ...], Inferred] = {}
