@@ -29,7 +29,7 @@ from pathlib import Path
 OWN = Path(__file__).resolve().parent.parent
 
 NET = """
-- {type: op, op_type: Data, name: data, outputs: [data, label], thread: io}
+- {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label], thread: io}
 - {type: blob, name: data, size: [64, 1, 28, 28]}
 - {type: blob, name: label, size: [64], dtype: int64}
 - {type: blob, name: conv1/weight, size: [20, 1, 5, 5]}
