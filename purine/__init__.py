@@ -1,17 +1,33 @@
-"""Purine: a whole training job as one bipartite graph, run by an event-driven dispatcher."""
+"""Purine: a whole training job as one bipartite graph, run by an event-driven dispatcher.
+
+Names are imported when they are first asked for, so that `import purine` and the help of the
+command line come at once: most of what is behind them needs torch, which takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from purine import _environment as _environment
-from purine import data, graph, ops, optimize, parallel, solvers, zoo
-from purine.autodiff import backward
-from purine.errors import PurineError
-from purine.graph import Blob, Builder, Graph, Location, Op, State
-from purine.importers.caffe import from_caffe
-from purine.importers.torch import from_torch
-from purine.ops import Net, check
-from purine.optimize import evaluation, fuse, inference, join, layout, mixed, prune, recompute
-from purine.parallel import to_device
-from purine.runtime.run import Result, Run, compute
-from purine.runtime.trace import Trace
+
+if TYPE_CHECKING:
+    from purine import data, graph, ops, optimize, parallel, solvers, zoo
+    from purine.autodiff import backward
+    from purine.errors import PurineError
+    from purine.graph import Blob, Builder, Graph, Location, Op, State
+    from purine.importers.caffe import from_caffe
+    from purine.importers.torch import from_torch
+    from purine.ops import Net, check
+    from purine.optimize.fuse import fuse
+    from purine.optimize.join import join
+    from purine.optimize.layout import layout
+    from purine.optimize.mixed import mixed
+    from purine.optimize.prune import evaluation, inference, prune
+    from purine.optimize.recompute import recompute
+    from purine.parallel import to_device
+    from purine.runtime.run import Result, Run, compute
+    from purine.runtime.trace import Trace
 
 __all__ = [
     "Blob",
@@ -49,3 +65,44 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_PACKAGES = ("data", "graph", "ops", "optimize", "parallel", "solvers", "zoo")
+_HOMES = {
+    **dict.fromkeys(("Blob", "Builder", "Graph", "Location", "Op", "State"), "purine.graph"),
+    "Net": "purine.ops",
+    "PurineError": "purine.errors",
+    "Result": "purine.runtime.run",
+    "Run": "purine.runtime.run",
+    "Trace": "purine.runtime.trace",
+    "backward": "purine.autodiff",
+    "check": "purine.ops",
+    "compute": "purine.runtime.run",
+    "evaluation": "purine.optimize",
+    "from_caffe": "purine.importers.caffe",
+    "from_torch": "purine.importers.torch",
+    "fuse": "purine.optimize",
+    "inference": "purine.optimize",
+    "join": "purine.optimize",
+    "layout": "purine.optimize",
+    "mixed": "purine.optimize",
+    "prune": "purine.optimize",
+    "recompute": "purine.optimize",
+    "to_device": "purine.parallel",
+}
+"""The module of each public name that is not a package."""
+
+
+if not TYPE_CHECKING:  # a type checker tells misspelt names by the imports above
+
+    def __getattr__(name: str) -> object:
+        if name in _PACKAGES:
+            return import_module(f"purine.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'purine' has no attribute {name!r}")
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found  # asked once
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

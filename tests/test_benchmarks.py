@@ -193,3 +193,38 @@ def test_precision_tells_what_float32_runs_are_apart() -> None:
     assert row["difference"] == 0
     assert 0 < row["fp32_spread"] < 1e-4
     assert 0 < row["bf16_difference"] < 0.02
+
+
+def test_what_one_waits_for_is_measured_in_turns() -> None:
+    script = runpy.run_path(str(BENCHMARKS / "start.py"))
+    settings = Namespace(turns=1, module_turns=1, layers=1, width=64, vocabulary=64)
+    with script["small_net"]() as net:
+        figures = {"help": script["commands"](net)["help"]}
+        script["measure"].__globals__["commands"] = lambda net: figures
+        found = script["measure"]({"now": script["OWN"]}, net, settings)
+    assert set(found) == {"help", *script["MODULE"]}
+    assert all(len(by_tree["now"]) == 1 and by_tree["now"][0] > 0 for by_tree in found.values())
+
+
+def test_busy_processes_end_with_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "busy.py"))
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **settings: Any) -> None:
+            super().__init__(*given, **settings)
+            started.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Noted)
+        with script["busy"](2):
+            assert [child.poll() for child in started] == [None, None]
+    assert all(child.returncode is not None for child in started)
+    speeds = {
+        "idle": {"default": [97.0], "spinning": [100.0], "passive": [80.0]},
+        "busy": {"default": [6.0], "spinning": [1.0], "passive": [8.0]},
+    }
+    script["report"](speeds, Namespace(busy=2))
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["cost_idle"] == pytest.approx(3 / 97)
+    assert answer["kept_busy"] == 0.75

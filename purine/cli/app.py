@@ -1,8 +1,8 @@
 """The commands, and how errors leave the program.
 
 A mistake of the user's is one clear message on stderr and exit code 2; anything else that escapes
-is a bug and keeps its traceback. Commands import what they need when they are called, so that help
-comes at once.
+is a bug and keeps its traceback. Commands import what they need when they are called, and no module
+of this package imports torch at its top, so that help and completion come at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="purine",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,11 +82,11 @@ def _drop_output() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        import torch
+        from importlib.metadata import version
 
         import purine
 
-        typer.echo(f"purine {purine.__version__} (torch {torch.__version__})")
+        typer.echo(f"purine {purine.__version__} (torch {version('torch')})")
         raise typer.Exit
 
 

@@ -36,10 +36,8 @@ def check(
     purine check net.yaml
     purine check train_val.prototxt --image 3,256,256
     """
-    import purine.solvers  # noqa: F401  (registers the kinds of updates)
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
-    from purine.importers.caffe import from_caffe
     from purine.ops import problems
 
     size = parse_image(image)
@@ -50,8 +48,12 @@ def check(
         found: list[PurineError]
         try:
             refuse_folder(file, "check")
-            caffe = file.suffix == ".prototxt"
-            graph = from_caffe(file, image=size).net if caffe else load_yaml(file)
+            if file.suffix == ".prototxt":
+                from purine.importers.caffe import from_caffe
+
+                graph = from_caffe(file, image=size).net
+            else:
+                graph = load_yaml(file)
             found = [*problems(graph)]
         except PurineError as error:
             found = [error, *error.more]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from purine.cli.names import NETS, complete
 from purine.errors import ConfigError
 from purine.nearest import nearest_name
-from purine.zoo import NETS
 
 if TYPE_CHECKING:
     from purine.graph import Graph
@@ -39,6 +39,7 @@ def show(
         typer.Option(
             help=f"A net by name ({', '.join(NETS)}), instead of a file.",
             show_default=False,
+            autocompletion=complete(NETS),
         ),
     ] = None,
     batch: Annotated[
@@ -102,14 +103,12 @@ def show(
 def _graph(
     file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
 ) -> Graph:
-    from purine.autodiff import backward
+    from purine import zoo
     from purine.cli.check import refuse_folder
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
-    from purine.importers.caffe import from_caffe
     from purine.ops import check
     from purine.ops.infer import with_batch
-    from purine.solvers import sgd
 
     if (file is None) == (net is None):
         raise ConfigError(
@@ -119,6 +118,8 @@ def _graph(
             remedy="write for example purine show --net lenet",
         )
     if file is not None and file.suffix == ".prototxt":
+        from purine.importers.caffe import from_caffe
+
         graph = from_caffe(file, batch=batch, image=parse_image(image)).net
     elif file is not None:
         if image is not None:
@@ -127,7 +128,7 @@ def _graph(
         graph = check(load_yaml(file))
         graph = graph if batch is None else with_batch(graph, batch)
     elif net is not None and net in NETS:
-        graph = check(NETS[net](**_asked(net, batch, image)))
+        graph = check(zoo.NETS[net](**_asked(net, batch, image)))
     else:
         own = "name a file without --net to show a graph of your own"
         raise ConfigError(
@@ -136,16 +137,22 @@ def _graph(
             found=repr(net),
             remedy=nearest_name(str(net), NETS, own),
         )
-    return check(sgd(backward(graph), momentum=0.9)) if step else graph
+    if not step:
+        return graph
+    from purine.autodiff import backward
+    from purine.solvers import sgd
+
+    return check(sgd(backward(graph), momentum=0.9))
 
 
 def _asked(net: str, batch: int | None, image: str | None) -> dict[str, object]:
     """What is asked of a net of the zoo, of the arguments that it takes."""
     from inspect import signature
 
+    from purine import zoo
     from purine.cli.imports import no_image, parse_image
 
-    if image is not None and "image" not in signature(NETS[net]).parameters:
+    if image is not None and "image" not in signature(zoo.NETS[net]).parameters:
         raise no_image(f"--net {net}", "it takes no images")
     given = {"batch": batch, "image": parse_image(image)}
     return {key: value for key, value in given.items() if value is not None}
@@ -199,7 +206,7 @@ def _shapes(graph: Graph, op: str) -> str:
 
 
 def _kinds_text() -> str:
-    import purine.solvers  # noqa: F401  (registers the kinds of updates)
+    import purine.ops  # noqa: F401  (registers all kinds)
     from purine.ops.registry import describe, kinds
 
     lines = []

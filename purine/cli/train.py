@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from purine.cli.names import DATA, NETS, POLICIES, PRECISIONS, SOLVERS, complete
 from purine.errors import ConfigError
-from purine.zoo import NETS
 
 __all__ = ["train"]
 
 
 def _option(
-    help: str, default: str | None = None, *names: str, metavar: str | None = None
+    help: str,
+    default: str | None = None,
+    *,
+    metavar: str | None = None,
+    names: Sequence[str] = (),
 ) -> typer.models.OptionInfo:
-    """An option whose default is told but not filled in, so that one can see what was given."""
-    info = typer.Option(*names, help=help, show_default=default or False, metavar=metavar)
+    """An option whose default is told but not filled in, so that one can see what was given.
+
+    The shell completes it to one of the `names`.
+    """
+    info = typer.Option(
+        help=help,
+        show_default=default or False,
+        metavar=metavar,
+        autocompletion=complete(names) if names else None,
+    )
     assert isinstance(info, typer.models.OptionInfo)
     return info
 
@@ -40,6 +53,7 @@ def train(
             f"A net by name ({', '.join(NETS)}), a graph in a .yaml file, or a Caffe net "
             "(.prototxt).",
             "lenet",
+            names=NETS,
         ),
     ] = None,
     test_net: Annotated[
@@ -53,6 +67,7 @@ def train(
             "pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or .npy "
             "files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
             "what a Caffe net names, else fashion-mini",
+            names=DATA,
         ),
     ] = None,
     weights: Annotated[
@@ -73,9 +88,10 @@ def train(
     solver: Annotated[
         str | None,
         _option(
-            "sgd, adam, adamw, adagrad, adadelta, rmsprop or lars, or a Caffe solver (.prototxt), "
+            f"{', '.join(SOLVERS[:-1])} or {SOLVERS[-1]}, or a Caffe solver (.prototxt), "
             "whose settings count where no option is given.",
             "sgd",
+            names=SOLVERS,
         ),
     ] = None,
     lr: Annotated[float | None, _option("Learning rate.", "the solver's own; 0.01 for sgd")] = None,
@@ -90,6 +106,7 @@ def train(
             "exp:gamma=0.999, inv:gamma=0.0001,power=0.75, poly:power=1, cosine, "
             "sigmoid:gamma=-0.01,step=500; each also with warmup=100.",
             "fixed",
+            names=POLICIES,
         ),
     ] = None,
     clip: Annotated[
@@ -105,6 +122,7 @@ def train(
             "losses stay in fp32, and fp16 scales the loss. On GPUs also tf32: fp32 with "
             "convolutions and products of fewer bits.",
             "fp32",
+            names=PRECISIONS,
         ),
     ] = None,
     seed: Annotated[

@@ -1,14 +1,18 @@
 """Kinds of ops: one file per family, and what is derived from their functions."""
 
 import purine.ops.add_at
+import purine.ops.average
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
 import purine.ops.fused
 import purine.ops.loss_more
+import purine.ops.loss_scale
 import purine.ops.pointwise
+import purine.ops.rates
 import purine.ops.reduce
 import purine.ops.sized
-import purine.ops.sync_norm  # noqa: F401  (these register kinds or kernels, and have no layers)
+import purine.ops.sync_norm
+import purine.ops.update  # noqa: F401  (these register kinds or kernels, and have no layers)
 from purine.ops.activation import elu, gelu, leaky_relu, relu, relu6, sigmoid, tanh
 from purine.ops.attention import attention
 from purine.ops.conv import conv, deconv

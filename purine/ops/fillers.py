@@ -16,6 +16,7 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -85,7 +86,7 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
     key = hashlib.sha256(f"{seed}\n{name}".encode()).digest()
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
     value = _FILLERS[filler.kind](tuple(shape), generator, **filler.attributes)
-    return value.to(dtype_of(dtype))
+    return value.to(dtype_of(dtype)).contiguous()
 
 
 def filler_problems(state: State, blob: Blob) -> Iterator[KindError]:
@@ -101,7 +102,7 @@ def filler_problems(state: State, blob: Blob) -> Iterator[KindError]:
 def _constant(shape: tuple[int, ...], generator: Generator, *, value: float = 0.0) -> Tensor:
     del generator
     exact = torch.float64 if isinstance(value, float) else torch.int64
-    return torch.full(shape, value, dtype=exact)
+    return torch.tensor(value, dtype=exact).expand(shape)
 
 
 def _uniform(
@@ -229,7 +230,7 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
             f"change the filler of {blob.name!r}",
         )
         return
-    hints, known = typing.get_type_hints(draw), _settings(draw)
+    hints, known = _hints(draw), _settings(draw)
     ill = False
     for key, value in filler.attributes.items():
         if key not in known:
@@ -256,6 +257,12 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
             )
 
 
+@cache
+def _hints(draw: Draw) -> dict[str, typing.Any]:
+    return typing.get_type_hints(draw)
+
+
+@cache
 def _settings(draw: Draw) -> dict[str, object]:
     """The settings that a filler takes, with their defaults."""
     parameters = inspect.signature(draw).parameters.values()

@@ -24,7 +24,6 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from purine.ops._kept import Kept, keep_casts
@@ -112,6 +111,7 @@ def _compiled_or_found(
     It does so only where shapes have a place to be noted in, though fixed ones need none.
     """
     from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     place = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
     with tracing(place), torch.compiler.config.patch(cache_key_tag=_our_ops()):

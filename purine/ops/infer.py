@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
-from purine.ops import tracing
+from purine.ops import shapes, tracing
 from purine.ops.aten import canonical, device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
 from purine.ops.purity import ImpureCall, is_foreign, refuse_impure, refused_call
-from purine.ops.registry import IMPLIED, lookup
+from purine.ops.registry import IMPLIED, Kind, lookup
 from purine.ops.tracing import Inferred, Spec
 
 __all__ = [
@@ -180,16 +180,13 @@ def infer_op(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
 
 
 def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
-    """All that is known of an op's results: from its kind, or by running it on fake tensors."""
+    """All that is known of an op's results: from its kind, by a rule, or from fake tensors."""
     key = op_key(op, inputs)
     if key not in _INFERRED:
         kind = lookup(op)
         refuse_impure(op, kind)
         try:
-            told, watch = kind.inferrer, is_foreign(kind)
-            _INFERRED[key] = (
-                told(op, inputs) if told else tracing.infer(kind.bind(op), inputs, watch=watch)
-            )
+            _INFERRED[key] = _results(op, kind, inputs)
         except KindError:
             raise
         except ImpureCall as error:
@@ -197,6 +194,17 @@ def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
         except Exception as error:
             raise _refused(op, inputs, error) from error
     return _INFERRED[key]
+
+
+def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
+    if kind.inferrer is not None:
+        return kind.inferrer(op, inputs)
+    if not any(kind.problems(op)):
+        defaults = {key: attr.default for key, attr in kind.attributes.items()}
+        found = shapes.told(op, {**defaults, **op.attributes}, inputs)
+        if found is not None:
+            return found
+    return tracing.infer(kind.bind(op), inputs, watch=is_foreign(kind))
 
 
 _INFERRED: dict[tuple[object, ...], Inferred] = {}

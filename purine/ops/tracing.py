@@ -2,7 +2,8 @@
 
 It touches private parts of torch (fake tensors, proxy tracing, the flop counter's registry), which
 no other modules but `script` and `purity` do, so that a new release of torch is a change in few
-places. What comes out is plain data.
+places. What comes out is plain data. The flop counter imports Triton, so it is imported when
+something is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from purine.graph import Attribute
 from purine.ops import aten
@@ -128,12 +128,16 @@ def has_flops(function: Kernel) -> bool:
     """
     if not isinstance(function, OpOverload):
         return True
+    from torch.utils.flop_counter import flop_registry
+
     made_of_others = function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
     return function._overloadpacket in flop_registry or made_of_others
 
 
 def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
     """The floating-point operations of a call, as torch's flop counter has them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*map(_empty, inputs))
     return int(counter.get_total_flops())

@@ -130,8 +130,9 @@ class Run:
         """Results of iterations that were in flight when lanes ended."""
         self._reached = 0
         """The iteration that `_states` are of, while there are no lanes."""
+        self._states: dict[str, Tensor] = {}
+        """The states while there are no lanes; those missing have the values of their fillers."""
         self._sources = self._reading(read_stream(self.graph, data))
-        self._states = initial_states(self.graph, seed)
         self._executor: Executor | None = None
         self._recorded = Trace()
         self._failure: RunError | None = None
@@ -184,12 +185,14 @@ class Run:
         """Put values in place of the states named, for example parameters from elsewhere.
 
         A state that is sharded can be named as a whole: its value is cut. The iterations in
-        flight are completed before, with the old values.
+        flight are completed before, with the old values. The values are copied one by one, and
+        nothing is drawn for states that are set before they are read.
         """
-        iteration, states = self._settled()
+        if self._failure is not None:
+            raise self._failure
         values = shard_values(self.graph, values)
         for name, value in values.items():
-            if name not in states:
+            if name not in self.graph.states:
                 raise RunError(
                     f"there is no state {name!r}",
                     blob=name,
@@ -198,9 +201,14 @@ class Run:
                     remedy="see run.graph.states for the names",
                 )
             _check_value(self.graph, name, value)
-        fresh = {name: values.get(name, value) for name, value in states.items()}
-        self._keep_results()
-        self._restart(iteration, fresh)
+        if self._executor is not None:
+            iteration, states = self._settled()
+            self._keep_results()
+            kept = {name: value for name, value in states.items() if name not in values}
+            del states  # so that each is let go once it is copied
+            self._restart(iteration, kept)
+        for name, value in values.items():
+            self._states[name] = value.clone()
 
     def evaluate(self, graph: Graph) -> dict[str, float]:
         """The means of a graph's scalar outputs over the whole test set, each sample counted once.
@@ -266,7 +274,7 @@ class Run:
         checkpoint.match(saved, self.graph)
         self.seed = saved.seed
         self._failure = None
-        self._restart(saved.iteration, saved.values)
+        self._restart(saved.iteration, dict(saved.values))
         self._unread.clear()
         self.iteration = saved.iteration
         return saved.iteration
@@ -297,6 +305,7 @@ class Run:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
+            self._states = initial_states(self.graph, self.seed, self._states)
             return self._reached, self._states
         with self._noting_failure():
             completed = self._executor.drain()
@@ -316,9 +325,14 @@ class Run:
             for iteration in range(self.iteration, self._executor.core.completed):
                 self._unread[iteration] = self._executor.wait(iteration)
 
-    def _restart(self, iteration: int, values: Mapping[str, Tensor]) -> None:
+    def _restart(self, iteration: int, values: dict[str, Tensor]) -> None:
+        """Go on from copies of these values, which are taken out of `values` one by one."""
         self._end_lanes()
-        self._states = {name: values[name].clone() for name in self.graph.states}
+        self._states = {}
+        for name in list(values):
+            value = values.pop(name)
+            if name in self.graph.states:
+                self._states[name] = value.clone()
         self._reached = iteration
 
     def _end_lanes(self) -> None:
@@ -333,9 +347,9 @@ class Run:
             raise self._failure
         if self._executor is None:
             self._refuse_inputs()
-            self._states = {
-                name: _at_home(self.graph, name, value) for name, value in self._states.items()
-            }
+            self._settled()
+            for name, value in self._states.items():
+                self._states[name] = _at_home(self.graph, name, value)
             self._executor = Executor(
                 self.graph,
                 states=self._states,
@@ -387,11 +401,12 @@ class Run:
     def _sum(
         self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
     ) -> dict[str, float]:
-        states = initial_states(graph, self.seed)
+        states = {}
         for name, state in graph.states.items():
             if name in values and name != ITERATION:
                 keeps = state.next == name
                 states[name] = values[name] if keeps else values[name].clone()
+        states = initial_states(graph, self.seed, states)
         states = {name: _at_home(graph, name, value) for name, value in states.items()}
         executor = Executor(
             graph,
@@ -422,15 +437,23 @@ def _at_home(graph: Graph, name: str, value: Tensor) -> Tensor:
     return laid_out(value.to(device_of(blob.location)), blob.layout)
 
 
-def initial_states(graph: Graph, seed: int) -> dict[str, Tensor]:
-    """The first values of all states: a function of the seed and their names."""
+def initial_states(
+    graph: Graph, seed: int, given: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The first values of all states: a function of the seed and their names.
+
+    A state whose value is `given` has that one, and nothing is drawn for it.
+    """
     values = {}
     for name, state in graph.states.items():
         blob = graph.blobs[name]
         assert blob.shape is not None
-        values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
-    if SEED in values:
-        values[SEED] = torch.tensor(seed, dtype=dtype_of(graph.blobs[SEED].dtype))
+        if given and name in given:
+            values[name] = given[name]
+        elif name == SEED:
+            values[name] = torch.tensor(seed, dtype=dtype_of(blob.dtype))
+        else:
+            values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
     return values
 
 
@@ -473,7 +496,7 @@ def compute(
         _check_value(graph, name, given[name])
     feeds = {name: _at_home(graph, name, feeds[name]) for name in graph.inputs}
     values = {name: value.clone() for name, value in (states or {}).items()}
-    first = {**initial_states(graph, seed), **values}
+    first = initial_states(graph, seed, values)
     first = {name: _at_home(graph, name, first[name]) for name in graph.states}
     tf32 = False if _on_gpus(graph) else None
     executor = Executor(graph, states=first, feeds=feeds, credit=1, tf32=tf32)

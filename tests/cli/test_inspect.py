@@ -74,18 +74,25 @@ def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
     assert (called.returncode, called.stderr) == (1, "")
 
 
-def test_an_interrupt_while_torch_is_imported_is_quiet(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+@pytest.mark.parametrize(
+    ("module", "command", "code"),
+    [("torch", "show --kinds", 130), ("typer", "--version", -signal.SIGINT)],
+)
+def test_an_interrupt_while_a_library_is_imported_is_quiet(
+    module: str, command: str, code: int, tmp_path: Path
+) -> None:
+    interrupted = "import signal; signal.raise_signal(signal.SIGINT)"
+    (tmp_path / f"{module}.py").write_text(interrupted)
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     called = subprocess.run(
-        [*COMMAND, "--version"],
+        [*COMMAND, *command.split()],
         env={**os.environ, "PYTHONPATH": paths},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in background
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (called.returncode, called.stderr) == (-signal.SIGINT, "")
+    assert (called.returncode, called.stderr) == (code, "")
 
 
 def test_check_counts_or_lists_everything(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 import purine as pu
 from purine.errors import CheckpointError, ConfigError, DataError, RunError
 from purine.graph import Builder, Graph
+from purine.ops import fill
 from tests.runtime.random_graphs import same_bits
 
 
@@ -452,9 +454,56 @@ def test_first_values_are_not_held_for_the_whole_run() -> None:
     net = pu.data.prepare(pu.zoo.mlp(batch=8, hidden=(16,)), data.train)
     step = pu.solvers.adam(pu.backward(pu.mixed(net, "fp16")), lr=1e-3)
     with pu.Run(step, data=data) as run:
-        first = weakref.ref(run._states["fc1/weight"])
+        first = weakref.ref(run._settled()[1]["fc1/weight"])
         list(run.steps(2))
         assert first() is None
+
+
+def test_nothing_is_drawn_for_states_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_data()
+    step, _ = training(data)
+    drawn: list[str] = []
+
+    def counted(*given: Any, name: str, **settings: Any) -> Tensor:
+        drawn.append(name)
+        return fill(*given, name=name, **settings)
+
+    expected = pu.Run(step, data=data, seed=1)
+    values = expected.states()
+    monkeypatch.setattr("purine.runtime.run.fill", counted)
+    set_early = {name: value for name, value in values.items() if "weight" in name}
+    with pu.Run(step, data=data, seed=2) as run, expected:
+        run.set_states(set_early)
+        run.set_states({"seed": values["seed"]})
+        assert not drawn
+        found = [result.loss for result in run.steps(3)]
+        assert drawn
+        assert drawn.count("fc1/bias") == 1
+        assert not set(drawn) & {*set_early, "seed"}
+        assert found == [result.loss for result in expected.steps(3)]
+
+
+def test_set_states_holds_no_state_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While states are copied, those that have been are let go one by one."""
+    data = small_data()
+    step, _ = training(data)
+    alive: list[int] = []
+    with pu.Run(step, data=data) as run:
+        list(run.steps(2))
+        given = {"fc1/weight": run.states()["fc1/weight"]}
+        originals = [weakref.ref(value) for value in run._settled()[1].values()]
+        clone = Tensor.clone
+
+        def watched(value: Tensor, **settings: Any) -> Tensor:
+            alive.append(sum(original() is not None for original in originals))
+            return clone(value, **settings)
+
+        monkeypatch.setattr(Tensor, "clone", watched)
+        run.set_states(given)
+        monkeypatch.undo()
+        others = len(originals) - 1
+        assert alive == [*range(others, 0, -1), 0]
+        list(run.steps(2))
 
 
 def test_what_has_no_mean_is_not_evaluated() -> None:
