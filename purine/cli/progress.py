@@ -92,7 +92,9 @@ def _unseen(training: Training, error: OSError, again: str) -> ConfigError:
     if training.complete:
         what, remedy = "the run is complete", f"see {training.folder.path}"
     else:
-        what = f"the run stopped at iteration {done} of {training.plan.iterations}, with a checkpoint"
+        what = (
+            f"the run stopped at iteration {done} of {training.plan.iterations}, with a checkpoint"
+        )
         remedy = f"go on with output to another place: {again}"
     return unwritable(error, f"cannot write the output; {what}", remedy)
 

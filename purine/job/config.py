@@ -117,7 +117,9 @@ _LEAST: Mapping[str, int] = {
     **dict.fromkeys(("momentum", "weight_decay"), 0),
 }
 _ABOVE_ZERO = ("lr", "clip")
-_SEEDS = 2**63
+_WHOLE = 2**63
+_MOST: Mapping[str, int] = {"prefetch": 1000, "threads": 1024}
+"""More would take memory and threads that no machine has before anything is computed."""
 _SETTLED = (
     *(("data",), ("batch",), ("epochs", "iters"), ("lr",), ("weight_decay",), ("lr_policy",)),
     *(("accumulate",), ("seed",), ("threads",), ("log_every",), ("mean", "mean_file")),
@@ -211,7 +213,13 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, describe(_without_none(hint)), f"{_type(value)} {value!r}")
     if value is None:
         return
+    if value == "" and key != "out":
+        raise _wrong(key, where, "a text that is not empty", "''")
     numbers = [value] if isinstance(value, int | float) else value
+    if isinstance(numbers, list | tuple) and any(
+        isinstance(item, int) and abs(item) >= _WHOLE for item in numbers
+    ):
+        raise _wrong(key, where, "a number below 2^63", str(value))
     if isinstance(numbers, list | tuple) and not all(math.isfinite(item) for item in numbers):
         raise _wrong(key, where, "a finite number", str(value))
     if key in _LEAST and typing.cast(float, value) < _LEAST[key]:
@@ -220,8 +228,8 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, "a number above 0", str(value))
     if key == "scale" and value == 0:
         raise _wrong(key, where, "a number other than 0", str(value))
-    if key == "seed" and typing.cast(int, value) >= _SEEDS:
-        raise _wrong(key, where, "a number below 2^63", str(value))
+    if key in _MOST and typing.cast(int, value) > _MOST[key]:
+        raise _wrong(key, where, f"{_MOST[key]} or fewer", str(value))
     try:
         if key == "devices":
             _check_devices(str(value))
@@ -233,6 +241,7 @@ def _check(key: str, value: object, where: str | None) -> None:
 
 
 def _wrong(key: str, where: str | None, expected: str, found: str) -> ConfigError:
+    found = found if len(found) <= 100 else f"{found[:60]}... ({len(found)} characters)"
     return ConfigError(
         f"{key} is {found.removeprefix('int ').removeprefix('float ')}",
         where=where,
@@ -283,7 +292,12 @@ def _scheme_text(node: yaml.MappingNode, where: str) -> str:
         for key_node, value_node in node.value:
             key = str(key_node.value).replace("-", "_")
             if key in settings:
-                raise ConfigError(f"{key} is given twice", expected="every setting once")
+                raise ConfigError(
+                    f"{key} is given twice",
+                    expected="every setting once",
+                    found=f"a second {key}",
+                    remedy="remove one",
+                )
             where = f"{where.rpartition(':')[0]}:{key_node.start_mark.line + 1}"
             settings[key] = _plain(value_node)
             Scheme.refuse_unknown(key)
