@@ -1,9 +1,9 @@
 """Standard output that may break: a closed pipe, a full disk, or none at all.
 
 A command that only prints ends there: quietly where a pipe was closed, as Unix tools do, else with
-a message. A training must not end unnoticed: it stops with a checkpoint, says so on stderr and exits
-with 2 (`purine.cli.progress`). A training that was started without standard output goes on, as
-nobody expects to read it, and says so on stderr.
+a message. A training must not end unnoticed: it stops with a checkpoint, says so on stderr and
+exits with 2 (`purine.cli.progress`). A training that was started without standard output goes on,
+as nobody expects to read it, and says so on stderr.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from purine.parallel import (
     peak_memory,
     to_device,
 )
+from purine.parallel.compose import refuse_devices
+from purine.parallel.devices import as_locations
 from purine.runtime import capacity
 from purine.runtime.devices import cores_of, threads_of, threads_of_all
 from purine.runtime.packing import with_packed_filters
@@ -66,7 +68,10 @@ def scheme_of(job: Job) -> Scheme | None:
     if job.parallel is not None:
         scheme = Scheme.parse(job.parallel)
         given = {item.partition("=")[0].strip() for item in job.parallel.split(",")}
-        return (scheme if "data" in given else scheme.over(count)).settled()
+        if "data" not in given:
+            return scheme.over(count).settled()
+        refuse_devices(scheme, as_locations(job.devices))
+        return scheme.settled()
     return Scheme(data=count) if count > 1 else None
 
 

@@ -25,7 +25,7 @@ from purine.parallel.replicate import BatchNorms, replicate
 from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
 
-__all__ = ["compose"]
+__all__ = ["compose", "refuse_devices"]
 
 
 def compose(
@@ -67,7 +67,7 @@ def compose(
     places = as_locations(devices)
     if scheme is None:
         scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(places)))
-    _refuse_devices(scheme, places)
+    refuse_devices(scheme, places)
     part = _part(net, scheme.shares)
     if scheme.model > 1:
         group = f"cpu:0-{scheme.model - 1}"
@@ -99,7 +99,7 @@ def compose(
     )
 
 
-def _refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
+def refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
     if scheme.devices != len(places):
         factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
         product = " * ".join(f"{name} {count}" for name, count in factors.items())
