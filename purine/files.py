@@ -16,7 +16,7 @@ from pathlib import Path
 
 from purine.errors import ConfigError
 
-__all__ = ["put_in_place", "read_bounded", "write_whole"]
+__all__ = ["expanded", "put_in_place", "read_bounded", "refuse_own_input", "write_whole"]
 
 _SORTS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "a pipe"),
@@ -36,6 +36,38 @@ def read_bounded(path: Path, most: int) -> bytes:
         if status.st_size > most:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes", str(path))
         return file.read()
+
+
+def expanded(path: str | Path) -> Path:
+    """A path that a user wrote, with `~` and `~name` as the folders they stand for."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise ConfigError(
+            f"{user!r} is the folder of nobody",
+            where=str(path),
+            expected="~ for your own folder, or ~NAME for that of a user of this machine",
+            found=user,
+            remedy=f"write ./{user} for a folder of this name, or correct the path",
+        ) from None
+
+
+def refuse_own_input(output: Path, *inputs: Path) -> None:
+    """Raise `ConfigError` where an output is one of the files it is made from, by whatever name."""
+    for source in inputs:
+        try:
+            same = os.path.isfile(output) and os.path.samefile(output, source)
+        except (OSError, ValueError):
+            continue  # what cannot be read is told when it is read
+        if same:
+            raise ConfigError(
+                "the output would replace its own input",
+                where=str(output),
+                expected="the path of another file",
+                found=f"{output} and {source}, which are one file",
+                remedy="choose another path with -o",
+            )
 
 
 def put_in_place(path: Path, data: bytes | str) -> None:

@@ -7,15 +7,19 @@ of this package imports torch at its top, so that help and completion come at on
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from contextlib import suppress
+from textwrap import shorten
+from typing import Annotated, Any
 
 import typer
 
 from purine.cli import check, imports, measure, show, trace, train
+from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, PurineError
+from purine.nearest import nearest_name
 
 __all__ = ["app", "main"]
 
@@ -36,34 +40,61 @@ app.add_typer(imports.app, name="import")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code: 0, 2 for a mistake, 130 when interrupted."""
+    prepare_output()
     try:
         try:
-            app(args=None if arguments is None else list(arguments), prog_name="purine")
+            code = app(
+                args=None if arguments is None else list(arguments),
+                prog_name="purine",
+                standalone_mode=False,
+            )
         finally:
             print(end="", flush=True)
+        sys.exit(code or 0)
     except PurineError as error:
         _tell(error)
         sys.exit(2)
+    except _UsageError as error:
+        sys.exit(_tell_usage(error, sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:  # whoever read the output has gone
-        _drop_output()
+        drop_output()
         sys.exit(1)
     except OSError as error:
         if not _is_of_output(error):
             raise
-        _drop_output()
-        _tell(
-            ConfigError(
-                "cannot write the output",
-                expected="a terminal, a file or a pipe that takes it",
-                found=error.strerror or str(error),
-                remedy="free space there, or send the output elsewhere",
-            )
-        )
+        drop_output()
+        remedy = "free space there, or send the output elsewhere"
+        _tell(unwritable(error, "cannot write the output", remedy))
         sys.exit(2)
 
 
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]  # of click, which typer may bring itself
+
+
 def _tell(error: PurineError) -> None:
-    print(f"error: {error}", file=sys.stderr)
+    with suppress(OSError):  # where stderr is broken too, the exit code is all there is
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def _tell_usage(error: Any, arguments: Sequence[str]) -> int:
+    """Tell what is wrong with the words of a command line in our own form; returns the code."""
+    context = error.ctx
+    if "NoArgs" in type(error).__name__:  # its message is the help
+        error.show()
+        return int(error.exit_code)
+    wrong = getattr(error, "option_name", None)
+    known = [] if context is None else [name for p in context.command.params for name in p.opts]
+    remedy = f"see {'purine' if context is None else context.command_path} --help"
+    usage = "purine COMMAND [OPTIONS] [ARGS]..." if context is None else context.get_usage()
+    _tell(
+        ConfigError(
+            " ".join((error.message if wrong else error.format_message()).split()).rstrip("."),
+            expected=" ".join(usage.split()).removeprefix("Usage: "),
+            found=shorten(shlex.join(arguments), 200),
+            remedy=nearest_name(wrong, known, remedy) if wrong else remedy,
+        )
+    )
+    return 2
 
 
 def _is_of_output(error: OSError) -> bool:
@@ -73,11 +104,6 @@ def _is_of_output(error: OSError) -> bool:
     except OSError as again:
         return again.errno == error.errno
     return False
-
-
-def _drop_output() -> None:
-    """Let what is left of the output go nowhere, for it is written again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:

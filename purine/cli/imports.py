@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purine.errors import ConfigError
+from purine.files import refuse_own_input
 
 if TYPE_CHECKING:
     from purine.importers.caffe import Imported
@@ -60,6 +61,10 @@ def caffe(
     from purine.graph import save_yaml
     from purine.importers.caffe import from_caffe
 
+    inputs = [path for path in (file, solver, *(weights or ())) if path is not None]
+    outputs = [output, output.with_suffix(".safetensors")] if weights else [output]
+    for path in outputs:
+        refuse_own_input(path, *inputs)
     found = from_caffe(
         file, solver=solver, weights=weights or (), batch=batch, image=parse_image(image)
     )
@@ -73,6 +78,7 @@ def caffe(
             remedy="leave --test out",
         )
     if weights:
+        _refuse_no_values(found, weights)
         _save_values(found, output)
     save_yaml(graph, output)
     typer.echo(f"{output}: {len(graph.ops)} ops, {len(graph.blobs)} blobs")
@@ -83,6 +89,17 @@ def caffe(
         typer.echo(line)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
+
+
+def _refuse_no_values(found: Imported, weights: list[Path]) -> None:
+    if not found.values:
+        raise ConfigError(
+            "nothing in these weights fits the net",
+            where=", ".join(map(str, weights)),
+            expected=f"values of layers: {', '.join(layer.name for layer in found.layers[:8])}",
+            found="; ".join(found.notes) or "no values",
+            remedy="take the weights of this net, or leave --weights out",
+        )
 
 
 def _save_values(found: Imported, output: Path) -> None:

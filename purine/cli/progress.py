@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from types import FrameType
-from typing import Protocol
+from typing import IO, Protocol, cast
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from purine.cli.output import Output, drop_output, has_output, unwritable
 from purine.cli.placement import placement_text, where_text
 from purine.errors import ConfigError
 from purine.job import Plan, RunFolder, Tested, Trained, Training, make_plan, merge, resume
@@ -23,6 +27,7 @@ from purine.job.config import Options
 __all__ = ["run_job"]
 
 _LINE_SECONDS = 5.0
+_SIGN_SECONDS = 2.0  # until a plain line says what takes so long before the first iteration
 _SMOOTHING = 0.95
 
 
@@ -35,19 +40,63 @@ def run_job(layers: Sequence[Options], *, resumed: bool, dry: bool = False) -> i
         if dry:
             print(placement_text(_resumed_plan(layers)[0] if resumed else _new_plan(layers)))
             return 0
-        plan, folder = _resumed(layers) if resumed else _started(layers)
-        with folder.only_writer(), Training(plan, folder) as training:
-            print(_headline(training), flush=True)
-            left = not training.complete
-            view: _View = _Bar(plan) if sys.stdout.isatty() else _Lines(plan)
-            with view, _telling(view):
-                _follow(training, view, signals)
-            if training.complete:
-                print(_result(training) if left or not resumed else _longer(training), flush=True)
-                return 0
-            print(f"stopped at iteration {training.iteration} of {plan.iterations}; to go on:")
-            print(f"  purine train --resume --out {folder.path}", flush=True)
-            return 128 + signals.received[0]
+        output = Output(sys.stdout if has_output() else open(os.devnull, "w"))  # noqa: SIM115
+        view = _view(output)
+        with view, _telling(view):
+            view.stage("reading the data and building the graphs")
+            plan, folder = _resumed(layers) if resumed else _started(layers)
+            return _train(plan, folder, view, output, signals, resumed=resumed)
+
+
+def _train(
+    plan: Plan,
+    folder: RunFolder,
+    view: _View,
+    output: Output,
+    signals: _Signals,
+    *,
+    resumed: bool,
+) -> int:
+    with folder.only_writer(), Training(plan, folder) as training:
+        view.note(_headline(training))
+        if not has_output():
+            metrics = folder.metrics_file
+            print(f"note: there is no standard output; see {metrics}", file=sys.stderr, flush=True)
+        left = not training.complete
+        view.begin(plan, training.iteration)
+        for event in training.events(lambda: bool(signals.received) or output.error is not None):
+            if isinstance(event, Trained):
+                view.trained(event)
+            elif isinstance(event, Tested):
+                view.tested(event)
+            elif signals.received and not training.complete:
+                view.note(f"saved {event.path}")
+        again = f"purine train --resume --out {shlex.quote(str(folder.path))}"
+        if training.complete:
+            view.note(_result(training) if left or not resumed else _longer(training, again))
+            code = 0
+        else:
+            view.note(f"stopped at iteration {training.iteration} of {plan.iterations}; to go on:")
+            view.note(f"  {again}")
+            code = 128 + signals.received[0] if signals.received else 2
+        if output.error is not None:
+            drop_output()
+        if output.error is not None and not signals.received:
+            raise _unseen(training, output.error, again)
+        return code
+
+
+def _unseen(training: Training, error: OSError, again: str) -> ConfigError:
+    """What to tell about a training whose output failed."""
+    done = training.iteration
+    if training.complete:
+        what, remedy = "the run is complete", f"see {training.folder.path}"
+    else:
+        what = (
+            f"the run stopped at iteration {done} of {training.plan.iterations}, with a checkpoint"
+        )
+        remedy = f"go on with output to another place: {again}"
+    return unwritable(error, f"cannot write the output; {what}", remedy)
 
 
 def _started(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
@@ -88,16 +137,6 @@ def _resumed_plan(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
     return resume(folder, given), folder
 
 
-def _follow(training: Training, view: _View, signals: _Signals) -> None:
-    for event in training.events(lambda: bool(signals.received)):
-        if isinstance(event, Trained):
-            view.trained(event)
-        elif isinstance(event, Tested):
-            view.note(_test_text(training.plan, event))
-        elif signals.received and not training.complete:
-            view.note(f"saved {event.path}")
-
-
 def _headline(training: Training) -> str:
     plan = training.plan
     start = f"from iteration {training.iteration} " if training.iteration else ""
@@ -121,13 +160,13 @@ def _result(training: Training) -> str:
     return f"done: {', '.join(parts)}; see {training.folder.path}"
 
 
-def _longer(training: Training) -> str:
+def _longer(training: Training, again: str) -> str:
     """How to go on with a run of which nothing was left."""
     job = training.plan.job
     more = f"--iters {2 * job.iters}" if job.iters else f"--epochs {2 * (job.epochs or 0) or 1}"
     return (
         f"nothing is left to train: all {training.iteration} iterations were done before; to train "
-        f"longer:\n  purine train --resume --out {training.folder.path} {more}"
+        f"longer:\n  {again} {more}"
     )
 
 
@@ -168,9 +207,23 @@ class _View(Protocol):
 
     def __exit__(self, *details: object) -> None: ...
 
+    def stage(self, text: str) -> None:
+        """Say what is done before the first iteration."""
+
+    def begin(self, plan: Plan, iteration: int) -> None:
+        """Say that iterations follow, of which some were done before."""
+
     def trained(self, event: Trained) -> None: ...
 
+    def tested(self, event: Tested) -> None: ...
+
     def note(self, text: str) -> None: ...
+
+
+def _view(output: Output) -> _View:
+    """A bar on a terminal that can move its cursor, else plain lines."""
+    plain = not output.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return _Lines(output) if plain else _Bar(output)
 
 
 class _Meter:
@@ -208,18 +261,48 @@ class _Meter:
 
 
 class _Lines:
-    """A plain line every few seconds, for files and pipes."""
+    """A plain line every few seconds, for files, pipes and terminals without a cursor."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.meter = _Meter(plan)
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.meter: _Meter | None = None
+        self._stage: str | None = None
+        self._begun = perf_counter()
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._tell_stages, name="purine-stages", daemon=True)
 
     def __enter__(self) -> _Lines:
+        self._watch.start()
         return self
 
     def __exit__(self, *details: object) -> None:
-        pass
+        self._ended.set()
+        self._watch.join()
+
+    def stage(self, text: str) -> None:
+        self._stage, self._begun = text, perf_counter()
+
+    def begin(self, plan: Plan, iteration: int) -> None:
+        self.meter = _Meter(plan)
+        self.stage("the first iteration")
+
+    def _tell_stages(self) -> None:
+        """Say what is going on where it takes long before there is a number to tell."""
+        told, seconds = "", _SIGN_SECONDS
+        while not self._ended.wait(0.1):
+            stage = self._stage
+            if stage is None:
+                return
+            if stage != told:
+                told, seconds = stage, _SIGN_SECONDS
+            passed = perf_counter() - self._begun
+            if passed >= seconds:
+                self.output.print(f"{stage}: {passed:.0f} s so far")
+                seconds = passed + _LINE_SECONDS
 
     def trained(self, event: Trained) -> None:
+        assert self.meter is not None
+        self._stage = None
         self.meter.add(event)
         plan = self.meter.plan
         if self.meter.seconds >= _LINE_SECONDS or event.iteration == plan.iterations:
@@ -229,29 +312,34 @@ class _Lines:
             facts = f"loss {self.meter.loss_text}, lr {event.lr:.3g}"
             if event.loss_scale is not None:
                 facts += f", loss scale {event.loss_scale:g}"
-            print(f"{place}: {facts}, {self.meter.speed():,.0f} {plan.samples}/s", flush=True)
+            self.note(f"{place}: {facts}, {self.meter.speed():,.0f} {plan.samples}/s")
+
+    def tested(self, event: Tested) -> None:
+        assert self.meter is not None
+        self.note(_test_text(self.meter.plan, event))
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        self.output.print(text)
 
 
 class _Bar:
-    """A progress bar with loss, rate, loss scale if any, samples a second and the time left."""
+    """A progress bar: where the run is, its numbers, the time that passed and the time left."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.meter = _Meter(plan)
-        self.task: TaskID | None = None
+    def __init__(self, output: Output) -> None:
+        self.meter: _Meter | None = None
         self.progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
+            TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("lr {task.fields[lr]}"),
-            *([TextColumn("scale {task.fields[scale]}")] if plan.has_loss_scale else []),
-            TextColumn(f"{{task.fields[speed]}} {plan.samples}/s"),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
             TimeRemainingColumn(),
+            console=Console(file=cast(IO[str], output)),
             transient=True,
+            redirect_stderr=sys.stderr.isatty(),
         )
+        self.task = self.progress.add_task("", total=None, facts="")
+        self._accuracy = ""
+        self._speed = ""
 
     def __enter__(self) -> _Bar:
         self.progress.start()
@@ -260,27 +348,45 @@ class _Bar:
     def __exit__(self, *details: object) -> None:
         self.progress.stop()
 
+    def stage(self, text: str) -> None:
+        self.progress.update(self.task, description=text)
+
+    def begin(self, plan: Plan, iteration: int) -> None:
+        self.meter = _Meter(plan)
+        self.progress.update(
+            self.task,
+            description="the first iteration",
+            total=plan.iterations,
+            completed=iteration,
+        )
+
     def trained(self, event: Trained) -> None:
+        assert self.meter is not None
         plan = self.meter.plan
         self.meter.add(event)
-        if self.task is None:
-            self.task = self.progress.add_task(
-                "", total=plan.iterations, epoch="", loss="", lr="", scale="", speed="?"
-            )
         if self.meter.seconds >= 0.5:
-            speed = f"{self.meter.speed():,.0f}"
-            self.progress.update(self.task, speed=speed)
+            self._speed = f", {self.meter.speed():,.0f} {plan.samples}/s"
+        scale = "" if event.loss_scale is None else f", scale {event.loss_scale:g}"
         self.progress.update(
             self.task,
             completed=event.iteration,
-            epoch=f"{event.epoch}/{plan.epochs}",
-            loss=self.meter.loss_text,
-            lr=f"{event.lr:.3g}",
-            scale="" if event.loss_scale is None else f"{event.loss_scale:g}",
+            description=f"epoch {event.epoch}/{plan.epochs}, {event.iteration}/{plan.iterations}",
+            facts=f"loss {self.meter.loss_text}{self._accuracy}, lr {event.lr:.3g}{scale}"
+            + self._speed,
         )
+
+    def tested(self, event: Tested) -> None:
+        assert self.meter is not None
+        if event.accuracy is not None:
+            self._accuracy = f", accuracy {event.accuracy:.4f}"
+        self.note(_test_text(self.meter.plan, event))
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+_ERASE_LINE = b"\r\x1b[2K"
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 class _Signals:
@@ -290,20 +396,32 @@ class _Signals:
         self.received: list[int] = []
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGHUP:
+            return  # a terminal that closes often sends several
+        bar = sys.__stdout__ is not None and sys.__stdout__.isatty()
+        with suppress(OSError):  # of a terminal that is gone
+            if bar:
+                os.write(1, _ERASE_LINE)  # the bar, which is drawn again below the message
+            if self.received:
+                os.write(1, _SHOW_CURSOR if bar else b"")
+            else:
+                os.write(2, b"stopping after the iterations in flight; once more to stop at once\n")
         if self.received:  # the second one: no more waiting
-            if sys.stdout.isatty():
-                os.write(sys.stdout.fileno(), b"\x1b[?25h\n")  # the bar had hidden the cursor
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received.append(number)
-        os.write(2, b"stopping after the iterations in flight; once more to stop at once\n")
 
 
 @contextmanager
 def _signals() -> Iterator[_Signals]:
-    """Let SIGINT and SIGTERM be asked for politely while a job runs."""
+    """Let SIGINT, SIGTERM and SIGHUP stop a job after its iterations in flight.
+
+    A process that was started to outlive its terminal (`nohup`) goes on ignoring SIGHUP.
+    """
     signals = _Signals()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
     before = [signal.signal(number, signals.handle) for number in numbers]
     try:
         yield signals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from math import prod
@@ -12,6 +13,7 @@ import typer
 
 from purine.cli.names import NETS, complete
 from purine.errors import ConfigError
+from purine.files import refuse_own_input, write_whole
 from purine.nearest import nearest_name
 
 if TYPE_CHECKING:
@@ -88,16 +90,31 @@ def show(
             found="--format yaml",
             remedy="leave --depth out: a graph file holds every op",
         )
+    if output is not None and file is not None:
+        refuse_own_input(output, file)
     if kinds:
         text = _kinds_text()
     else:
         text = _graph_text(_graph(file, net, batch, image, step=step), format, depth)
     if output is None:
+        _refuse_other_names(text, format)
         typer.echo(text, nl=False)
     else:
-        from purine.files import write_whole
-
         write_whole(output, text)
+
+
+def _refuse_other_names(text: str, format: Format) -> None:
+    """Refuse YAML on an output that has no codes for its names: escaped, they are other names."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding if format is Format.yaml else "utf-8", "strict")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the output has no code for {error.object[error.start]!a}, which is in a name",
+            expected="an output in UTF-8",
+            found=encoding,
+            remedy="write to a file with -o, or set PYTHONIOENCODING=utf-8",
+        ) from None
 
 
 def _graph(

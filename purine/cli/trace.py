@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def trace(
     from purine.runtime.summary import summary
     from purine.runtime.trace import Trace
 
-    recorded = Trace.load(_trace_of(path) if path.is_dir() else path)
+    recorded = Trace.load(_trace_of(path) if os.path.isdir(path) else path)
     typer.echo(summary(recorded).text(top=top), nl=False)
     devices = devices_of_trace(recorded)
     if len(devices) > 1 or any(", cuda:" in device for device in devices):

@@ -230,8 +230,9 @@ def train(
 ) -> None:
     """Train a net and write a run folder: config, net, metrics, summary and checkpoints.
 
-    Ctrl-C (or SIGTERM) ends a run after the iterations in flight with a checkpoint to resume from;
-    a second one ends it at once.
+    Ctrl-C (or SIGTERM, or SIGHUP unless nohup ignores it) ends a run after the iterations in flight
+    with a checkpoint to resume from; a second one ends it at once. So does output that cannot be
+    written any more (a closed pipe, a full disk), with a message on stderr and exit code 2.
 
     \b
     purine train --net lenet --epochs 5 --out runs/a

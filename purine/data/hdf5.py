@@ -19,7 +19,7 @@ from purine.data._extras import extra
 from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
 
-__all__ = ["Hdf5Source", "hdf5_dataset"]
+__all__ = ["Hdf5Source", "hdf5_dataset", "with_classes"]
 
 
 class Hdf5Source(Source):
@@ -28,6 +28,8 @@ class Hdf5Source(Source):
     `names` are the data sets to read, in this order: by default all, those named label last.
     `dtypes` converts fields; values that do not fit, such as a label of 1.5, are refused.
     Relative names in the list begin at `root`: by default the current folder, else the list's.
+    `labels` is the data set that holds the numbers of classes, one a row: they are read as int64,
+    however they are stored, and have to be below `classes`, by default the largest and one.
     """
 
     def __init__(
@@ -38,13 +40,16 @@ class Hdf5Source(Source):
         dtypes: Mapping[str, str] | None = None,
         root: str | Path | None = None,
         classes: int | None = None,
+        labels: str | None = None,
     ) -> None:
         self.path = Path(path)
-        self.classes = classes
+        self._root = root
+        self._labels = labels
         self._files = _listed(self.path, None if root is None else Path(root))
         with _opened(self._files[0]) as first:
             self._names = tuple(names or sorted(first, key=lambda name: (name == "label", name)))
-        forms = [self._form(file, dtypes or {}) for file in self._files]
+        dtypes = dict(dtypes or {}) if labels is None else {**(dtypes or {}), labels: "int64"}
+        forms = [self._form(file, dtypes) for file in self._files]
         self.fields = forms[0][0]
         for file, (fields, _) in zip(self._files, forms, strict=True):
             if fields != self.fields:
@@ -56,6 +61,7 @@ class Hdf5Source(Source):
                     remedy="write all files with the same data sets",
                 )
         self._starts = np.cumsum([0, *(count for _, count in forms)])
+        self.classes = classes if labels is None else self._count_classes(labels, classes)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -70,8 +76,38 @@ class Hdf5Source(Source):
             file = self._files[owner]
             with _opened(file) as content:
                 for array, field in zip(made, self.fields, strict=True):
-                    array[places] = _converted(content[field.name][rows], field, file)[back]
+                    values = _converted(content[field.name][rows], field, file)[back]
+                    array[places] = values.reshape(len(places), *field.shape)
         return tuple(map(torch.from_numpy, made))
+
+    def labelled(self, images: str, labels: str, classes: int | None) -> Hdf5Source:
+        """The same rows as images and labels of classes."""
+        return Hdf5Source(
+            self.path,
+            names=(images, labels),
+            dtypes={field.name: field.dtype for field in self.fields},
+            root=self._root,
+            classes=classes,
+            labels=labels,
+        )
+
+    def _count_classes(self, name: str, most: int | None) -> int:
+        """The largest label and one, or `most`, after a look at all labels."""
+        field = next(item for item in self.fields if item.name == name)
+        smallest, largest = 0, -1
+        for file in self._files:
+            with _opened(file) as content:
+                values = _converted(content[name][()], field, file)
+            smallest, largest = min(smallest, values.min()), max(largest, values.max())
+            if smallest < 0 or (most is not None and largest >= most):
+                raise DataError(
+                    f"data set {name!r} holds numbers that are no classes",
+                    where=str(file),
+                    expected="0 or more" if most is None else f"0 to {most - 1}",
+                    found=f"{smallest if smallest < 0 else largest}",
+                    remedy="number the classes from 0, in the test part as in training",
+                )
+        return int(largest) + 1 if most is None else most
 
     def _form(self, file: Path, dtypes: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
         """The fields of a file and its number of rows."""
@@ -88,15 +124,16 @@ class Hdf5Source(Source):
                         remedy="write the file with these names",
                     )
                 dtype = dtypes.get(name, found.dtype.name)
-                if found.dtype.name not in DTYPES:
+                for wrong in {found.dtype.name, dtype} - set(DTYPES):
                     raise DataError(
-                        f"data set {name!r} cannot be {found.dtype.name}",
+                        f"data set {name!r} cannot be {wrong}",
                         where=str(file),
                         expected=f"one of {', '.join(DTYPES)}",
-                        found=found.dtype.name,
+                        found=wrong,
                         remedy="write it with one of these dtypes",
                     )
-                fields.append(Field(name, tuple(found.shape[1:]), dtype))
+                shape = tuple(found.shape[1:])
+                fields.append(Field(name, () if name == self._labels else shape, dtype))
                 counts.append(found.shape[0])
         if len(set(counts)) != 1 or counts[0] < 1:
             raise DataError(
@@ -113,6 +150,24 @@ def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list of files, or of one for training and one for testing."""
     train = Path(train)
     return DataSet(train.stem, Hdf5Source(train), None if test is None else Hdf5Source(test))
+
+
+def with_classes(data: DataSet) -> DataSet:
+    """HDF5 data of an image and a number for each sample, the numbers read as labels of classes.
+
+    Nets that are built for their data need labels; Caffe stores them as floats. Other data stays as
+    it is.
+    """
+    train, test = data.train, data.test
+    if not isinstance(train, Hdf5Source) or not isinstance(test, Hdf5Source | None):
+        return data
+    images = [field.name for field in train.fields if len(field.shape) == 3]
+    labels = [field.name for field in train.fields if field.shape in ((), (1,))]
+    if (len(images), len(labels), len(train.fields)) != (1, 1, 2):
+        return data
+    train = train.labelled(images[0], labels[0], None)
+    test = None if test is None else test.labelled(images[0], labels[0], train.classes)
+    return DataSet(data.name, train, test)
 
 
 def _listed(path: Path, root: Path | None) -> list[Path]:

@@ -5,6 +5,7 @@ A name of ours comes before a path of the same spelling: write `./synthetic` for
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from purine.data.source import DataSet
 from purine.data.stored import KINDS, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
+from purine.files import expanded
 from purine.nearest import nearest_name
 
 __all__ = ["absolute", "open_data"]
@@ -91,6 +93,13 @@ def open_data(spec: str) -> DataSet:
     (1, 8, 8)
     """
     name, colon, options = spec.partition(":")
+    if not spec:
+        raise DataError(
+            "the name of the data is empty",
+            expected=_KNOWN,
+            found="''",
+            remedy="name one of these, such as fashion-mini",
+        )
     if name in _NAMED:
         make, known = _NAMED[name]
         return make(**_parse_options(spec, options, known) if colon else {})
@@ -99,10 +108,10 @@ def open_data(spec: str) -> DataSet:
         first = parse_stored(name, _path(spec, train))
         other = parse_stored(name, test).open() if test else None
         return DataSet(first.path.stem, first.open(), other)
-    path = Path(spec).expanduser()
-    if path.is_dir():
+    path = expanded(spec)
+    if os.path.isdir(path):  # false for a path that cannot be looked at, too
         return _open_folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix == ".npz":
             return npz_dataset(path)
         raise DataError(
@@ -142,7 +151,7 @@ def absolute(spec: str) -> str:
     if name in KINDS and colon:
         paths = (str(parse_stored(name, part).absolute()) for part in rest.split(",", 1) if part)
         return f"{name}:{','.join(paths)}"
-    return str(Path(spec).expanduser().resolve())
+    return str(expanded(spec).resolve())
 
 
 def _path(spec: str, text: str) -> str:

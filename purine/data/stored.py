@@ -21,6 +21,7 @@ from purine.data.image_list import ImageListSource
 from purine.data.lmdb import LmdbSource
 from purine.data.source import Source
 from purine.errors import DataError
+from purine.files import expanded
 
 __all__ = ["KINDS", "Stored", "parse_stored"]
 
@@ -104,8 +105,8 @@ class Stored:
         if "root" in options:
             # The end of it counts: names are put right behind.
             end = "/" if options["root"].endswith("/") else ""
-            options["root"] = str(Path(options["root"]).expanduser().resolve()).rstrip("/") + end
-        return Stored(self.kind, self.path.expanduser().resolve(), options)
+            options["root"] = str(expanded(options["root"]).resolve()).rstrip("/") + end
+        return Stored(self.kind, expanded(self.path).resolve(), options)
 
 
 def parse_stored(kind: str, text: str) -> Stored:
@@ -113,7 +114,7 @@ def parse_stored(kind: str, text: str) -> Stored:
     known = KINDS[kind][1]
     found = _BEHIND.fullmatch(text)
     if found is None:
-        return Stored(kind, Path(text).expanduser())
+        return Stored(kind, expanded(text))
     options: dict[str, Any] = {}
     for item in found[2].split("&"):
         key, _, value = item.partition("=")
@@ -136,4 +137,4 @@ def parse_stored(kind: str, text: str) -> Stored:
                 found=repr(value),
                 remedy="correct or remove it",
             ) from error
-    return Stored(kind, Path(found[1]).expanduser(), options)
+    return Stored(kind, expanded(found[1]), options)

@@ -245,3 +245,11 @@ def _require(sizes: dict[str, int], seed: int) -> None:
                 found=str(value),
                 remedy=f"use {name}={least} or more",
             )
+        bits = 63 if name in ("seed", "count") else 24  # a side of an image is no longer
+        if value >= 2**bits:
+            raise DataError(
+                f"{name} is too large",
+                expected=f"a number below 2^{bits}",
+                found=f"a number of {len(str(value))} digits",
+                remedy=f"use a smaller {name}",
+            )

@@ -8,6 +8,7 @@ and no op that reaches over to another location, unless it is a `Copy` or a coll
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
@@ -26,6 +27,8 @@ DTYPES = frozenset(
 )
 """The dtypes a blob may have."""
 
+_DIMENSIONS = 64  # torch's own limit for most kernels
+_ELEMENTS = 2**63
 _SUGGESTIONS = 8  # a nearest name costs a walk over all names, so only the first few get one
 
 
@@ -259,6 +262,21 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
                 )
 
 
+def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
+    """A state scales a solver's rate and decay by finite numbers that are not negative."""
+    for state in graph.states.values():
+        for name, value in (("lr_mult", state.lr_mult), ("decay_mult", state.decay_mult)):
+            if not (math.isfinite(value) and value >= 0):
+                yield GraphError(
+                    f"state {state.read!r} has {name} {value}",
+                    where=state.where,
+                    blob=state.read,
+                    expected="a finite number, 0 or more",
+                    found=str(value),
+                    remedy=f"write {name}: 1.0, or 0.0 to leave the state without it",
+                )
+
+
 def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """The outputs of the graph are blobs of the graph."""
     for name in graph.outputs:
@@ -306,6 +324,18 @@ def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
                 found=str(blob.shape),
                 remedy="correct the shape (in YAML: size)",
             )
+        elif len(blob.shape) > _DIMENSIONS or math.prod(blob.shape) >= _ELEMENTS:
+            yield _bad_blob(
+                blob,
+                f"blob {blob.name!r} is larger than a tensor can be",
+                expected=f"at most {_DIMENSIONS} dimensions and less than 2^63 elements",
+                found=f"{len(blob.shape)} dimensions, {_power(math.prod(blob.shape))} elements",
+                remedy="correct the shape (in YAML: size)",
+            )
+
+
+def _power(count: int) -> str:
+    return str(count) if count < _ELEMENTS else f"2^{count.bit_length() - 1} or more"
 
 
 def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -440,6 +470,7 @@ RULES: tuple[Rule, ...] = (
     states_have_their_own_next,
     states_are_carried_on,
     states_are_typed_alike,
+    multipliers_are_factors,
     outputs_exist,
     control_names_ops,
     shapes_are_sizes,

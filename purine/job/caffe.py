@@ -12,6 +12,7 @@ from typing import Any
 
 from purine.data import Source
 from purine.errors import ConfigError
+from purine.files import expanded
 from purine.graph import NOTHING, Builder, Graph
 from purine.importers.caffe import CaffeSolver, Imported, from_caffe
 from purine.importers.caffe.definition import (
@@ -47,7 +48,7 @@ def caffe_options(path: Path, *, net: bool = True) -> dict[str, Any]:
 
     Without `net` the nets that a solver names are not looked for.
     """
-    place = str(path.expanduser().resolve())
+    place = str(expanded(path).resolve())
     if not is_solver(path):
         return {"net": place}
     read_solver(path)  # refuses settings before anything else is looked for
@@ -151,7 +152,7 @@ def _files(job: Job) -> tuple[Path, str | None, str | None]:
     """The definitions that a job names: its net, its solver and a test net of its own."""
     solver = job.solver if is_prototxt(job.solver) else None
     test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
-    net = Path(job.net).expanduser()
+    net = expanded(job.net)
     if (solver is None or Path(solver).resolve() != net.resolve()) and is_solver(net):
         raise ConfigError(
             "this is a solver, not a net",

@@ -120,6 +120,8 @@ _LEAST: Mapping[str, int] = {
 _ABOVE_ZERO = ("lr", "clip")
 _LIMIT = 2**63  # of a whole number
 _HALVES = re.compile("[\ud800-\udfff]")  # what bytes that are no UTF-8 become
+_MOST: Mapping[str, int] = {"prefetch": 1000, "threads": 1024}
+"""More would take memory and threads that no machine has before anything is computed."""
 _SETTLED = (
     *(("data",), ("batch",), ("epochs", "iters"), ("lr",), ("weight_decay",), ("lr_policy",)),
     *(("accumulate",), ("seed",), ("threads",), ("log_every",), ("mean", "mean_file")),
@@ -205,6 +207,8 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, describe(_without_none(hint)), found)
     if value is None:
         return
+    if value == "" and key != "out":
+        raise _wrong(key, where, "a text that is not empty", "''")
     if isinstance(value, str) and _HALVES.search(value):
         raise _wrong(key, where, "text in UTF-8", repr(value))
     numbers = [value] if isinstance(value, int | float) else value
@@ -219,6 +223,8 @@ def _check(key: str, value: object, where: str | None) -> None:
         raise _wrong(key, where, "a number above 0", str(value))
     if key == "scale" and value == 0:
         raise _wrong(key, where, "a number other than 0", str(value))
+    if key in _MOST and typing.cast(int, value) > _MOST[key]:
+        raise _wrong(key, where, f"{_MOST[key]} or fewer", str(value))
     try:
         if key == "devices":
             _check_devices(str(value))
@@ -230,6 +236,7 @@ def _check(key: str, value: object, where: str | None) -> None:
 
 
 def _wrong(key: str, where: str | None, expected: str, found: str) -> ConfigError:
+    found = found if len(found) <= 100 else f"{found[:60]}... ({len(found)} characters)"
     return ConfigError(
         f"{key} is {found.removeprefix('int ').removeprefix('float ')}",
         where=where,
@@ -281,7 +288,12 @@ def _scheme_text(node: Map, where: str) -> str:
             where = f"{where.rpartition(':')[0]}:{key_node.line}"
             key = _word(key_node, where)
             if key in settings:
-                raise ConfigError(f"{key} is given twice", expected="every setting once")
+                raise ConfigError(
+                    f"{key} is given twice",
+                    expected="every setting once",
+                    found=f"a second {key}",
+                    remedy="remove one",
+                )
             settings[key] = _plain(value_node)
             Scheme.refuse_unknown(key)
         return str(Scheme.of(settings))

@@ -7,6 +7,7 @@ so a folder that has it can be resumed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, ConfigError
-from purine.files import put_in_place, write_whole
+from purine.files import expanded, put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
 from purine.job.config import Job, job_text, merge, missing_keys, read_options
@@ -32,6 +33,7 @@ from purine.runtime.checkpoint import latest
 
 __all__ = ["RunFolder"]
 
+_NAME_BYTES = 255  # the longest name of a file on usual file systems
 _OWN = (
     *(
         "config.yaml",
@@ -93,7 +95,22 @@ class RunFolder:
                 found="''",
                 remedy="write for example --out runs/a, or leave --out out",
             )
-        return cls(Path(path).expanduser())
+        folder = cls(expanded(path))
+        try:
+            if any(len(os.fsencode(part)) > _NAME_BYTES for part in folder.path.parts):
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            os.stat(folder.config_file)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError) as error:  # too long, not permitted, or no path at all
+            raise ConfigError(
+                "the folder of the run cannot be used",
+                where=str(path),
+                expected="the path of a folder that can be read and written",
+                found=(error.strerror if isinstance(error, OSError) else None) or str(error),
+                remedy="choose another folder with --out",
+            ) from error
+        return folder
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
@@ -258,16 +275,25 @@ class RunFolder:
             lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise ConfigError(
+                "the metrics cannot be read",
+                where=str(self.metrics_file),
+                expected="a file with a JSON object on each line",
+                found=error.strerror or str(error),
+                remedy="put the file back as it was, or move what is there away",
+            ) from error
         rows = []
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 assert type(row["iteration"]) is int
+                assert "test_loss" not in row or row.keys() >= {"epoch", "test_accuracy"}
             except (ValueError, KeyError, TypeError, AssertionError):
                 raise ConfigError(
                     "the metrics cannot be read",
                     where=f"{self.metrics_file}:{number}",
-                    expected='a JSON object with "iteration"',
+                    expected='a JSON object with "iteration", and that of a test whole',
                     found=repr(line[:80]),
                     remedy="mend or remove this line",
                 ) from None

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 
 from purine.autodiff import losses_of
-from purine.data import open_data
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.config import Job
 from purine.job.folder import RunFolder
 from purine.job.identity import identity, refuse_foreign
 from purine.job.placing import laid_out, measuring_threads, moved
-from purine.job.plan import measuring
+from purine.job.plan import measuring, open_for
 from purine.job.training import accuracy_of
 from purine.ops.clock import ITERATION
 from purine.parallel import parse_devices
@@ -41,9 +40,9 @@ def measure(
 ) -> Measured:
     """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
     job = folder.read_config()
-    spec = data or job.data
+    spec = job.data if data is None else data
     assert spec is not None, "the job of a run has no open options"
-    found = open_data(spec)
+    found = open_for(job.net, spec)
     if found.test is None:
         raise DataError(
             "there is nothing to measure on",

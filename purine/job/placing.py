@@ -22,6 +22,8 @@ from purine.parallel import (
     peak_memory,
     to_device,
 )
+from purine.parallel.compose import refuse_devices
+from purine.parallel.devices import as_locations
 from purine.runtime import capacity
 from purine.runtime.devices import cores_of, threads_of, threads_of_all
 from purine.runtime.packing import with_packed_filters
@@ -64,7 +66,12 @@ def scheme_of(job: Job) -> Scheme | None:
     """The scheme of a job, with nothing left open; None for a job on one device without one."""
     count = len(parse_devices(job.devices))
     if job.parallel is not None:
-        return Scheme.parse(job.parallel).settled()
+        scheme = Scheme.parse(job.parallel)
+        given = {item.partition("=")[0].strip() for item in job.parallel.split(",")}
+        if "data" not in given:
+            return scheme.over(count).settled()
+        refuse_devices(scheme, as_locations(job.devices))
+        return scheme.settled()
     return Scheme(data=count) if count > 1 else None
 
 
@@ -156,9 +163,23 @@ def _gpus(graph: Graph) -> list[str]:
 def refuse_unfit(step: Graph, job: Job) -> None:
     """Raise `ConfigError` where a device is not there or has not the memory for a step."""
     cores_of(step, threads=job.threads, share=job.share_cores)
+    _refuse_prefetch(step, job.prefetch)
     everything = sum(map(size_in_bytes, with_packed_filters(step).graph.blobs.values()))
     if everything > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
         placement(step)
+
+
+def _refuse_prefetch(step: Graph, prefetch: int) -> None:
+    """Refuse to read more batches ahead than there is memory for."""
+    names = [name for op in step.ops.values() if op.kind == "Data" for name in op.outputs if name]
+    batch, available = sum(size_in_bytes(step.blobs[name]) for name in names), _available("cpu")
+    if prefetch * batch > available:
+        raise ConfigError(
+            f"{prefetch} batches that are read ahead do not fit into memory",
+            expected=f"at most {_megabytes(available)}, which is available",
+            found=f"{_megabytes(prefetch * batch)}, {_megabytes(batch)} a batch",
+            remedy=f"lower --prefetch to {max(1, available // max(1, batch) // 2)} or fewer",
+        )
 
 
 def placement(step: Graph) -> Placement:

@@ -22,9 +22,11 @@ from purine.data import (
     open_data,
     prepare,
 )
+from purine.data.hdf5 import with_classes
 from purine.data.open import absolute
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError, DataError, GraphError, KindError
+from purine.files import expanded
 from purine.graph import Builder, Graph, load_yaml
 from purine.importers.caffe import CaffeSolver, Imported, apply_solver
 from purine.importers.caffe.weights import StoredLayer
@@ -66,6 +68,7 @@ __all__ = [
     "iterations_of",
     "make_plan",
     "measuring",
+    "open_for",
     "prepared",
     "rate_of",
     "reported",
@@ -146,7 +149,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     `net` and `test_net` stand in for those that the job names.
     """
     spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else _DATA)
-    data = open_data(spec)
+    data = open_for(job.net, spec)
     job = replace(job, data=absolute(spec))
     found = _Found(job, net, test_net) if net is not None else _found(job, data)
     job, net, test_net = found.job, reported(found.net), found.test_net
@@ -177,6 +180,12 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     )
 
 
+def open_for(net: str, spec: str) -> DataSet:
+    """The data that a text names, in the form that the net of a job reads."""
+    data = open_data(spec)
+    return with_classes(data) if net in NETS else data
+
+
 def find_net(job: Job, data: DataSet) -> Graph:
     """The net that `job.net` names, built for samples of the data or read from a file."""
     return _found(job, data).net
@@ -200,7 +209,7 @@ class _Found:
 
 
 def _found(job: Job, data: DataSet) -> _Found:
-    path = Path(job.net).expanduser()
+    path = expanded(job.net)
     test: Graph | None = None
     brought: Imported | None = None
     if job.net in NETS:
@@ -221,7 +230,7 @@ def _found(job: Job, data: DataSet) -> _Found:
             remedy=nearest_name(job.net, NETS, "use one of these", cutoff=0.5),
         )
     if job.test_net is not None and not (is_prototxt(path) and is_prototxt(job.test_net)):
-        place = Path(job.test_net).expanduser()
+        place = expanded(job.test_net)
         test = complete(check(load_yaml(place)))
         _check_source(test, place)
     if brought is None:
@@ -359,7 +368,7 @@ def _settled(
         threads=job.threads or threads_for(job),
         parallel=None if scheme is None else str(scheme),
         weights=absolute_weights(job.weights) if job.weights else None,
-        mean_file=str(Path(job.mean_file).expanduser().resolve()) if job.mean_file else None,
+        mean_file=str(expanded(job.mean_file).resolve()) if job.mean_file else None,
         **{key: value for key, value in _OPEN.items() if getattr(job, key) is None},
     )
     if _images(job) > len(data.train):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError, FormatError
+from purine.files import expanded
 from purine.graph import Graph
 from purine.importers.caffe.files import read_bytes
 from purine.importers.caffe.weights import StoredLayer, read_file, read_mean
@@ -30,7 +31,7 @@ def absolute_weights(text: str) -> str:
     >>> absolute_weights("/a/first.caffemodel, /b/then.safetensors")
     '/a/first.caffemodel,/b/then.safetensors'
     """
-    return ",".join(str(path.expanduser().resolve()) for path in _paths(text))
+    return ",".join(str(path.resolve()) for path in _paths(text))
 
 
 def read_start(
@@ -47,6 +48,14 @@ def read_start(
             found, more = _by_state(path, net)
         else:
             found, more = _by_layer(path, net, layers)
+        if not found:
+            raise FormatError(
+                "nothing in these weights fits the net",
+                where=str(path),
+                expected=f"values of its states: {_list(sorted(net.states)) or 'it has none'}",
+                found="; ".join(more).removeprefix(f"{path}: ") or "no values",
+                remedy="take the weights of this net, or leave --weights out",
+            )
         values |= found
         notes += more
     unset = [name for name, state in net.states.items() if state.trainable and name not in values]
@@ -57,7 +66,7 @@ def read_start(
 
 def read_mean_file(name: str) -> Tensor:
     """The mean image in a binaryproto file, or in the copy that a run keeps (safetensors)."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix != ".safetensors":
         return read_mean(path).float()
     values = _loaded(path)
@@ -73,7 +82,7 @@ def read_mean_file(name: str) -> Tensor:
 
 
 def _paths(text: str) -> list[Path]:
-    return [Path(item.strip()) for item in text.split(",") if item.strip()]
+    return [expanded(item.strip()) for item in text.split(",") if item.strip()]
 
 
 def _by_layer(

@@ -39,6 +39,8 @@ def InnerProduct(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axis:
         raise ValueError(
             f"weight takes {weight.shape[-1]} values, x has {flat.shape[-1]} from axis {axis} on"
         )
+    if flat.dtype != weight.dtype:
+        raise ValueError(f"x is {flat.dtype}, weight is {weight.dtype}")
     return F.linear(flat, weight, bias)
 
 

@@ -27,7 +27,7 @@ from purine.parallel.replicate import BatchNorms, replicate
 from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
 
-__all__ = ["compose"]
+__all__ = ["compose", "refuse_devices"]
 
 
 def compose(
@@ -69,7 +69,7 @@ def compose(
     places = as_locations(devices)
     if scheme is None:
         scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(places)))
-    _refuse_devices(scheme, places)
+    refuse_devices(scheme, places)
     part = _part(net, scheme.shares)
     if scheme.data == scheme.devices > 1 and scheme.micro_batches == accumulate == 1:
         batch = batch_of_net(part, losses_of(part))
@@ -106,7 +106,7 @@ def compose(
     )
 
 
-def _refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
+def refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
     if scheme.devices != len(places):
         factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
         product = " * ".join(f"{name} {count}" for name, count in factors.items())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from purine.errors import ConfigError
-from purine.files import read_bounded
+from purine.files import expanded, read_bounded
 from purine.nearest import nearest_name
 from purine.parallel._reduce import TOPOLOGIES
 from purine.parallel.replicate import BatchNorms
@@ -25,6 +25,7 @@ Setting: TypeAlias = int | bool | str | tuple[str, ...]
 """A value of a scheme's setting, as people write it."""
 
 _NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0}
+_MOST = 4096  # parts of anything: a schedule has an entry for each
 _NAMES = ("cut", "recompute")
 _OF_PIPELINES = ("schedule", "chunks", "cut")
 _BYTES = 16 << 20  # of a file with a schedule
@@ -64,6 +65,8 @@ class Scheme:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise _wrong(name, value, f"a whole number, {least} or more")
+            if value is not None and value > _MOST and name != "bucket":
+                raise _wrong(name, value, f"{_MOST} or fewer")
         if type(self.hybrid) is not bool:
             raise _wrong("hybrid", self.hybrid, "true or false")
         blocks = self.recompute
@@ -143,7 +146,10 @@ class Scheme:
                 )
             if key in given:
                 raise ConfigError(
-                    f"{key} is given twice", expected="every setting once", found=repr(text)
+                    f"{key} is given twice",
+                    expected="every setting once",
+                    found=repr(text),
+                    remedy="remove one",
                 )
             given[key] = value.strip()
         return cls.of(given)
@@ -257,7 +263,7 @@ def _read(key: str, value: Any) -> Any:
 def _grid_of(path: Path) -> str:
     """The grid in a file, as it prints."""
     try:
-        return str(Schedule.parse(read_bounded(path.expanduser(), _BYTES).decode()))
+        return str(Schedule.parse(read_bounded(expanded(path), _BYTES).decode()))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "cannot read the schedule",
@@ -272,8 +278,9 @@ def _grid_of(path: Path) -> str:
 
 
 def _wrong(name: str, value: object, expected: str) -> ConfigError:
+    found = repr(value) if len(repr(value)) <= 100 else f"{repr(value)[:60]}..."
     return ConfigError(
-        f"{name} is {value!r}", expected=expected, found=repr(value), remedy=f"change {name}"
+        f"{name} is {found}", expected=expected, found=found, remedy=f"change {name}"
     )
 
 

@@ -105,7 +105,12 @@ class Run:
             )
         self.graph = check(graph)
         if not self.graph.ops:
-            raise ConfigError("the graph has no ops", expected="at least one op", found="none")
+            raise ConfigError(
+                "the graph has no ops",
+                expected="at least one op",
+                found="none",
+                remedy="add what it is to compute",
+            )
         self.data = data
         self.seed = seed
         self.credit = prefetch + 1

@@ -243,6 +243,13 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
                 found=repr(text),
                 remedy=nearest(key, types),
             )
+        if key in values:
+            raise ConfigError(
+                f"{key} is given twice",
+                expected="every setting once",
+                found=repr(text),
+                remedy="remove one",
+            )
         values[key] = _value(key, value, types[key])
     warmup = values.pop("warmup", 0)
     at_least("warmup", warmup, 0)

@@ -145,7 +145,9 @@ def test_two_processes_cannot_train_in_one_folder(undisturbed: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_ends(tmp_path: Path, number: signal.Signals, code: int) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
     command = [sys.executable, "-m", "purine", *SMALL, "--iters", "1000000"]

@@ -235,10 +235,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
 def test_values_without_a_state_are_noted_in_order(tmp_path: Path) -> None:
     file = tmp_path / "values.safetensors"
     names = [f"extra{number:02}" for number in range(20)]
-    save_file({name: torch.zeros(1) for name in names}, file)
+    values = {name: torch.zeros(1) for name in names}
+    save_file(values | {"fc1/bias": torch.zeros(256)}, file)
     called = call(*SMALL, "--weights", file, "--dry-run")
     assert called.code == 0, called.err
     assert f"the net has no states {', '.join(names[:8])} and 12 more; they" in called.err
+
+
+def test_weights_of_which_nothing_fits_are_refused(tmp_path: Path) -> None:
+    file, out = tmp_path / "values.safetensors", tmp_path / "out"
+    save_file({"extra": torch.zeros(1)}, file)
+    called = call(*SMALL, "--weights", file, "--out", out)
+    assert (called.code, out.exists()) == (2, False)
+    assert f"{file}: nothing in these weights fits the net" in called.err
+    assert "expected: values of its states: fc1/bias" in called.err
+    assert "found: the net has no states extra" in called.err
 
 
 def test_a_test_loss_that_is_not_finite_is_told(tmp_path: Path) -> None:

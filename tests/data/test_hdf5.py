@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from purine.data import Hdf5Source, open_data
+from purine.data.hdf5 import with_classes
 from purine.errors import DataError
+from tests.command import call
 
 ROWS = np.arange(10 * 3, dtype=np.float32).reshape(10, 3)
 
@@ -86,3 +88,27 @@ def test_wrong_files(tmp_path: Path) -> None:
             Hdf5Source(path)
     with pytest.raises(DataError, match="cannot be read"):
         Hdf5Source(tmp_path / "none.txt")
+
+
+def test_a_net_of_the_zoo_trains_on_images_and_labels(tmp_path: Path) -> None:
+    images = np.zeros((12, 1, 8, 8), np.float32)
+    for name in ("train.h5", "test.h5"):
+        write(tmp_path / name, data=images, label=np.arange(12.0).reshape(12, 1) % 4)
+    spec = f"hdf5:{tmp_path / 'train.h5'},{tmp_path / 'test.h5'}"
+    data = with_classes(open_data(spec))
+    assert list(map(str, data.train.fields)) == ["data: float32 1x8x8", "label: int64 scalar"]
+    assert data.train.classes == 4
+    assert data.train.batch(np.array([7, 2]))[1].tolist() == [3, 2]
+    out = tmp_path / "out"
+    words = ("--net", "mlp", "--data", spec, "--batch", "4", "--iters", "2")
+    called = call("train", *words, "--out", out)
+    assert called.code == 0, called.err
+    assert "on 12 samples" in call("test", out).out
+
+
+def test_data_without_labels_stays_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", data=ROWS, label=np.arange(10.0))
+    data = open_data(f"hdf5:{tmp_path / 'a.h5'}")
+    assert with_classes(data) is data
+    synthetic = open_data("synthetic:image=1x8x8,classes=2,count=4")
+    assert with_classes(synthetic) is synthetic

@@ -182,3 +182,239 @@ def test_a_net_for_other_images(tmp_path: Path) -> None:
     save_yaml(pu.zoo.mlp(8, image=(3, 32, 32)), file)
     arguments = ["train", "--net", str(file), "--out", str(tmp_path / "out")]
     refused(tmp_path, arguments, ["[1, 28, 28]", "[3, 32, 32]", "expected: blob 'data'", "found: "])
+
+
+BIG = "9" * 400
+
+VALUES: dict[str, list[tuple[str, str]]] = {
+    "batch": [
+        ("0", "job.yaml:1: batch is 0"),
+        ("-1", "job.yaml:1: batch is -1"),
+        ("1.5", "job.yaml:1: batch is 1.5"),
+        ("many", "job.yaml:1: batch is text 'many'"),
+        ("[8]", "job.yaml:1: batch is list (8,)"),
+        ("{a: 8}", "job.yaml:1: batch is mapping {'...': '...'}"),
+        ("true", "job.yaml:1: batch is bool True"),
+        ("1e400", "job.yaml:1: batch is text '1e400'"),
+        (f"{BIG}", "job.yaml:1: batch is 99999999999999999999999999999999999"),
+    ],
+    "epochs": [
+        ("-3", "job.yaml:1: epochs is -3"),
+        ("1.5", "job.yaml:1: epochs is 1.5"),
+        ("'2'", "job.yaml:1: epochs is text '2'"),
+        ("[1]", "job.yaml:1: epochs is list (1,)"),
+        ("false", "job.yaml:1: epochs is bool False"),
+        (f"{BIG}", "job.yaml:1: epochs is 9999999999999999999999999999999999"),
+    ],
+    "iters": [
+        ("-1", "job.yaml:1: iters is -1"),
+        (".nan", "job.yaml:1: iters is nan"),
+        ("ten", "job.yaml:1: iters is text 'ten'"),
+        ("[]", "job.yaml:1: iters is list ()"),
+        (f"{BIG}", "job.yaml:1: iters is 99999999999999999999999999999999999"),
+        (".inf", "job.yaml:1: iters is inf"),
+    ],
+    "net": [
+        ("5", "job.yaml:1: net is 5"),
+        ("[mlp]", "job.yaml:1: net is list ('mlp',)"),
+        ("true", "job.yaml:1: net is bool True"),
+        ("''", "job.yaml:1: net is ''"),
+        ("lenett", "there is no net 'lenett'"),
+        ("none.yaml", "none.yaml: cannot read the graph"),
+        ("1.5", "job.yaml:1: net is 1.5"),
+    ],
+    "solver": [
+        ("7", "job.yaml:1: solver is 7"),
+        ("sgdd", "there is no solver 'sgdd'"),
+        ("[sgd]", "job.yaml:1: solver is list ('sgd',)"),
+        ("''", "job.yaml:1: solver is ''"),
+        ("none.prototxt", "none.prototxt: cannot read the file"),
+    ],
+    "data": [
+        ("5", "job.yaml:1: data is 5"),
+        ("[a]", "job.yaml:1: data is list ('a',)"),
+        ("''", "job.yaml:1: data is ''"),
+        ("fashion-mimi", "there is no data set 'fashion-mimi'"),
+        ("none/none", "none/none: there is no such file or folder"),
+        ("synthetic:count=x", "synthetic:count=x: option 'count' cannot be read"),
+    ],
+    "lr": [
+        ("0", "job.yaml:1: lr is 0"),
+        ("-1", "job.yaml:1: lr is -1"),
+        ("fast", "job.yaml:1: lr is text 'fast'"),
+        (".nan", "job.yaml:1: lr is nan"),
+        (".inf", "job.yaml:1: lr is inf"),
+        ("[0.1]", "job.yaml:1: lr is list (0.1,)"),
+        ("true", "job.yaml:1: lr is bool True"),
+        (f"{BIG}", "job.yaml:1: lr is 99999999999999999999999999999999999999"),
+    ],
+    "momentum": [
+        ("-0.1", "job.yaml:1: momentum is -0.1"),
+        ("1.0", "momentum is 1.0"),
+        (".nan", "job.yaml:1: momentum is nan"),
+        ("heavy", "job.yaml:1: momentum is text 'heavy'"),
+    ],
+    "weight_decay": [
+        ("-1", "job.yaml:1: weight_decay is -1"),
+        (".inf", "job.yaml:1: weight_decay is inf"),
+        ("some", "job.yaml:1: weight_decay is text 'some'"),
+    ],
+    "lr_policy": [
+        ("5", "job.yaml:1: lr_policy is 5"),
+        ("stepp", "there is no learning-rate policy 'stepp'"),
+        ("step", "policy 'step' needs step"),
+        ("''", "job.yaml:1: lr_policy is ''"),
+        ("step:step=0", "step is 0"),
+    ],
+    "clip": [
+        ("0", "job.yaml:1: clip is 0"),
+        ("-1", "job.yaml:1: clip is -1"),
+        ("no", "job.yaml:1: clip is bool False"),
+    ],
+    "accumulate": [
+        ("0", "job.yaml:1: accumulate is 0"),
+        ("x", "job.yaml:1: accumulate is text 'x'"),
+    ],
+    "seed": [
+        ("-1", "job.yaml:1: seed is -1"),
+        ("1.5", "job.yaml:1: seed is 1.5"),
+        ("any", "job.yaml:1: seed is text 'any'"),
+        (f"{BIG}", "job.yaml:1: seed is 999999999999999999999999999999999999"),
+    ],
+    "devices": [
+        ("0", "job.yaml:1: devices is 0"),
+        ("gpu", "job.yaml:1: 'gpu' is no device"),
+        ("'cpu:0,cpu:0'", "job.yaml:1: device cpu:0 is named twice"),
+        ("[cpu:0]", "job.yaml:1: devices is list ('cpu:0',)"),
+        ("''", "job.yaml:1: devices is ''"),
+        ("cpu:9", "job.yaml:1: device cpu:9 cannot be used"),
+    ],
+    "parallel": [
+        ("2", "job.yaml:1: parallel is 2"),
+        ("two", "job.yaml:1: 'two' is no setting of a scheme"),
+        ("{data: 0}", "job.yaml:1: data is 0"),
+        ("{data: two}", "job.yaml:1: data is 'two'"),
+        ("{dta: 2}", "job.yaml:1: there is no setting 'dta' of parallelism"),
+        ("{data: 2, data: 2}", "job.yaml:1: data is given twice"),
+        ("[a]", "job.yaml:1: parallel is list ('a',)"),
+        ("{micro: 5000000}", "job.yaml:1: micro is 5000000"),
+    ],
+    "threads": [
+        ("0", "job.yaml:1: threads is 0"),
+        ("-1", "job.yaml:1: threads is -1"),
+        ("all", "job.yaml:1: threads is text 'all'"),
+        ("1000000", "job.yaml:1: threads is 1000000"),
+    ],
+    "share_cores": [
+        ("1", "job.yaml:1: share_cores is 1"),
+        ("maybe", "job.yaml:1: share_cores is text 'maybe'"),
+    ],
+    "prefetch": [
+        ("-1", "job.yaml:1: prefetch is -1"),
+        ("1000000000", "job.yaml:1: prefetch is 1000000000"),
+        ("x", "job.yaml:1: prefetch is text 'x'"),
+    ],
+    "out": [
+        ("5", "job.yaml:1: out is 5"),
+        ("[a]", "job.yaml:1: out is list ('a',)"),
+        ('"a\\0b"', "a\x00b: the folder of the run cannot be used"),
+    ],
+    "keep": [
+        ("0", "job.yaml:1: keep is 0"),
+        ("x", "job.yaml:1: keep is text 'x'"),
+    ],
+    "trace": [
+        ("1", "job.yaml:1: trace is 1"),
+        ("'yes'", "job.yaml:1: trace is text 'yes'"),
+    ],
+    "mean": [
+        ("red", "job.yaml:1: mean is text 'red'"),
+        ("[]", "0 means are given for images of [1, 28, 28]"),
+        ("[1, a]", "job.yaml:1: mean is list (1, 'a')"),
+        (".nan", "job.yaml:1: mean is nan"),
+        ("[.inf]", "job.yaml:1: mean is (inf,)"),
+        ("{a: 1}", "job.yaml:1: mean is mapping {'...': '...'}"),
+    ],
+    "scale": [
+        ("0", "job.yaml:1: scale is 0"),
+        (".inf", "job.yaml:1: scale is inf"),
+        ("x", "job.yaml:1: scale is text 'x'"),
+    ],
+    "crop": [
+        ("0", "job.yaml:1: crop is 0"),
+        ("99", "a crop of 99 cannot be cut from images of 28 x 28 with p"),
+        ("x", "job.yaml:1: crop is text 'x'"),
+    ],
+    "pad": [
+        ("3", "pad is 3, and there is no crop"),
+        ("-1", "job.yaml:1: pad is -1"),
+    ],
+    "mirror": [
+        ("1", "job.yaml:1: mirror is 1"),
+        ("both", "job.yaml:1: mirror is text 'both'"),
+    ],
+    "layout": [
+        ("nhwc", "job.yaml:1: layout is text 'nhwc'"),
+        ("3", "job.yaml:1: layout is 3"),
+    ],
+    "precision": [
+        ("half", "job.yaml:1: precision is text 'half'"),
+        ("16", "job.yaml:1: precision is 16"),
+    ],
+    "compile": [
+        ("1", "job.yaml:1: compile is 1"),
+        ("perhaps", "job.yaml:1: compile is text 'perhaps'"),
+    ],
+    "weights": [
+        ("5", "job.yaml:1: weights is 5"),
+        ("none.safetensors", "none.safetensors: cannot read the file"),
+    ],
+}
+"""By key the values that it cannot have, and the beginning of the message."""
+
+TEXTS: dict[str, tuple[str | bytes, str]] = {
+    "a single word": ("lenet\n", "job.yaml:1: a job file is a mapping"),
+    "a number": ("5\n", "job.yaml:1: a job file is a mapping"),
+    "a list of lists": ("- [a]\n", "job.yaml:1: a job file is a mapping"),
+    "a NUL": ("net: a\x00b\n", "job.yaml: the job file is not YAML"),
+    "not UTF-8": (b"net: \xff\xfe\n", "job.yaml: cannot read the job file"),
+    "a key that is a list": ("[a]: 3\n", "job.yaml:1: a key is not a word"),
+    "a key that is nothing": ("~: 3\n", "job.yaml:1: there is no option '~'"),
+    "a tab": ("net:\tmlp\n\tbatch: 3\n", "job.yaml:1: the job file is not YAML"),
+    "two documents": ("net: mlp\n---\nnet: lenet\n", "job.yaml:2: the job file is not YAML"),
+    "an unknown tag": ("net: !!python/object:os.system ls\n", "there is no net 'ls'"),
+    "an alias without an anchor": ("net: *mlp\n", "job.yaml:1: the job file is not YAML"),
+    "a quote that stays open": ("net: 'mlp\n", "job.yaml:2: the job file is not YAML"),
+    "a key in capitals": ("NET: mlp\n", "job.yaml:1: there is no option 'NET'"),
+    "epochs and iters": ("epochs: 1\niters: 2\n", "both epochs and iters are given"),
+    "mean and mean_file": (
+        "mean: 1\nmean_file: a.binaryproto\n",
+        "both mean and mean_file are given",
+    ),
+    "a graph": ("- {type: blob, name: x, size: [2]}\n", "job.yaml:1: a job file is a mapping"),
+    "a prototxt": ('name: "LeNet"\nlayer { name: "a" }\n', "job.yaml:2: the job file is not YAML"),
+    "JSON with a comma too many": ('{"net": "mlp",,}\n', "job.yaml:1: the job file is not YAML"),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [(key, *case) for key, cases in VALUES.items() for case in cases],
+    ids=[f"{key} {value[:20]}" for key, cases in VALUES.items() for value, _ in cases],
+)
+def test_wrong_values(
+    tmp_path: Path, key: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = tmp_path / "job.yaml"
+    job.write_text(f"{key}: {value}\n")
+    out = [] if key == "out" else ["--out", str(tmp_path / "out")]
+    refused(tmp_path, ["train", job, *out], [text])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_that_are_no_jobs(tmp_path: Path, name: str) -> None:
+    content, text = TEXTS[name]
+    job = tmp_path / "job.yaml"
+    job.write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused(tmp_path, ["train", job, "--out", tmp_path / "out"], [text])

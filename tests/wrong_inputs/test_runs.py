@@ -218,3 +218,396 @@ def test_a_run_for_a_graph(tmp_path: Path, trained: Path, command: str) -> None:
     (tmp_path / "config.yaml").touch()
     refused(tmp_path, [command, str(tmp_path)], [f"{tmp_path}: {what}", "no net.yaml in it"])
     refused(tmp_path, [command, "n" * 300], ["cannot read the graph"])
+
+
+def put(name: str, content: str | bytes) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return damage
+
+
+def change(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        path = run / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+    return damage
+
+
+def make_folder(name: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        remove(name)(run)
+        (run / name).mkdir()
+
+    return damage
+
+
+def make_file(name: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        remove(name)(run)
+        (run / name).write_text("")
+
+    return damage
+
+
+STATES = "checkpoints/000000002/states.safetensors"
+MANIFEST = "checkpoints/000000002/manifest.json"
+TEST = ("test",)
+RESUME = ("train", "--resume", "--iters", "4", "--out")
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
+    "config not YAML train": (
+        put("config.yaml", "net: [\n"),
+        RESUME,
+        "config.yaml:2: the job file is not YAML",
+    ),
+    "config not YAML test": (
+        put("config.yaml", "net: [\n"),
+        TEST,
+        "config.yaml:2: the job file is not YAML",
+    ),
+    "config a list train": (
+        put("config.yaml", "- a\n"),
+        RESUME,
+        "config.yaml:1: a job file is a mapping",
+    ),
+    "config a list test": (
+        put("config.yaml", "- a\n"),
+        TEST,
+        "config.yaml:1: a job file is a mapping",
+    ),
+    "config not UTF-8 train": (
+        put("config.yaml", b"net: \xff\n"),
+        RESUME,
+        "config.yaml: cannot read the job file",
+    ),
+    "config not UTF-8 test": (
+        put("config.yaml", b"net: \xff\n"),
+        TEST,
+        "config.yaml: cannot read the job file",
+    ),
+    "config a folder train": (
+        make_folder("config.yaml"),
+        RESUME,
+        "run: there is no run in this folder",
+    ),
+    "config a folder test": (
+        make_folder("config.yaml"),
+        TEST,
+        "run: there is no run in this folder",
+    ),
+    "config an unknown key train": (
+        change("config.yaml", "seed: 0", "seed: 0\nmore: 3"),
+        RESUME,
+        "there is no option 'more'",
+    ),
+    "config an unknown key test": (
+        change("config.yaml", "seed: 0", "seed: 0\nmore: 3"),
+        TEST,
+        "there is no option 'more'",
+    ),
+    "config another batch train": (
+        change("config.yaml", "batch: 8", "batch: x"),
+        RESUME,
+        "config.yaml:3: batch is text 'x'",
+    ),
+    "config another batch test": (
+        change("config.yaml", "batch: 8", "batch: x"),
+        TEST,
+        "config.yaml:3: batch is text 'x'",
+    ),
+    "config data gone train": (
+        change("config.yaml", "data: fashion-mini", "data: /none/none"),
+        RESUME,
+        "/none/none: there is no such file or folder",
+    ),
+    "config data gone test": (
+        change("config.yaml", "data: fashion-mini", "data: /none/none"),
+        TEST,
+        "/none/none: there is no such file or folder",
+    ),
+    "config a negative length train": (
+        change("config.yaml", "iters: 2", "iters: -2"),
+        RESUME,
+        "config.yaml:4: iters is -2",
+    ),
+    "config a negative length test": (
+        change("config.yaml", "iters: 2", "iters: -2"),
+        TEST,
+        "config.yaml:4: iters is -2",
+    ),
+    "config a device that is not there train": (
+        change("config.yaml", "devices: cpu:0", "devices: cuda:77"),
+        RESUME,
+        "device cuda:77 is not there",
+    ),
+    "net gone train": (remove("net.yaml"), RESUME, "net.yaml: cannot read the graph"),
+    "net gone test": (remove("net.yaml"), TEST, "net.yaml: cannot read the graph"),
+    "net empty train": (put("net.yaml", ""), RESUME, "net.yaml:1: the text is empty"),
+    "net empty test": (put("net.yaml", ""), TEST, "net.yaml:1: the text is empty"),
+    "net not YAML train": (put("net.yaml", "- {"), RESUME, "net.yaml:2:1: the text is not YAML"),
+    "net not YAML test": (put("net.yaml", "- {"), TEST, "net.yaml:2:1: the text is not YAML"),
+    "net a folder train": (make_folder("net.yaml"), RESUME, "net.yaml: cannot read the graph"),
+    "net a folder test": (make_folder("net.yaml"), TEST, "net.yaml: cannot read the graph"),
+    "net another train": (
+        put("net.yaml", "- {type: blob, name: x, size: [2, 3]}\n"),
+        RESUME,
+        "the net has no loss",
+    ),
+    "net another test": (
+        put("net.yaml", "- {type: blob, name: x, size: [2, 3]}\n"),
+        TEST,
+        "the graph has no ops",
+    ),
+    "metrics a folder train": (
+        make_folder("metrics.jsonl"),
+        RESUME,
+        "metrics.jsonl: the metrics cannot be read",
+    ),
+    "metrics not JSON train": (
+        put("metrics.jsonl", "{no\n"),
+        RESUME,
+        "metrics.jsonl:1: the metrics cannot be read",
+    ),
+    "metrics no object train": (
+        put("metrics.jsonl", "[1]\n"),
+        RESUME,
+        "metrics.jsonl:1: the metrics cannot be read",
+    ),
+    "metrics without an iteration train": (
+        put("metrics.jsonl", '{"loss": 1}\n'),
+        RESUME,
+        "metrics.jsonl:1: the metrics cannot be read",
+    ),
+    "metrics with an iteration of words train": (
+        put("metrics.jsonl", '{"iteration": "two"}\n'),
+        RESUME,
+        "metrics.jsonl:1: the metrics cannot be read",
+    ),
+    "metrics not UTF-8 train": (
+        put("metrics.jsonl", b"\xff\n"),
+        RESUME,
+        "metrics.jsonl:1: the metrics cannot be read",
+    ),
+    "metrics a test without numbers train": (
+        put("metrics.jsonl", '{"iteration": 1, "test_loss": 3}\n'),
+        RESUME,
+        "metrics.jsonl:1: the metrics cannot be read",
+    ),
+    "checkpoints gone train": (
+        remove("checkpoints"),
+        RESUME,
+        "run: the run is complete, and its checkpoints are gone",
+    ),
+    "checkpoints gone test": (
+        remove("checkpoints"),
+        TEST,
+        "run: there is no checkpoint in this folder",
+    ),
+    "checkpoints a file train": (
+        make_file("checkpoints"),
+        RESUME,
+        "run: the run is complete, and its checkpoints are gone",
+    ),
+    "checkpoints a file test": (
+        make_file("checkpoints"),
+        TEST,
+        "run: there is no checkpoint in this folder",
+    ),
+    "states gone train": (remove(STATES), RESUME, "checkpoints/000000002: the values are missing"),
+    "states gone test": (remove(STATES), TEST, "checkpoints/000000002: the values are missing"),
+    "states empty train": (
+        put(STATES, ""),
+        RESUME,
+        "checkpoints/000000002: states.safetensors has another si",
+    ),
+    "states empty test": (
+        put(STATES, ""),
+        TEST,
+        "checkpoints/000000002: states.safetensors has another si",
+    ),
+    "states a folder train": (
+        make_folder(STATES),
+        RESUME,
+        "checkpoints/000000002: the values are missing",
+    ),
+    "states a folder test": (
+        make_folder(STATES),
+        TEST,
+        "checkpoints/000000002: the values are missing",
+    ),
+    "states of zeros train": (
+        put(STATES, bytes(1882264)),
+        RESUME,
+        "checkpoints/000000002: states.safetensors is damaged",
+    ),
+    "states of zeros test": (
+        put(STATES, bytes(1882264)),
+        TEST,
+        "checkpoints/000000002: states.safetensors is damaged",
+    ),
+    "manifest a folder train": (
+        make_folder(MANIFEST),
+        RESUME,
+        "checkpoints/000000002: cannot read the manifest",
+    ),
+    "manifest a folder test": (
+        make_folder(MANIFEST),
+        TEST,
+        "checkpoints/000000002: cannot read the manifest",
+    ),
+    "manifest empty train": (
+        put(MANIFEST, ""),
+        RESUME,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest empty test": (
+        put(MANIFEST, ""),
+        TEST,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest a list train": (
+        put(MANIFEST, "[]"),
+        RESUME,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest a list test": (
+        put(MANIFEST, "[]"),
+        TEST,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest no object train": (
+        put(MANIFEST, "3"),
+        RESUME,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest no object test": (
+        put(MANIFEST, "3"),
+        TEST,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest not UTF-8 train": (
+        put(MANIFEST, b"\xff"),
+        RESUME,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest not UTF-8 test": (
+        put(MANIFEST, b"\xff"),
+        TEST,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest without keys train": (
+        put(MANIFEST, "{}"),
+        RESUME,
+        "checkpoints/000000002: the manifest has no 'version'",
+    ),
+    "manifest without keys test": (
+        put(MANIFEST, "{}"),
+        TEST,
+        "checkpoints/000000002: the manifest has no 'version'",
+    ),
+    "manifest deep train": (
+        put(MANIFEST, "[" * 100000),
+        RESUME,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "manifest deep test": (
+        put(MANIFEST, "[" * 100000),
+        TEST,
+        "checkpoints/000000002: the manifest cannot be read",
+    ),
+    "checkpoint a file train": (
+        make_file("checkpoints/000000002"),
+        RESUME,
+        "run: the run is complete, and its checkpoints are gone",
+    ),
+    "checkpoint a file test": (
+        make_file("checkpoints/000000002"),
+        TEST,
+        "run: there is no checkpoint in this folder",
+    ),
+    "checkpoint an empty folder train": (
+        make_folder("checkpoints/000000002"),
+        RESUME,
+        "checkpoints/000000002: the manifest is missing",
+    ),
+    "checkpoint an empty folder test": (
+        make_folder("checkpoints/000000002"),
+        TEST,
+        "checkpoints/000000002: the manifest is missing",
+    ),
+    "lock a folder train": (
+        make_folder(".lock"),
+        RESUME,
+        "run: cannot write to the folder of the run",
+    ),
+    "start values damaged train": (
+        put("start.safetensors", "none"),
+        RESUME,
+        "start.safetensors: the file is damaged, or of another ki",
+    ),
+    "mean damaged train": (
+        put("mean.safetensors", "none"),
+        RESUME,
+        "both mean and mean_file are given",
+    ),
+    "mean damaged test": (
+        put("mean.safetensors", "none"),
+        TEST,
+        "both mean and mean_file are given",
+    ),
+    "test net damaged train": (
+        put("test_net.yaml", "- {"),
+        RESUME,
+        "test_net.yaml:2:1: the text is not YAML",
+    ),
+    "test net damaged test": (
+        put("test_net.yaml", "- {"),
+        TEST,
+        "test_net.yaml:2:1: the text is not YAML",
+    ),
+    "solver damaged train": (
+        put("solver.prototxt", "base_lr: {"),
+        RESUME,
+        "solver.prototxt:1: the text cannot be read",
+    ),
+    "trace not JSON": (put("trace.json", "{"), ("trace",), "trace.json: the file is not JSON"),
+    "trace a number": (
+        put("trace.json", "3"),
+        ("trace",),
+        "trace.json: the file is not a trace of purine",
+    ),
+    "trace no events": (
+        put("trace.json", '{"otherData":{}}'),
+        ("trace",),
+        "trace.json: the file is not a trace of purine",
+    ),
+    "trace events of words": (
+        put("trace.json", '{"otherData":{},"traceEvents":["a"]}'),
+        ("trace",),
+        "trace.json: the file is not a trace of purine",
+    ),
+    "trace deep": (put("trace.json", "[" * 100000), ("trace",), "trace.json: the file is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_runs(tmp_path: Path, trained: Path, name: str) -> None:
+    damage, command, text = DAMAGES[name]
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    damage(run)
+    refused(tmp_path, [*command, run], [text])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from purine.errors import FormatError
+from purine.files import expanded
 from purine.importers.caffe.files import read_bytes
 from purine.importers.caffe.net import NetState
 from purine.importers.caffe.schema import Node, read
@@ -111,10 +112,10 @@ def _file(node: Node, field: str, solver: Path) -> Path:
             found="none",
             remedy="add net:, or pass the net with --net and the solver with --solver",
         )
-    written = Path(name).expanduser()
+    written = expanded(name)
     tried = [written, solver.parent / written, solver.parent / written.name]
     for candidate in tried:
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # false for a path that cannot be looked at, too
             return candidate.resolve()
     places = list(dict.fromkeys(map(str, tried)))
     raise node.error(

@@ -1,0 +1,114 @@
+"""Standard output that may break: a closed pipe, a full disk, or none at all.
+
+A command that only prints ends there: quietly where a pipe was closed, as Unix tools do, else with
+a message. A training must not end unnoticed: it stops with a checkpoint, says so on stderr and
+exits with 2 (`purine.cli.progress`). A training that was started without standard output goes on,
+as nobody expects to read it, and says so on stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import threading
+from typing import TextIO
+
+from purine.errors import ConfigError
+
+__all__ = ["Output", "drop_output", "has_output", "prepare_output", "unwritable"]
+
+
+class Output:
+    """A stream for the lines of a training: a write that fails is kept in `error`, not raised.
+
+    Later writes are dropped, as the stream could not be trusted to hold whole lines.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.error: OSError | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def encoding(self) -> str:
+        return self.stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            if self.error is None:
+                try:
+                    self.stream.write(text)
+                except OSError as error:
+                    self.error = error
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            if self.error is None:
+                try:
+                    self.stream.flush()
+                except OSError as error:
+                    self.error = error
+
+    def print(self, text: str) -> None:
+        """Write a line at once."""
+        with self._lock:
+            self.write(f"{text}\n")
+            self.flush()
+
+
+class _Missing(io.TextIOBase):
+    """Stands for a standard output that the process was started without."""
+
+    def write(self, text: str) -> int:
+        if text:
+            raise OSError(errno.EBADF, "there is no standard output")
+        return 0
+
+
+def prepare_output() -> None:
+    """Make standard streams safe to use, whatever the process was started with.
+
+    Numbers 0 to 2 are taken, so that no file of a run gets the number of a stream, which libraries
+    write to. Characters that the terminal has no code for are escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    if sys.stdout is None:
+        sys.stdout = _Missing()
+    if sys.stderr is None:  # print would write its lines to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def has_output() -> bool:
+    """Whether the process was started with a standard output."""
+    return not isinstance(sys.stdout, _Missing)
+
+
+def drop_output() -> None:
+    """Let what is left of the output go nowhere, for it is written again at exit."""
+    if has_output():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def unwritable(error: OSError, what: str, remedy: str) -> ConfigError:
+    """What to tell about output that could not be written."""
+    return ConfigError(
+        what,
+        expected="a terminal, a file or a pipe that takes the output",
+        found="the pipe was closed by its reader"
+        if error.errno == errno.EPIPE
+        else error.strerror or str(error),
+        remedy=remedy,
+    )
