@@ -5,7 +5,7 @@ from purine import data, graph, ops, optimize, parallel, solvers, zoo
 from purine.autodiff import backward
 from purine.errors import PurineError
 from purine.graph import Blob, Builder, Graph, Location, Op, State
-from purine.importers.caffe import from_caffe
+from purine.importers.caffe import from_caffe, from_caffe_solver
 from purine.importers.torch import from_torch
 from purine.ops import Net, check
 from purine.optimize import evaluation, fuse, inference, join, layout, mixed, prune, recompute
@@ -31,6 +31,7 @@ __all__ = [
     "data",
     "evaluation",
     "from_caffe",
+    "from_caffe_solver",
     "from_torch",
     "fuse",
     "graph",

@@ -200,7 +200,8 @@ def _shapes(graph: Graph, op: str) -> str:
 
 def _kinds_text() -> str:
     import purine.solvers  # noqa: F401  (registers the kinds of updates)
-    from purine.ops.registry import describe, kinds
+    from purine.arguments import describe
+    from purine.ops.registry import kinds
 
     lines = []
     for name, kind in sorted(kinds().items()):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from purine.arguments import checked
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet
 from purine.errors import DataError
@@ -27,6 +28,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _AXES = {"images": 3, "labels": 1}
 
 
+@checked
 def read_idx(path: str | Path) -> npt.NDArray[Any]:
     """The array in an IDX file; a name that ends in `.gz` is decompressed."""
     path = Path(path)
@@ -60,6 +62,7 @@ def read_idx(path: str | Path) -> npt.NDArray[Any]:
     return values.astype(dtype.newbyteorder("="))
 
 
+@checked
 def idx_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set of a folder with MNIST's four files; without the two of t10k, no test set.
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from purine.arguments import checked
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet
 from purine.errors import DataError
@@ -34,6 +35,7 @@ _SPELLINGS: tuple[tuple[_Pair, _Pair | None], ...] = (
 _FAULTS = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
+@checked
 def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set in a `.npz` with x_train, y_train, x_test, y_test or the like."""
     path = Path(path)
@@ -50,6 +52,7 @@ def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
         )
 
 
+@checked
 def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set of a folder with train_images.npy, train_labels.npy and so on."""
     folder = Path(folder)

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
+from purine.arguments import conforms, describe
 from purine.errors import ConfigError
 from purine.nearest import nearest_name
-from purine.ops.registry import conforms, describe
 from purine.optimize.layout import Layout
 from purine.parallel import Scheme, parse_devices
 

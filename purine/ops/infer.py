@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from purine.arguments import at_least, checked
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
 from purine.ops import tracing
 from purine.ops.aten import device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
-from purine.ops.registry import IMPLIED, lookup
+from purine.ops.registry import IMPLIED, generation, lookup
 from purine.ops.tracing import Inferred, Spec
 
 __all__ = [
@@ -41,6 +42,7 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
 
+@checked
 def complete(graph: Graph) -> Graph:
     """The graph with implied inputs, random streams, and shapes and dtypes of results filled in.
 
@@ -89,6 +91,7 @@ def families(graph: Graph) -> dict[str, str]:
     return {name: family.get(name, name) for name in (*graph.blobs, NOTHING)}
 
 
+@checked
 def with_batch(net: Graph, batch: int) -> Graph:
     """The same net for another batch size: sources changed, all other shapes inferred anew.
 
@@ -96,6 +99,7 @@ def with_batch(net: Graph, batch: int) -> Graph:
     without dimensions stay as they are. An imported net that cannot follow the batch size raises an
     error that names the op to blame.
     """
+    at_least("batch", batch, 1)
     builder = Builder(net)
     sources = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}
     for name, blob in net.blobs.items():
@@ -108,6 +112,7 @@ def with_batch(net: Graph, batch: int) -> Graph:
     return complete(builder.graph())
 
 
+@checked
 def check(graph: Graph) -> Graph:
     """The graph itself, completed, if every rule holds; else the first error.
 
@@ -121,6 +126,7 @@ def check(graph: Graph) -> Graph:
     return completed
 
 
+@checked
 def problems(graph: Graph) -> list[GraphError]:
     """Everything that is wrong with a graph, in the order of the rules."""
     from purine.graph.verify import problems as structural
@@ -244,7 +250,7 @@ def op_key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
     """What determines the results of tracing an op."""
     # By repr, since 1, 1.0 and True are equal and mean different things to a kernel.
     settings = repr(sorted(op.attributes.items()))
-    return op.kind, settings, tuple(inputs), str(device_of(op.location))
+    return op.kind, generation(), settings, tuple(inputs), str(device_of(op.location))
 
 
 def _infer_checked(op: Op, blobs: Mapping[str, Blob]) -> tuple[Spec | None, ...]:

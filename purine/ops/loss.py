@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.graph import Attribute
 from purine.ops.net import Var
 from purine.ops.registry import kind
@@ -145,11 +146,13 @@ def Accuracy(
     return (correct & counts).sum().to(x.dtype) / counts.sum().clamp(min=1)
 
 
+@checked
 def softmax(x: Var, *, axis: int = 1, name: str | None = None) -> Var:
     """A softmax layer."""
     return x.net.apply("Softmax", [x], {"axis": axis}, name=name)
 
 
+@checked
 def softmax_loss(
     x: Var,
     label: Var,
@@ -174,6 +177,7 @@ def softmax_loss(
     return x.net.apply("SoftmaxLoss", [x, label], settings, name=name or "softmax_loss")
 
 
+@checked
 def sigmoid_cross_entropy_loss(
     x: Var, target: Var, *, loss_weight: float = 1.0, name: str | None = None
 ) -> Var:
@@ -183,6 +187,7 @@ def sigmoid_cross_entropy_loss(
     return x.net.apply("SigmoidCrossEntropyLoss", [x, target], settings, name=name)
 
 
+@checked
 def euclidean_loss(
     x: Var, target: Var, *, loss_weight: float = 1.0, name: str | None = None
 ) -> Var:
@@ -191,6 +196,7 @@ def euclidean_loss(
     return x.net.apply("EuclideanLoss", [x, target], settings, name=name or "euclidean_loss")
 
 
+@checked
 def hinge_loss(
     x: Var,
     label: Var,
@@ -204,6 +210,7 @@ def hinge_loss(
     return x.net.apply("HingeLoss", [x, label], settings, name=name or "hinge_loss")
 
 
+@checked
 def accuracy(
     x: Var,
     label: Var,

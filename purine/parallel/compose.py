@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.ops.infer import with_batch
@@ -28,6 +29,7 @@ from purine.parallel.shard import shard
 __all__ = ["compose"]
 
 
+@checked
 def compose(
     net: Graph,
     *,

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.ops.clock import ITERATION, SEED
@@ -31,6 +32,7 @@ __all__ = ["hybrid"]
 _FULL = ("InnerProduct", "aten.linear", "aten.addmm")
 
 
+@checked
 def hybrid(
     net: Graph, devices: str | Iterable[str | Location], *, split: str | None = None
 ) -> Graph:

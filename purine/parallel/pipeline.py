@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
 from purine.ops.infer import check
@@ -26,6 +27,7 @@ from purine.parallel.schedule import Letter, Schedule, Unit, named_schedule
 __all__ = ["pipeline"]
 
 
+@checked
 def pipeline(
     step: Graph,
     stages: int | None = None,
