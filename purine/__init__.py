@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from purine.autodiff import backward
     from purine.errors import PurineError
     from purine.graph import Blob, Builder, Graph, Location, Op, State
-    from purine.importers.caffe import from_caffe
+    from purine.importers.caffe import from_caffe, from_caffe_solver
     from purine.importers.torch import from_torch
     from purine.ops import Net, check
     from purine.optimize.fuse import fuse
@@ -47,6 +47,7 @@ __all__ = [
     "data",
     "evaluation",
     "from_caffe",
+    "from_caffe_solver",
     "from_torch",
     "fuse",
     "graph",
@@ -79,6 +80,7 @@ _HOMES = {
     "compute": "purine.runtime.run",
     "evaluation": "purine.optimize",
     "from_caffe": "purine.importers.caffe",
+    "from_caffe_solver": "purine.importers.caffe",
     "from_torch": "purine.importers.torch",
     "fuse": "purine.optimize",
     "inference": "purine.optimize",

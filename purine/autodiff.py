@@ -14,10 +14,12 @@ copies gives a graph of which the same holds.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.arguments import checked
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.ops.batch_marks import mark_batch
@@ -27,7 +29,7 @@ from purine.ops.loss_scale import LOSS_SCALE, scaled_of, unscale
 from purine.ops.registry import lookup
 from purine.ops.tracing import Call, Joint, Spec, trace_joint
 
-__all__ = ["GRADIENT", "backward", "gradient_of", "losses_of"]
+__all__ = ["GRADIENT", "backward", "gradient_of", "losses_of", "reported_losses"]
 
 GRADIENT = "grad"
 """The first part of the names of everything a backward adds."""
@@ -45,6 +47,7 @@ def gradient_of(blob: str) -> str:
     return f"{GRADIENT}/{blob}"
 
 
+@checked
 def backward(
     net: Graph, *, losses: Mapping[str, float] | None = None, wrt: Sequence[str] = ()
 ) -> Graph:
@@ -117,6 +120,35 @@ def losses_of(net: Graph) -> dict[str, float]:
             assert isinstance(weight, int | float)
             weights[op.outputs[0]] = float(weight)
     return weights
+
+
+def reported_losses(graph: Graph) -> tuple[str, ...]:
+    """The outputs of a net or a training step that are losses.
+
+    In a step they are known by the constant that the gradient of each begins with, whatever was
+    done to the step since.
+
+    >>> from purine.zoo import mlp
+    >>> reported_losses(backward(mlp(batch=8)))
+    ('loss',)
+    """
+    found: set[str] = set()
+    for op in graph.ops.values():
+        if op.kind == "aten.full":
+            names = [op.name]
+        elif op.kind == "Fused":
+            names = _CONSTANTS.findall(str(op.attributes.get("body", "")))
+        else:
+            names = []
+            if lookup(op).loss:
+                found.update(op.outputs[:1])
+        for name in names:
+            found.add(f"/{name}".rpartition(f"/{GRADIENT}/")[2])
+    return tuple(name for name in graph.outputs if name in found)
+
+
+_CONSTANTS = re.compile(r"op_type: aten\.full, name: ([^,\s]+)")
+"""The names of constants in the text of a fused op."""
 
 
 @dataclass(frozen=True, slots=True)

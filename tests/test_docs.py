@@ -57,3 +57,10 @@ def test_the_files_a_document_names_exist(document: str) -> None:
     assert missing == []
     linked = re.findall(r"\]\(([^)#:]+)\)", text)
     assert [path for path in linked if not (ROOT / "docs" / path).exists()] == []
+
+
+def test_the_readme_trains_on_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if "data=(x, y)" in block)
+    exec(f"import torch\nimport purine as pu\n{block}", {})
+    assert "distance" in capsys.readouterr().out

@@ -224,7 +224,8 @@ def _shapes(graph: Graph, op: str) -> str:
 
 def _kinds_text() -> str:
     import purine.ops  # noqa: F401  (registers all kinds)
-    from purine.ops.registry import describe, kinds
+    from purine.arguments import describe
+    from purine.ops.registry import kinds
 
     lines = []
     for name, kind in sorted(kinds().items()):

@@ -5,6 +5,7 @@ reading ahead changes nothing.
 """
 
 from purine.data.arrays import ArraySource
+from purine.data.convert import as_dataset
 from purine.data.embedded import fashion_mini
 from purine.data.hdf5 import Hdf5Source, hdf5_dataset
 from purine.data.idx import idx_dataset, read_idx
@@ -23,6 +24,7 @@ from purine.data.synthetic import (
     synthetic_masks,
     synthetic_tokens,
 )
+from purine.data.tensors import TensorSource, tensors
 from purine.data.torch_dataset import IterableSource, TorchSource
 
 __all__ = [
@@ -39,7 +41,9 @@ __all__ = [
     "SyntheticImages",
     "SyntheticMasks",
     "SyntheticTokens",
+    "TensorSource",
     "TorchSource",
+    "as_dataset",
     "fashion_mini",
     "hdf5_dataset",
     "idx_dataset",
@@ -53,4 +57,5 @@ __all__ = [
     "synthetic_images",
     "synthetic_masks",
     "synthetic_tokens",
+    "tensors",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from purine.arguments import checked
 from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
 from purine.ops.aten import dtype_name
@@ -40,6 +41,7 @@ class ArraySource(Source):
     tensor([4, 2])
     """
 
+    @checked
     def __init__(
         self,
         *arrays: Array,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from purine.arguments import checked
 from purine.data.idx import idx_dataset
 from purine.data.source import DataSet
 
@@ -13,6 +14,7 @@ __all__ = ["fashion_mini"]
 _FOLDER = Path(__file__).parent / "fashion_mini"
 
 
+@checked
 def fashion_mini() -> DataSet:
     """6,000 training and 1,000 test images of Fashion-MNIST, the same number of each class.
 

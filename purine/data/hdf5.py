@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from purine.arguments import checked
 from purine.data._extras import extra
 from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
@@ -32,6 +33,7 @@ class Hdf5Source(Source):
     however they are stored, and have to be below `classes`, by default the largest and one.
     """
 
+    @checked
     def __init__(
         self,
         path: str | Path,
@@ -146,6 +148,7 @@ class Hdf5Source(Source):
         return tuple(fields), counts[0]
 
 
+@checked
 def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list of files, or of one for training and one for testing."""
     train = Path(train)

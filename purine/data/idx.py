@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from purine.arguments import checked
 from purine.data._bounds import refuse_larger_than_memory
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet
@@ -31,6 +32,7 @@ _AXES = {"images": 3, "labels": 1}
 _PART = 16 << 20  # bytes that are read at once
 
 
+@checked
 def read_idx(path: str | Path) -> npt.NDArray[Any]:
     """The array in an IDX file; a name that ends in `.gz` is decompressed.
 
@@ -65,6 +67,7 @@ def read_idx(path: str | Path) -> npt.NDArray[Any]:
     return np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
+@checked
 def idx_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set of a folder with MNIST's four files; without the two of t10k, no test set.
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from purine.arguments import checked
 from purine.data.decoding import decode_image
 from purine.data.source import DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
@@ -31,6 +32,7 @@ class ImageListSource(Source):
     folder, or at the list's where there is no such file. Without `labels` there are images only.
     """
 
+    @checked
     def __init__(
         self,
         path: str | Path,
@@ -85,6 +87,7 @@ class ImageListSource(Source):
         return next((place for place in places if os.path.exists(place)), places[-1])
 
 
+@checked
 def image_list_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list, or of one for training and one for testing."""
     train = Path(train)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from purine.arguments import checked
 from purine.data._extras import extra
 from purine.data.decoding import decode_image
 from purine.data.messages import Damaged, decode
@@ -34,6 +35,7 @@ class LmdbSource(Source):
     is first asked for, unless it is given.
     """
 
+    @checked
     def __init__(
         self,
         path: str | Path,
@@ -178,6 +180,7 @@ class _Database:
             return found
 
 
+@checked
 def lmdb_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one database, or of one for training and one for testing."""
     train = Path(train)

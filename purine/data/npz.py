@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from purine.arguments import checked
 from purine.data._bounds import refuse_larger_than_memory
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet
@@ -34,6 +35,7 @@ _SPELLINGS: tuple[tuple[_Pair, _Pair | None], ...] = (
 """The names of images and labels, for training and for testing."""
 
 
+@checked
 def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set in a `.npz` with x_train, y_train, x_test, y_test or the like."""
     path = Path(path)
@@ -50,6 +52,7 @@ def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
         )
 
 
+@checked
 def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set of a folder with train_images.npy, train_labels.npy and so on."""
     folder = Path(folder)

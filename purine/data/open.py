@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from purine.arguments import checked
 from purine.data.embedded import fashion_mini
 from purine.data.idx import find_idx, idx_dataset
 from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
@@ -78,6 +79,7 @@ _KNOWN = (
 )
 
 
+@checked
 def open_data(spec: str) -> DataSet:
     """The data set that `spec` names: one of ours with its options, or a path.
 

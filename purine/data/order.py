@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from purine.arguments import checked
 from purine.data.source import Indices, Source
 from purine.errors import ConfigError, DataError
 
@@ -27,6 +28,7 @@ class Order:
     array([2, 3, 0, 1, 2])
     """
 
+    @checked
     def __init__(self, length: int, *, seed: int, shuffle: bool = True) -> None:
         _require("the number of samples", length, 1)
         _require("seed", seed, 0)
@@ -65,6 +67,7 @@ class Reader:
     `offset` on: together they read the stream that one reader with a batch of `whole` reads.
     """
 
+    @checked
     def __init__(
         self,
         source: Source,

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from purine.arguments import at_least, checked, finite
 from purine.data.source import Field, Source
 from purine.errors import DataError
 from purine.graph import NOTHING, Attribute, Builder, Filler, Graph, Op
@@ -34,6 +35,7 @@ _Step: TypeAlias = tuple[str, str, tuple[str, ...], dict[str, Attribute]]
 _CLOCK = ("seed", "iteration")
 
 
+@checked
 def prepare(
     net: Graph,
     source: Source,
@@ -53,6 +55,13 @@ def prepare(
     subtracted before all else, and its value has to be given to the run:
     `run.set_states({MEAN_IMAGE: mean})`.
     """
+    at_least("pad", pad, 0)
+    if crop is not None:
+        at_least("crop", crop, 1)
+    for what, number in (("scale", scale), ("mean", mean)):
+        for value in number if isinstance(number, tuple | list) else (number,):
+            if isinstance(value, float):
+                finite(what, value)
     if isinstance(mean, Tensor):
         _check_image(mean, source)
     builder = Builder(net)
@@ -84,7 +93,7 @@ def _prepare_op(
         image = len(field.shape) == 3
         centred = isinstance(mean, Tensor) or mean != 0.0
         changed = centred or scale is not None or crop or mirror
-        if (blob.shape[1:], blob.dtype) == (field.shape, field.dtype) and not (image and changed):
+        if field.fits(blob.shape, blob.dtype) and not (image and changed):
             continue
         if not image:
             raise _misfit(builder, op, source)

@@ -9,6 +9,7 @@ same indices it gives the same samples, so that a batch is a function of (seed, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from purine.arguments import check_fields
 from purine.errors import DataError
 
 __all__ = ["DTYPES", "DataSet", "Field", "Indices", "Source", "check_indices"]
@@ -37,6 +39,16 @@ DTYPES = (
 """The dtypes a field may have: those that numpy and torch share and that ops can read."""
 
 
+_NARROWER: Mapping[str, tuple[str, ...]] = {
+    "float32": ("float16", "bfloat16"),
+    "float64": ("float32", "float16", "bfloat16"),
+    "int16": ("int8", "uint8"),
+    "int32": ("int16", "int8", "uint8"),
+    "int64": ("int32", "int16", "int8", "uint8"),
+}
+"""The dtypes whose values another one holds without rounding, of the same sort of numbers."""
+
+
 @dataclass(frozen=True)
 class Field:
     """One column of a source: its name, and the shape and dtype of one sample.
@@ -48,6 +60,17 @@ class Field:
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def fits(self, shape: Sequence[int], dtype: str) -> bool:
+        """Whether a batch of this field can be given to a blob of these sizes and this dtype.
+
+        Numbers of a smaller dtype of the same sort are widened; that changes no value.
+        """
+        same = self.dtype == dtype or self.dtype in _NARROWER.get(dtype, ())
+        return same and tuple(shape[1:]) == self.shape
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
@@ -87,6 +110,7 @@ class DataSet:
     test: Source | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.test is not None and self.test.fields != self.train.fields:
             raise DataError(
                 "training and test samples differ in form",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from purine.arguments import checked
 from purine.data.source import DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
 
@@ -44,6 +45,7 @@ class SyntheticImages(Source):
     ([2, 3, 8, 8], [7, 2])
     """
 
+    @checked
     def __init__(
         self,
         image: tuple[int, int, int],
@@ -110,6 +112,7 @@ class SyntheticMasks(Source):
     ([2, 3, 16, 8], [2, 16, 8], True)
     """
 
+    @checked
     def __init__(
         self,
         image: tuple[int, int, int],
@@ -157,6 +160,7 @@ class SyntheticTokens(Source):
     True
     """
 
+    @checked
     def __init__(
         self, length: int, *, vocabulary: int, count: int, seed: int = 0, first: int = 0
     ) -> None:
@@ -189,6 +193,7 @@ class SyntheticTokens(Source):
         return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
+@checked
 def synthetic_images(
     image: tuple[int, int, int] = (3, 224, 224),
     *,
@@ -205,6 +210,7 @@ def synthetic_images(
     return DataSet("synthetic", train, test)
 
 
+@checked
 def synthetic_masks(
     image: tuple[int, int, int] = (3, 64, 64), *, classes: int = 4, count: int = 320, seed: int = 0
 ) -> DataSet:
@@ -215,6 +221,7 @@ def synthetic_masks(
     return DataSet("synthetic-masks", train, test)
 
 
+@checked
 def synthetic_tokens(
     length: int = 64, *, vocabulary: int = 256, count: int = 1280, seed: int = 0
 ) -> DataSet:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from purine.arguments import at_least, checked, shown
 from purine.data.source import DTYPES, Field, Indices, Source, check_indices
-from purine.errors import DataError
+from purine.errors import DataError, in_a_line
 from purine.ops.aten import dtype_name
 
-__all__ = ["IterableSource", "MapDataset", "TorchSource"]
+__all__ = ["IterableSource", "MapDataset", "TorchSource", "count_values"]
 
 
 class MapDataset(Protocol):
@@ -41,6 +42,7 @@ class TorchSource(Source):
     image: float32 1x2x2, label: int64 scalar
     """
 
+    @checked
     def __init__(
         self,
         dataset: MapDataset,
@@ -49,10 +51,8 @@ class TorchSource(Source):
         classes: int | None = None,
     ) -> None:
         self._dataset = dataset
-        self._length = len(dataset)
-        if self._length == 0:
-            raise _no_samples(dataset)
-        self.fields = _fields_of(dataset[0], names)
+        self._length = _length_of(dataset)
+        self.fields = _fields_of(_first(dataset), names)
         known = getattr(dataset, "classes", None)
         if classes is None and isinstance(known, Sequence):
             classes = len(known)
@@ -85,6 +85,7 @@ class IterableSource(Source):
 
     sequential = True
 
+    @checked
     def __init__(
         self,
         iterable: Iterable[object],
@@ -93,6 +94,8 @@ class IterableSource(Source):
         classes: int | None = None,
         length: int | None = None,
     ) -> None:
+        if length is not None:
+            at_least("length", length, 1)
         if isinstance(iterable, Iterator):
             raise DataError(
                 "this iterable can be read only once",
@@ -104,11 +107,7 @@ class IterableSource(Source):
         self._names = tuple(names)
         self._length = length
         self.classes = classes
-        for sample in iterable:
-            self.fields = _fields_of(sample, names)
-            break
-        else:
-            raise _no_samples(iterable)
+        self.fields = _fields_of(_first(iterable), names)
         self._lock = threading.Lock()
         self._pass_length = length
         self._pass_start = 0
@@ -193,6 +192,43 @@ class IterableSource(Source):
             found=found,
             remedy="let each start of the iterable give the same samples, and check length=",
         )
+
+
+def count_values(dataset: object) -> int:
+    """How many values a sample of a data set or iterable has."""
+    return len(_values(_first(dataset)))
+
+
+def _length_of(dataset: MapDataset) -> int:
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise _unreadable(dataset, error, "a data set that has a length") from error
+    if length == 0:
+        raise _no_samples(dataset)
+    return length
+
+
+def _first(dataset: Any) -> object:
+    """Sample 0; errors are those of whoever wrote the data set."""
+    by_number = hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")
+    try:
+        return dataset[0] if by_number else next(iter(dataset))
+    except StopIteration:
+        raise _no_samples(dataset) from None
+    except Exception as error:
+        if by_number and _length_of(dataset) == 0:
+            raise _no_samples(dataset) from error
+        raise _unreadable(dataset, error, "samples by number, or one after the other") from error
+
+
+def _unreadable(dataset: object, error: Exception, expected: str) -> DataError:
+    return DataError(
+        f"{shown(dataset)} cannot be read",
+        expected=expected,
+        found=in_a_line(error),
+        remedy="check that dataset[0] and len(dataset) work, or pass tensors",
+    )
 
 
 def _no_samples(dataset: object) -> DataError:

@@ -6,13 +6,17 @@ a graph (two nodes of one name); everything else is left to `verify`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
+from purine.arguments import checked, shown
 from purine.errors import GraphError
 from purine.graph.graph import Graph
 from purine.graph.nodes import Attribute, Blob, Filler, Lane, Location, Op, State
 
 __all__ = ["Builder"]
+
+T = TypeVar("T")
 
 
 class Builder:
@@ -27,6 +31,7 @@ class Builder:
     input x: float32 2x3
     """
 
+    @checked
     def __init__(self, graph: Graph | None = None) -> None:
         base = graph or Graph()
         self.blobs: dict[str, Blob] = dict(base.blobs)
@@ -46,7 +51,7 @@ class Builder:
         layout: str = "",
     ) -> str:
         """Add a blob and return its name."""
-        size = None if shape is None else tuple(shape)
+        size = None if shape is None else _listed(shape)
         self.add(Blob(name, size, dtype, location or Location(), where, layout))
         return name
 
@@ -66,8 +71,8 @@ class Builder:
         op = Op(
             name,
             kind,
-            tuple(inputs),
-            tuple(outputs),
+            _listed(inputs),
+            _listed(outputs),
             attributes or {},
             location or Location(),
             lane,
@@ -100,6 +105,13 @@ class Builder:
         elif isinstance(node, Op):
             _refuse_second("op", node.name, node.where, self.ops.get(node.name))
             self.ops[node.name] = node
+        elif not isinstance(node, Blob):
+            raise GraphError(
+                f"{shown(node)} is no node of a graph",
+                expected="a Blob, an Op or a State",
+                found=shown(node),
+                remedy="add nodes with blob, op and state",
+            )
         else:
             _refuse_second("blob", node.name, node.where, self.blobs.get(node.name))
             self.blobs[node.name] = node
@@ -121,6 +133,18 @@ class Builder:
             frozenset(self.control),
             tuple(self.outputs),
         )
+
+
+def _listed(items: Sequence[T]) -> tuple[T, ...]:
+    """The items as a tuple; a text is no list of its letters."""
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise GraphError(
+            f"{shown(items)} is no list",
+            expected="a list of names or of sizes",
+            found=shown(items),
+            remedy="put it into brackets",
+        )
+    return tuple(items)
 
 
 def _refuse_second(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from purine.arguments import checked
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Location, Op
 from purine.graph.text import type_text
@@ -25,6 +26,7 @@ _COLOURS = (
 )
 
 
+@checked
 def to_dot(graph: Graph) -> str:
     """The graph in the language of Graphviz.
 

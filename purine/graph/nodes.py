@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from purine.arguments import check_fields, shown
 from purine.errors import GraphError
 
 __all__ = [
@@ -45,6 +46,30 @@ _DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
 _LANE = re.compile(r"(compute(:[1-9][0-9]*)?|inbound|outbound|io)")
 
 
+def _frozen(node: Op | Filler, attributes: object) -> dict[str, Attribute]:
+    if not isinstance(attributes, Mapping):
+        raise GraphError(
+            f"the attributes of {node.kind} are {shown(attributes)}",
+            expected="a mapping of names to values",
+            found=shown(attributes),
+            remedy="write for example {'axis': 1}",
+        )
+    return {key: _freeze(value) for key, value in attributes.items()}
+
+
+def _freeze(value: object) -> Attribute:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Sequence):
+        return tuple(_freeze(item) for item in value)
+    raise GraphError(
+        f"an attribute cannot hold {shown(value)}",
+        expected="a number, a text, true or false, None, or a list of such",
+        found=shown(value),
+        remedy="give tensors to ops as inputs, and other values as numbers and texts",
+    )
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Location:
     """Where a node lives: a machine (a process on it) and a device of that machine.
@@ -57,6 +82,7 @@ class Location:
     device: str = "cpu:0"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not _DEVICE.fullmatch(self.device):
             raise GraphError(
                 f"{self.device!r} is not a device",
@@ -85,6 +111,11 @@ class Blob:
     where: str | None = field(default=None, compare=False)
     layout: str = ""
 
+    def __post_init__(self) -> None:
+        known = self.shape is None or type(self.shape) is tuple
+        if not known or type(self.dtype) is not str:  # `verify` looks at sizes and names
+            check_fields(self)
+
     def __str__(self) -> str:
         shape = "?" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"
         return " ".join(filter(None, (f"{self.name}:", self.dtype, shape, self.layout)))
@@ -104,8 +135,9 @@ class Op:
     where: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        frozen = {key: _freeze(value) for key, value in self.attributes.items()}
-        object.__setattr__(self, "attributes", frozen)
+        object.__setattr__(self, "attributes", _frozen(self, self.attributes))
+        if type(self.inputs) is not tuple or type(self.outputs) is not tuple:
+            check_fields(self)
         if not _LANE.fullmatch(self.lane):
             raise GraphError(
                 f"op {self.name!r} is on lane {self.lane!r}",
@@ -128,8 +160,8 @@ class Filler:
     attributes: Mapping[str, Attribute] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        frozen = {key: _freeze(value) for key, value in self.attributes.items()}
-        object.__setattr__(self, "attributes", frozen)
+        object.__setattr__(self, "attributes", _frozen(self, self.attributes))
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +180,5 @@ class State:
     decay_mult: float = 1.0
     where: str | None = field(default=None, compare=False)
 
-
-def _freeze(value: object) -> Attribute:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Sequence):
-        return tuple(_freeze(item) for item in value)
-    raise TypeError(f"an attribute cannot hold {type(value).__name__}: {value!r}")
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from purine.arguments import checked
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Attribute, Blob, Location, Op, State
 
@@ -16,6 +17,7 @@ __all__ = ["to_text", "type_text"]
 _HERE = Location()
 
 
+@checked
 def to_text(graph: Graph) -> str:
     """The graph as text: its ops, then its inputs, states, control edges and outputs.
 

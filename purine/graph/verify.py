@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
+from purine.arguments import checked
 from purine.errors import GraphError
 from purine.graph.graph import Graph
 from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op
@@ -46,6 +47,7 @@ Rule: TypeAlias = Callable[[Graph, Kinds | None], Iterator[GraphError]]
 """Yields the mistakes of one sort."""
 
 
+@checked
 def verify(graph: Graph, kinds: Kinds | None = None) -> Graph:
     """Raise the first mistake of the graph, or return the graph.
 
@@ -64,6 +66,7 @@ def verify(graph: Graph, kinds: Kinds | None = None) -> Graph:
     return graph
 
 
+@checked
 def problems(graph: Graph, kinds: Kinds | None = None) -> list[GraphError]:
     """All mistakes of the graph, in the order of the rules; an empty list for a good graph."""
     return list(_mistakes(graph, kinds))

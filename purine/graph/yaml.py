@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from purine.arguments import checked
 from purine.errors import FormatError, GraphError
 from purine.files import put_in_place
 from purine.graph.graph import Graph
@@ -29,6 +30,7 @@ _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
+@checked
 def to_yaml(graph: Graph) -> str:
     """The graph as YAML, one entry per line; what has its default value is left out.
 
@@ -52,6 +54,7 @@ def to_yaml(graph: Graph) -> str:
     return "".join(f"- {flow(entry)}\n" for entry in entries) or "[]\n"
 
 
+@checked
 def from_yaml(text: str, *, file: str = "<text>") -> Graph:
     """The graph that a text in YAML describes; `file` is its name in errors.
 
@@ -71,6 +74,7 @@ def from_yaml(text: str, *, file: str = "<text>") -> Graph:
     return read(text, file)
 
 
+@checked
 def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write the graph to a file, which appears whole or not at all."""
     text = to_yaml(graph)
@@ -88,6 +92,7 @@ def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
         ) from error
 
 
+@checked
 def load_yaml(path: str | os.PathLike[str]) -> Graph:
     """Read a graph from a file; errors and nodes carry `path:line`."""
     source = Path(path)

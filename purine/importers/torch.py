@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from purine.errors import ConfigError, PurineError
+from purine.arguments import checked
+from purine.errors import ConfigError, PurineError, in_a_line
 from purine.graph import Builder, Graph
 from purine.importers._torch_batch import Batch, Nested, batch_of
 from purine.importers._torch_export import MODULE, Program, export, mode
@@ -41,6 +43,7 @@ from purine.ops.values import gather_values
 __all__ = ["Imported", "from_torch"]
 
 
+@runtime_checkable
 class HasStates(Protocol):
     """What holds the values of the states of a graph: a run."""
 
@@ -66,19 +69,40 @@ class Imported:
     names: Mapping[str, str]
     outputs: tuple[str, ...]
 
+    @checked
     def state_dict(self, run: HasStates) -> dict[str, Tensor]:
         """The values of a run as a state dict of the module; no two entries share memory.
 
         Values that the run has in shards are joined.
         """
         states = gather_values(run.graph, run.states())
+        missing = [state for state in self.names.values() if state not in states]
+        if missing:
+            raise ConfigError(
+                f"the run has no state {missing[0]!r}",
+                blob=missing[0],
+                expected="a run of the net that was imported, or of one made of it",
+                found=f"states {', '.join(list(states)[:8])}",
+                remedy="train imported.net, and pass that run",
+            )
         return {name: states[state].clone() for name, state in self.names.items()}
 
+    @checked
     def to_torch(self, run: HasStates, module: nn.Module) -> None:
         """Write the values of a run into a module of the same form."""
-        module.load_state_dict(self.state_dict(run))
+        values = self.state_dict(run)
+        try:
+            module.load_state_dict(values)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{type(module).__name__} does not take the values of the run",
+                expected="a module of the form that was imported",
+                found=in_a_line(error),
+                remedy="pass the module that was imported, or one made in the same way",
+            ) from error
 
 
+@checked
 def from_torch(
     module: nn.Module,
     loss: Callable[..., Any],
@@ -223,6 +247,15 @@ def _check_arguments(module: object, loss: object) -> None:
             expected="an object of a torch.nn.Module",
             found=f"a {type(module).__name__}" if not isinstance(module, type) else repr(module),
             remedy="put what it computes into the forward of a torch.nn.Module",
+        )
+    lazy = [name for name, value in _tensors(module) if is_lazy(value)]
+    if lazy:
+        raise ConfigError(
+            f"parameter {lazy[0]!r} of the module has no shape yet",
+            blob=lazy[0],
+            expected="a module whose parameters have shapes and values",
+            found="a lazy module that was not called",
+            remedy="call it once before: module(*inputs)",
         )
     if not callable(loss):
         raise ConfigError(

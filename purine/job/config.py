@@ -15,12 +15,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from purine.arguments import conforms, describe
 from purine.errors import ConfigError
 from purine.graph.yaml import flow
 from purine.graph.yaml_nodes import List, Map, Node, Scalar, document, read_text
 from purine.graph.yaml_nodes import describe as describe_node
 from purine.nearest import nearest_name
-from purine.ops.registry import conforms, describe
 from purine.optimize.layout import Layout
 from purine.parallel import Scheme, parse_devices
 

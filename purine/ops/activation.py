@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.ops.net import Var
 from purine.ops.registry import kind
 
@@ -71,36 +72,43 @@ def Elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return F.elu(x, alpha)
 
 
+@checked
 def relu(x: Var, *, name: str | None = None) -> Var:
     """A rectified linear layer."""
     return x.net.apply("Relu", [x], name=name)
 
 
+@checked
 def relu6(x: Var, *, name: str | None = None) -> Var:
     """A rectified linear layer that lets at most 6 pass."""
     return x.net.apply("Relu6", [x], name=name)
 
 
+@checked
 def leaky_relu(x: Var, *, slope: float = 0.01, name: str | None = None) -> Var:
     """A rectified linear layer that lets `slope` of negative values pass."""
     return x.net.apply("LeakyRelu", [x], {"slope": slope}, name=name or "leaky_relu")
 
 
+@checked
 def sigmoid(x: Var, *, name: str | None = None) -> Var:
     """A sigmoid layer."""
     return x.net.apply("Sigmoid", [x], name=name)
 
 
+@checked
 def tanh(x: Var, *, name: str | None = None) -> Var:
     """A hyperbolic tangent layer."""
     return x.net.apply("Tanh", [x], name=name)
 
 
+@checked
 def gelu(x: Var, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Var:
     """A Gaussian error linear layer."""
     return x.net.apply("Gelu", [x], {"approximate": approximate}, name=name)
 
 
+@checked
 def elu(x: Var, *, alpha: float = 1.0, name: str | None = None) -> Var:
     """An exponential linear layer."""
     return x.net.apply("Elu", [x], {"alpha": alpha}, name=name)

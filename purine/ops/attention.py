@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.errors import KindError
 from purine.graph import Attribute, Filler
 from purine.ops.aten import KERNELS
@@ -139,6 +140,7 @@ KERNELS[_FLASH, "cuda"] = _attend_on_gpu
 KERNELS[f"{_FLASH}_backward", "cuda"] = _pull_on_gpu
 
 
+@checked
 def attention(
     x: Var,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import at_least, checked
 from purine.graph import Attribute, Filler
 from purine.ops.net import Net, Var
 from purine.ops.registry import kind
@@ -45,6 +46,7 @@ def Deconv(
     return F.conv_transpose2d(x, weight, bias, stride, pad, output_pad, groups, dilation)
 
 
+@checked
 def conv(
     x: Var,
     outputs: int,
@@ -60,8 +62,9 @@ def conv(
     bias_filler: Filler | None = None,
 ) -> Var:
     """A convolution layer with its own weight and bias."""
+    at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "conv")
-    shape = (outputs, x.shape[1] // groups, *_pair(kernel))
+    shape = (outputs, x.extent(1) // groups, *_pair(kernel))
     inputs = [
         x,
         *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
@@ -75,6 +78,7 @@ def conv(
     return x.net.apply("Conv", inputs, settings, name=name)
 
 
+@checked
 def deconv(
     x: Var,
     outputs: int,
@@ -91,8 +95,9 @@ def deconv(
     bias_filler: Filler | None = None,
 ) -> Var:
     """A transposed convolution layer with its own weight and bias."""
+    at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "deconv")
-    shape = (x.shape[1], outputs // groups, *_pair(kernel))
+    shape = (x.extent(1), outputs // groups, *_pair(kernel))
     inputs = [
         x,
         *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from purine.arguments import at_least, checked
 from purine.ops.net import Var
 from purine.ops.registry import kind
 
@@ -45,6 +46,7 @@ def Eltwise(
     return combined
 
 
+@checked
 def eltwise(
     inputs: Sequence[Var],
     *,
@@ -53,6 +55,7 @@ def eltwise(
     name: str | None = None,
 ) -> Var:
     """The sum, product or maximum of two or more blobs."""
+    at_least("the number of inputs", len(inputs), 1)
     factors = None if coefficients is None else tuple(coefficients)
     settings = {"operation": operation, "coefficients": factors}
     return inputs[0].net.apply("Eltwise", inputs, settings, name=name)

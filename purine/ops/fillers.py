@@ -22,10 +22,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from purine.arguments import checked, conforms, describe
 from purine.errors import KindError
-from purine.graph import Attribute, Blob, Filler, State
+from purine.graph import Attribute, Blob, Filler, Graph, State, verify
 from purine.ops.aten import dtype_of
-from purine.ops.registry import conforms, describe
 
 __all__ = ["Shard", "fill", "filler_problems", "shard_of"]
 
@@ -68,6 +68,7 @@ def shard_of(filler: Filler) -> Shard | None:
     return Shard(**{key: filler.attributes[key] for key in _SHARD})  # type: ignore[arg-type]
 
 
+@checked
 def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: str) -> Tensor:
     """The first value of the state `name`, for a blob of the given shape and dtype.
 
@@ -77,7 +78,9 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
     >>> bool((first == fill(Filler("xavier"), (4, 3), "float64", seed=0, name="fc/weight")).all())
     True
     """
-    for problem in _problems(filler, Blob(name, tuple(shape), dtype), None):
+    blob = Blob(name, tuple(shape), dtype)
+    verify(Graph({name: blob}))
+    for problem in _problems(filler, blob, None):
         raise problem
     shard = shard_of(filler)
     if shard is not None:
@@ -89,6 +92,7 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
     return value.to(dtype_of(dtype)).contiguous()
 
 
+@checked
 def filler_problems(state: State, blob: Blob) -> Iterator[KindError]:
     """What is wrong with the filler of a state, given the blob that the state is read from.
 

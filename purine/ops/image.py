@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.graph import Attribute, Op
 from purine.ops.aten import dtype_of
 from purine.ops.gradient import RULES, Emit, Rule
@@ -124,6 +125,7 @@ def Mirror(
     return torch.where(chosen, x.flip(-1), x)
 
 
+@checked
 def normalize(
     x: Var,
     *,
@@ -141,17 +143,20 @@ def normalize(
     return x.net.apply("Normalize", [x], settings, name=name)
 
 
+@checked
 def crop(x: Var, *, size: Pair, pad: int = 0, name: str | None = None) -> Var:
     """A random crop; a centre crop at test time."""
     name = x.net.builder.fresh(name or "crop")
     return x.net.apply("Crop", [x], {"size": size, "pad": pad, "stream": name}, name=name)
 
 
+@checked
 def center_crop(x: Var, *, size: Pair, pad: int = 0, name: str | None = None) -> Var:
     """The middle of each image."""
     return x.net.apply("CenterCrop", [x], {"size": size, "pad": pad}, name=name or "center_crop")
 
 
+@checked
 def mirror(x: Var, *, name: str | None = None) -> Var:
     """A random mirror image of each sample; nothing at test time."""
     name = x.net.builder.fresh(name or "mirror")

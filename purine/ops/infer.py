@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from purine.arguments import at_least, checked
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
 from purine.ops import shapes, tracing
@@ -12,7 +13,7 @@ from purine.ops.aten import canonical, device_of, dtype_of
 from purine.ops.clock import add_clock
 from purine.ops.fillers import filler_problems
 from purine.ops.purity import ImpureCall, is_foreign, refuse_impure, refused_call
-from purine.ops.registry import IMPLIED, Kind, lookup
+from purine.ops.registry import IMPLIED, Kind, generation, lookup
 from purine.ops.tracing import Inferred, Spec
 
 __all__ = [
@@ -42,6 +43,7 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
 
+@checked
 def complete(graph: Graph) -> Graph:
     """The graph with implied inputs, random streams, and shapes and dtypes of results filled in.
 
@@ -93,6 +95,7 @@ def families(graph: Graph) -> dict[str, str]:
     return {name: family.get(name, name) for name in (*graph.blobs, NOTHING)}
 
 
+@checked
 def with_batch(net: Graph, batch: int) -> Graph:
     """The same net for another batch size: sources changed, all other shapes inferred anew.
 
@@ -100,6 +103,7 @@ def with_batch(net: Graph, batch: int) -> Graph:
     without dimensions stay as they are. An imported net that cannot follow the batch size raises an
     error that names the op to blame.
     """
+    at_least("batch", batch, 1)
     builder = Builder(net)
     sources = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}
     for name, blob in net.blobs.items():
@@ -112,6 +116,7 @@ def with_batch(net: Graph, batch: int) -> Graph:
     return complete(builder.graph())
 
 
+@checked
 def check(graph: Graph) -> Graph:
     """The graph itself, completed, if every rule holds; else the first error.
 
@@ -125,6 +130,7 @@ def check(graph: Graph) -> Graph:
     return completed
 
 
+@checked
 def problems(graph: Graph) -> list[GraphError]:
     """Everything that is wrong with a graph, in the order of the rules."""
     from purine.graph.verify import problems as structural
@@ -261,7 +267,7 @@ def op_key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
     """What determines the results of tracing an op."""
     # By repr, since 1, 1.0 and True are equal and mean different things to a kernel.
     settings = repr(sorted(op.attributes.items()))
-    return op.kind, settings, tuple(inputs), str(device_of(op.location))
+    return op.kind, generation(), settings, tuple(inputs), str(device_of(op.location))
 
 
 def _infer_checked(op: Op, blobs: Mapping[str, Blob]) -> tuple[Spec | None, ...]:

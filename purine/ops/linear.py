@@ -7,6 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.graph import Filler
 from purine.ops.net import Var
 from purine.ops.registry import kind
@@ -75,6 +76,7 @@ def Bias(x: Tensor, bias: Tensor, *, axis: int = 1) -> Tensor:
     return x + _spread(bias, x, axis)
 
 
+@checked
 def inner_product(
     x: Var,
     outputs: int,
@@ -100,6 +102,7 @@ def inner_product(
     return net.apply("InnerProduct", inputs, {"axis": axis}, name=name)
 
 
+@checked
 def embedding(
     indices: Var,
     size: int,
@@ -115,6 +118,7 @@ def embedding(
     return net.apply("Embedding", [indices, weight], name=name)
 
 
+@checked
 def scale(
     x: Var,
     factor: Var | None = None,
@@ -133,6 +137,7 @@ def scale(
     return net.apply("Scale", inputs, {"axis": axis}, name=name)
 
 
+@checked
 def bias(x: Var, *, axis: int = 1, dims: int = 1, name: str | None = None) -> Var:
     """A layer that adds learnt values for `dims` dimensions of x from `axis` on."""
     net, name = x.net, x.net.builder.fresh(name or "bias")

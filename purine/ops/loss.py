@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.graph import Attribute
 from purine.ops.net import Var
 from purine.ops.registry import kind
@@ -150,11 +151,13 @@ def Accuracy(
     return hits if normalization == "none" else hits / counts.sum().clamp(min=1)
 
 
+@checked
 def softmax(x: Var, *, axis: int = 1, name: str | None = None) -> Var:
     """A softmax layer."""
     return x.net.apply("Softmax", [x], {"axis": axis}, name=name)
 
 
+@checked
 def softmax_loss(
     x: Var,
     label: Var,
@@ -179,6 +182,7 @@ def softmax_loss(
     return x.net.apply("SoftmaxLoss", [x, label], settings, name=name or "softmax_loss")
 
 
+@checked
 def sigmoid_cross_entropy_loss(
     x: Var, target: Var, *, loss_weight: float = 1.0, name: str | None = None
 ) -> Var:
@@ -188,6 +192,7 @@ def sigmoid_cross_entropy_loss(
     return x.net.apply("SigmoidCrossEntropyLoss", [x, target], settings, name=name)
 
 
+@checked
 def euclidean_loss(
     x: Var, target: Var, *, loss_weight: float = 1.0, name: str | None = None
 ) -> Var:
@@ -196,6 +201,7 @@ def euclidean_loss(
     return x.net.apply("EuclideanLoss", [x, target], settings, name=name or "euclidean_loss")
 
 
+@checked
 def hinge_loss(
     x: Var,
     label: Var,
@@ -209,6 +215,7 @@ def hinge_loss(
     return x.net.apply("HingeLoss", [x, label], settings, name=name or "hinge_loss")
 
 
+@checked
 def accuracy(
     x: Var,
     label: Var,

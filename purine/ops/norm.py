@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import at_least, checked
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Filler, Op
 from purine.ops.gradient import RULES, Emit, Rule
@@ -91,10 +92,11 @@ def LRN(
     return x / (k + alpha * mean) ** beta
 
 
+@checked
 def batch_norm(x: Var, *, momentum: float = 0.1, eps: float = 1e-5, name: str | None = None) -> Var:
     """A batch norm layer with scale, shift and running statistics."""
     net, name = x.net, x.net.builder.fresh(name or "bn")
-    size, one = (x.shape[1],), Filler("constant", {"value": 1.0})
+    size, one = (x.extent(1),), Filler("constant", {"value": 1.0})
     weight = net.parameter(f"{name}/weight", size, one)
     bias = net.parameter(f"{name}/bias", size, Filler())
     mean = net.parameter(f"{name}/mean", size, Filler(), trainable=False)
@@ -111,6 +113,7 @@ def batch_norm(x: Var, *, momentum: float = 0.1, eps: float = 1e-5, name: str | 
     return y
 
 
+@checked
 def layer_norm(
     x: Var, *, dims: int = 1, affine: bool = True, eps: float = 1e-5, name: str | None = None
 ) -> Var:
@@ -121,6 +124,7 @@ def layer_norm(
     (2, 5, 8)
     """
     net, name = x.net, x.net.builder.fresh(name or "ln")
+    at_least("dims", dims, 1, len(x.shape))
     shape = x.shape[-dims:]
     inputs = [x]
     if affine:
@@ -129,6 +133,7 @@ def layer_norm(
     return net.apply("LayerNorm", inputs, {"shape": shape, "eps": eps}, name=name)
 
 
+@checked
 def lrn(
     x: Var,
     *,

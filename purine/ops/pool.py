@@ -7,6 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.ops.net import Var
 from purine.ops.registry import kind
 
@@ -47,6 +48,7 @@ def GlobalPool(x: Tensor, *, method: Method = "average") -> Tensor:
     return x.mean((2, 3), keepdim=True)
 
 
+@checked
 def pool(
     x: Var,
     *,
@@ -79,6 +81,7 @@ def pool(
     )
 
 
+@checked
 def global_pool(x: Var, *, method: Method = "average", name: str | None = None) -> Var:
     """A layer that pools each image to one value per channel."""
     return x.net.apply("GlobalPool", [x], {"method": method}, name=name or "global_pool")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.graph import Attribute, Op
 from purine.ops.aten import dtype_name, dtype_of
 from purine.ops.gradient import RULES, Emit, Rule
@@ -117,6 +118,7 @@ def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Te
     return (rows.mul_(extent * inner).unsqueeze(1) + row.view(1, -1)).view(-1)
 
 
+@checked
 def dropout(x: Var, *, ratio: float = 0.5, name: str | None = None) -> Var:
     """A dropout layer."""
     name = x.net.builder.fresh(name or "dropout")

@@ -20,18 +20,30 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from torch import Tensor
 
-from purine.errors import KindError
+from purine.arguments import checked, conforms, describe, shown
+from purine.errors import ConfigError, KindError, in_a_line
 from purine.graph import Attribute, Op
 from purine.nearest import nearest_name, nearest_names
 
 if TYPE_CHECKING:
     from purine.ops.tracing import Inferred, Spec
 
-__all__ = ["IMPLIED", "Attr", "Kernel", "Kind", "Results", "kind", "kinds", "lookup", "register"]
+__all__ = [
+    "IMPLIED",
+    "Attr",
+    "Kernel",
+    "Kind",
+    "Results",
+    "generation",
+    "kind",
+    "kinds",
+    "lookup",
+    "register",
+]
 
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
 Kernel: TypeAlias = Callable[..., Results]
@@ -156,14 +168,43 @@ class Kind:
 
 
 _KINDS: dict[str, Kind] = {}
+_generation = 0
 
 
 def register(kind: Kind) -> Kind:
     """Add a kind to the registry."""
-    if kind.name in _KINDS:
-        raise ValueError(f"kind {kind.name!r} is registered twice")
+    first = _KINDS.get(kind.name)
+    if first is not None and not _redefines(kind, first):
+        raise ConfigError(
+            f"there is a kind {kind.name!r} already",
+            expected="a name that no other kind has",
+            found=f"{kind.name!r} of {getattr(first.function, '__module__', 'purine')}",
+            remedy="rename the function",
+        )
+    if first is not None:
+        global _generation
+        _generation += 1
     _KINDS[kind.name] = kind
     return kind
+
+
+def generation() -> int:
+    """How many times a kind was redefined: what was found by running a kind holds for one."""
+    return _generation
+
+
+def _redefines(kind: Kind, first: Kind) -> bool:
+    """Whether a function was defined again where it was before, as when a notebook cell is rerun.
+
+    Functions of modules are defined once, unless the module is reloaded.
+    """
+    return (
+        kind.function is not None
+        and first.function is not None
+        and not kind.function.__module__.startswith("purine.")
+        and (kind.function.__module__, kind.function.__qualname__)
+        == (first.function.__module__, first.function.__qualname__)
+    )
 
 
 @overload
@@ -183,6 +224,7 @@ def kind(
 ) -> Callable[[F], F]: ...
 
 
+@checked
 def kind(
     function: Kernel | None = None,
     *,
@@ -194,7 +236,11 @@ def kind(
     many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
     each: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
 ) -> Any:
-    """Register a function as the kind of its own name; see `Kind` for the options."""
+    """Register a function as the kind of its own name; see `Kind` for the options.
+
+    A function that is defined again under its name in its module, as in a notebook, takes the place
+    of the first; graphs then mean the new one.
+    """
 
     def add(function: Kernel) -> Kernel:
         made = _from_signature(function)
@@ -243,22 +289,45 @@ def lookup(op: Op) -> Kind:
 
 
 def _from_signature(function: Kernel) -> Kind:
-    hints = typing.get_type_hints(function)
+    if not inspect.isfunction(function) or not function.__name__.isidentifier():
+        raise ConfigError(
+            f"{shown(function)} cannot be a kind",
+            expected="a function of tensors that has a name",
+            found=getattr(function, "__name__", shown(function)),
+            remedy="define it with def, with the decorator @kind above",
+        )
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:
+        raise _unusable(function, in_a_line(error), "annotations that can be read") from error
     inputs: list[str] = []
     optional, variadic = 0, False
     attributes: dict[str, Attr] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if name not in hints:
+                raise _unusable(function, f"{name} without one", "an annotation for each attribute")
             default = parameter.default
             unset = default is inspect.Parameter.empty
             attributes[name] = Attr(hints[name], _UNSET if unset else default)
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             variadic = True
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            raise _unusable(function, f"**{name}", "attributes that are named")
         else:
             inputs.append(name)
             optional += parameter.default is not inspect.Parameter.empty
     name = function.__name__
     return Kind(name, function, tuple(inputs), optional, variadic, attributes)
+
+
+def _unusable(function: Kernel, found: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"the signature of kind {function.__name__!r} cannot be used",
+        expected=f"{expected}, such as `def Swish(x: Tensor, *, beta: float = 1.0) -> Tensor`",
+        found=found,
+        remedy="annotate inputs with Tensor and attributes, behind the *, with their types",
+    )
 
 
 def _input_problems(kind: Kind, op: Op) -> Iterator[KindError]:
@@ -291,54 +360,3 @@ def _unknown_attribute(kind: Kind, op: Op, key: str) -> KindError:
         found=f"{key} = {op.attributes[key]!r}",
         remedy=nearest_name(key, kind.attributes, f"remove {key!r}", cutoff=0.5),
     )
-
-
-def conforms(value: object, annotation: Any) -> bool:
-    """Whether an attribute's value is of an annotated type.
-
-    >>> conforms(2, int | tuple[int, int]), conforms((2, 3), int | tuple[int, int])
-    (True, True)
-    >>> conforms(True, int), conforms(1, float), conforms("max", Literal["max", "average"])
-    (False, True, True)
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(conforms(value, option) for option in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return all(conforms(item, arguments[0]) for item in value)
-        return len(value) == len(arguments) and all(map(conforms, value, arguments))
-    if annotation in (None, type(None)):
-        return value is None
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, annotation)
-
-
-def describe(annotation: Any) -> str:
-    """An annotation in words, for error messages.
-
-    >>> describe(int | tuple[int, int])
-    'a whole number or a list of 2 whole numbers'
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(describe, arguments))
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple:
-        one = describe(arguments[0]).removeprefix("a ").removeprefix("an ") + "s"
-        many = len(arguments) == 2 and arguments[1] is Ellipsis
-        return f"a list of {one}" if many else f"a list of {len(arguments)} {one}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    if annotation in (None, type(None)):
-        return "nothing"
-    return words.get(annotation, str(annotation))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from purine.arguments import at_least, checked
 from purine.graph import Filler
 from purine.ops.net import Var
 from purine.ops.registry import kind
@@ -83,11 +84,14 @@ def Transpose(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     return x.permute(axes)
 
 
+@checked
 def concat(inputs: Sequence[Var], *, axis: int = 1, name: str | None = None) -> Var:
     """The inputs joined along `axis`."""
+    at_least("the number of inputs", len(inputs), 1)
     return inputs[0].net.apply("Concat", inputs, {"axis": axis}, name=name)
 
 
+@checked
 def prepend(x: Var, count: int, *, name: str | None = None) -> Var:
     """`count` learnt rows before those of every sample of [N, T, C].
 
@@ -96,10 +100,11 @@ def prepend(x: Var, count: int, *, name: str | None = None) -> Var:
     (2, 6, 8)
     """
     name = x.net.builder.fresh(name or "prepend")
-    rows = x.net.parameter(f"{name}/weight", (count, x.shape[2]), Filler())
+    rows = x.net.parameter(f"{name}/weight", (count, x.extent(2)), Filler())
     return x.net.apply("Prepend", [x, rows], name=name)
 
 
+@checked
 def split(x: Var, parts: int, *, axis: int = 1, name: str | None = None) -> tuple[Var, ...]:
     """Equal pieces of x along `axis`.
 
@@ -111,6 +116,7 @@ def split(x: Var, parts: int, *, axis: int = 1, name: str | None = None) -> tupl
     return x.net.apply_many("Split", [x], {"parts": parts, "axis": axis}, name=name, labels=labels)
 
 
+@checked
 def slice(
     x: Var, start: int, end: int | None = None, *, axis: int = 1, name: str | None = None
 ) -> Var:
@@ -118,16 +124,19 @@ def slice(
     return x.net.apply("Slice", [x], {"axis": axis, "start": start, "end": end}, name=name)
 
 
+@checked
 def flatten(x: Var, *, axis: int = 1, end: int = -1, name: str | None = None) -> Var:
     """x with several dimensions made one."""
     return x.net.apply("Flatten", [x], {"axis": axis, "end": end}, name=name)
 
 
+@checked
 def reshape(x: Var, shape: Sequence[int], *, name: str | None = None) -> Var:
     """x with another shape; -1 stands for what is left, 0 for the same dimension of x."""
     return x.net.apply("Reshape", [x], {"shape": tuple(shape)}, name=name)
 
 
+@checked
 def transpose(x: Var, axes: Sequence[int], *, name: str | None = None) -> Var:
     """x with its dimensions in another order."""
     return x.net.apply("Transpose", [x], {"axes": tuple(axes)}, name=name)

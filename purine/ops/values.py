@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import Graph
 from purine.ops.fillers import Shard, shard_of
@@ -13,6 +14,7 @@ from purine.ops.fillers import Shard, shard_of
 __all__ = ["gather_values", "shard_values"]
 
 
+@checked
 def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of the states of a net, cut for its sharded form `graph`.
 
@@ -30,6 +32,7 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
     return {**{name: value for name, value in values.items() if name not in used}, **found}
 
 
+@checked
 def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of the states of a sharded net or step, under the names and in the form of the net.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
 from purine.ops.fused import FUSED, fused_op
@@ -27,6 +28,7 @@ __all__ = ["fuse"]
 _APART = ("Copy", *COLLECTIVES, FUSED)
 
 
+@checked
 def fuse(
     graph: Graph,
     *,
@@ -55,6 +57,8 @@ def fuse(
                 found=str(value),
                 remedy=f"leave {name} out for as few fused ops as can be",
             )
+    for device in devices or ():
+        Location(device=device)  # refuses what is no device
     builder, family = Builder(graph), families(graph)
     owner: dict[str, str] = {}
     for count, members in enumerate(_pieces(graph, pieces, bucket, devices)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from purine.arguments import checked
 from purine.graph import Attribute, Builder, Graph, Op
 from purine.ops.infer import complete, spec_of
 
@@ -19,6 +20,7 @@ _SPLIT = "aten.split_with_sizes"
 _KINDS = ("Conv", "aten.conv2d", "aten.conv2d.padding", "aten.convolution")
 
 
+@checked
 def join(net: Graph) -> Graph:
     """The net with one convolution for all those of the same form that read the same blob.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op
 from purine.nearest import nearest_name
@@ -34,6 +35,7 @@ _JOINTS = ("Concat", "aten.cat")
 _COPIES = ("Copy", "aten._to_copy")
 
 
+@checked
 def layout(graph: Graph, form: str = "auto") -> Graph:
     """The graph with the layout of its images and filters set.
 

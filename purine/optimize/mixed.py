@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from purine.arguments import checked
 from purine.autodiff import GRADIENT, losses_of
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
@@ -102,6 +103,7 @@ def precision_of(kind: str) -> Class:
     return PRECISION.get(own) or PRECISION.get(".".join(own.split(".")[:2]), "wide")
 
 
+@checked
 def mixed(
     net: Graph,
     dtype: str = "bf16",

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from purine.errors import GraphError
+from purine.arguments import checked
+from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
 from purine.nearest import nearest_names
 from purine.ops.infer import complete
@@ -19,6 +20,7 @@ from purine.ops.registry import lookup
 __all__ = ["evaluation", "inference", "prune"]
 
 
+@checked
 def prune(
     graph: Graph, outputs: Sequence[str] | None = None, *, states: Sequence[str] | None = None
 ) -> Graph:
@@ -56,6 +58,7 @@ def prune(
     )
 
 
+@checked
 def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
     """The graph that measures a net: test-time kinds, the test source in order, no gradients.
 
@@ -93,6 +96,7 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
     return prune(builder.graph(), wanted, states=())
 
 
+@checked
 def inference(net: Graph, outputs: Sequence[str]) -> Graph:
     """The graph that computes `outputs` from data that the caller feeds.
 
@@ -100,6 +104,13 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
     >>> inference(lenet(batch=2), ["fc2"]).inputs
     ('data',)
     """
+    if not outputs:
+        raise ConfigError(
+            "no outputs are asked for",
+            expected="one or more names of blobs of the net",
+            found="none",
+            remedy=f"name blobs, for example {list(net.sinks[:1])}",
+        )
     measured = evaluation(net, outputs)
     builder = Builder(measured)
     for op in measured.ops.values():

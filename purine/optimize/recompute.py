@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from purine.arguments import checked
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
@@ -30,6 +31,7 @@ _COPY = re.compile(r"((?:replica|micro)\d+/)*")
 _FLOPS_PER_BYTE = 5.0
 
 
+@checked
 def recompute(step: Graph, blocks: int | str | Iterable[str]) -> Graph:
     """The step with values of some blocks computed again instead of kept for the backward.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.ops.batch_marks import batch_of_net
@@ -30,6 +31,7 @@ from purine.parallel.shard import shard
 __all__ = ["compose", "refuse_devices"]
 
 
+@checked
 def compose(
     net: Graph,
     *,

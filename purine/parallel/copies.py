@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from purine.arguments import checked
 from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Location, Op
 from purine.ops.infer import size_in_bytes
 from purine.parallel.devices import is_cpu, shares_memory
@@ -17,6 +18,7 @@ from purine.parallel.devices import is_cpu, shares_memory
 __all__ = ["add_copy", "bytes_moved", "copy_name", "insert_copies", "without_copies"]
 
 
+@checked
 def insert_copies(graph: Graph) -> Graph:
     """The graph with a `Copy` before every op that reads a blob of another location.
 
@@ -98,6 +100,7 @@ def without_copies(graph: Graph) -> Graph:
     return builder.graph()
 
 
+@checked
 def bytes_moved(graph: Graph) -> int:
     """The bytes that go from one location to another in each iteration.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate as running
 from itertools import pairwise
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import NOTHING, Blob, Graph, Op
 from purine.nearest import nearest_name
@@ -30,6 +31,7 @@ _PART = re.compile(r"(?P<turn>(?:replica\d+/)?micro\d+)/(?P<base>.+)")
 _SLACK = 1.01  # how much longer than the best possible the longest stage may take to move less
 
 
+@checked
 def balanced_cut(
     step: Graph, stages: int, *, times: Mapping[str, float] | None = None
 ) -> Mapping[str, int]:
@@ -65,6 +67,7 @@ def balanced_cut(
     return _stages(flow, [starts[first] for first in firsts])
 
 
+@checked
 def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
     """A stage for every op of the step's batch half: a new one begins at each op or block named.
 
@@ -118,6 +121,7 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
     return _stages(flow, firsts)
 
 
+@checked
 def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
     """The seconds of a step's ops, by those of the ops of a pipeline that was made of it.
 

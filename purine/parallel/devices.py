@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from purine.arguments import checked, shown
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 
@@ -19,8 +20,11 @@ __all__ = [
 ]
 
 _SPAN = re.compile(r"(cpu|cuda):(\d+)(?:-(\d+))?")
+_MOST = 1024
+"""The most devices that a span may name."""
 
 
+@checked
 def parse_devices(text: str) -> tuple[str, ...]:
     """Devices as people write them.
 
@@ -31,11 +35,18 @@ def parse_devices(text: str) -> tuple[str, ...]:
     for item in text.split(","):
         span = _SPAN.fullmatch(item.strip())
         first, last = (int(span[2]), int(span[3] or span[2])) if span else (1, 0)
+        if span and last - first >= _MOST:
+            raise ConfigError(
+                f"devices are {shown(text)}",
+                expected=f"at most {_MOST} devices",
+                found=shown(item.strip()),
+                remedy="name the devices that the machine has",
+            )
         if not span or last < first:
             raise ConfigError(
-                f"devices are {text!r}",
+                f"devices are {shown(text)}",
                 expected="cpu:K, cuda:K or spans such as cpu:0-3, with commas between them",
-                found=repr(item.strip()),
+                found=shown(item.strip()),
                 remedy="write for example --devices cpu:0-3",
             )
         found += [f"{span[1]}:{number}" for number in range(first, last + 1)]
@@ -72,6 +83,7 @@ def refuse_repeated(places: Sequence[Location], remedy: str = "name every device
         )
 
 
+@checked
 def devices_of(graph: Graph) -> tuple[Location, ...]:
     """The locations of a graph's ops, in order of host, kind and number."""
     return tuple(sorted({op.location for op in graph.ops.values()}, key=_order))

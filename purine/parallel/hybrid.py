@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.arguments import checked
 from purine.autodiff import losses_of
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
@@ -34,6 +35,7 @@ __all__ = ["hybrid"]
 _FULL = ("InnerProduct", "aten.linear", "aten.addmm")
 
 
+@checked
 def hybrid(
     net: Graph,
     devices: str | Iterable[str | Location],

@@ -11,6 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from purine.arguments import checked
 from purine.graph import NOTHING, Graph, Lane, Location, Op
 from purine.ops.aten import OVERWRITES
 from purine.ops.infer import size_in_bytes
@@ -20,6 +21,7 @@ from purine.parallel.cut import seconds
 __all__ = ["peak_memory"]
 
 
+@checked
 def peak_memory(graph: Graph) -> Mapping[Location, int]:
     """The bytes of states and blobs that each device holds at the worst moment of an iteration.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
 from purine.ops.infer import check
@@ -31,6 +32,7 @@ _BEHIND = 1e-6
 """A fraction of a place: right behind one op, and before the next."""
 
 
+@checked
 def pipeline(
     step: Graph,
     stages: int | None = None,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from purine.arguments import checked
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
@@ -34,6 +35,7 @@ __all__ = [
 _UPDATE = "update"
 
 
+@checked
 def place(graph: Graph, places: Mapping[str, str | Location]) -> Graph:
     """The graph with its ops on the devices that patterns of their names give.
 
@@ -55,6 +57,7 @@ def place(graph: Graph, places: Mapping[str, str | Location]) -> Graph:
     return moved(bare, _with_helpers(bare, named))
 
 
+@checked
 def to_device(graph: Graph, device: str | Location) -> Graph:
     """The graph with all of its first device on another: for a GPU, where data is read on the host.
 
@@ -81,6 +84,7 @@ def to_device(graph: Graph, device: str | Location) -> Graph:
     return check(insert_copies(builder.graph()))
 
 
+@checked
 def place_at_cut(
     net: Graph, names: Sequence[str], devices: str | Sequence[str | Location]
 ) -> Graph:

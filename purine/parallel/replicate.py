@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
+from purine.arguments import at_least, checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.ops.infer import check, size_in_bytes
@@ -31,6 +32,7 @@ __all__ = ["BatchNorms", "replicate"]
 BatchNorms: TypeAlias = Literal["replica", "synchronised"]
 
 
+@checked
 def replicate(
     step: Graph | Sequence[Graph],
     devices: str | Iterable[str | Location],
@@ -61,6 +63,7 @@ def replicate(
     >>> [op.name for op in both.ops.values() if op.kind == "Data"]
     ['replica0/data', 'replica1/data']
     """
+    at_least("bucket", bucket, 0)
     places = as_locations(devices)
     given = [step] if isinstance(step, Graph) else step
     steps = [without_copies(check(one)) for one in given]

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
+from purine.arguments import checked
 from purine.errors import ConfigError
 
 __all__ = [
@@ -168,6 +169,7 @@ class Schedule:
         return f"{unit.letter}{unit.micro}" if plain else str(unit)
 
     @classmethod
+    @checked
     def parse(cls, text: str) -> Schedule:
         """The schedule of a grid: dots are idle, a unit that takes several slots is repeated."""
         rows: list[tuple[Unit, ...]] = []
@@ -185,6 +187,7 @@ class Schedule:
         return {"F": 1, "B": 1, "W": 1} if self.split else {"F": 1, "B": 2}
 
 
+@checked
 def gpipe(stages: int, micro: int) -> Schedule:
     """All forwards, then all backwards: every stage holds all micro-batches."""
     _at_least_one(stages=stages, micro=micro)
@@ -196,6 +199,7 @@ def gpipe(stages: int, micro: int) -> Schedule:
     )
 
 
+@checked
 def one_f_one_b(stages: int, micro: int) -> Schedule:
     """Each stage goes back as soon as it can: stage s holds at most `stages - s` micro-batches."""
     _at_least_one(stages=stages, micro=micro)
@@ -213,6 +217,7 @@ def one_f_one_b(stages: int, micro: int) -> Schedule:
     )
 
 
+@checked
 def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
     """Each device has `chunks` stages, stage s being on device `s % devices`: less time is idle.
 
@@ -242,6 +247,7 @@ def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
     return Schedule(tuple(rows))
 
 
+@checked
 def zero_bubble(stages: int, micro: int) -> Schedule:
     """As 1f1b, with gradients of weights put off into what would be idle time (ZB-H1).
 
@@ -288,6 +294,7 @@ def named_schedule(name: str, devices: int, micro: int, *, chunks: int = 1) -> S
     return SCHEDULES[name](devices, micro, chunks)
 
 
+@checked
 def bubble(schedule: Schedule, durations: Mapping[str, int] | None = None) -> float:
     """The fraction of the devices' time that is idle, by running the schedule on paper.
 
@@ -300,6 +307,7 @@ def bubble(schedule: Schedule, durations: Mapping[str, int] | None = None) -> fl
     return 1 - sum(lasting[unit.letter] for unit in starts) / (end * schedule.devices)
 
 
+@checked
 def bubble_formula(name: str, devices: int, micro: int, *, chunks: int = 1) -> float:
     """What the idle fraction of a named schedule should be, for at least as many micro-batches.
 

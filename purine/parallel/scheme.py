@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
+from purine.arguments import check_fields, checked
 from purine.errors import ConfigError
 from purine.files import expanded, read_bounded
 from purine.nearest import nearest_name
@@ -76,6 +77,7 @@ class Scheme:
             good = blocks is None or (isinstance(blocks, tuple) and len(blocks) > 0)
         if not good:
             raise _wrong("recompute", blocks, "2 or more blocks, or names of blocks")
+        check_fields(self)
         _choose("topology", self.topology, TOPOLOGIES)
         _choose("batch_norm", self.batch_norm, get_args(BatchNorms))
         if self.schedule is not None and not _is_grid(self.schedule):
@@ -131,6 +133,7 @@ class Scheme:
                     )
 
     @classmethod
+    @checked
     def parse(cls, text: str) -> Scheme:
         """A scheme from text; several names are parted by `|`, a schedule may be a grid's file."""
         given: dict[str, Setting] = {}

@@ -17,6 +17,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import get_args
 
+from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.ops.fillers import Shard, shard_of
@@ -42,6 +43,7 @@ __all__ = ["shard"]
 _SUCH = "an op with parameters, such as Conv, InnerProduct or Embedding"
 
 
+@checked
 def shard(
     net: Graph,
     devices: str | Iterable[str | Location],

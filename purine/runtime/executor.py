@@ -7,6 +7,7 @@ of it, and torch's kernels release the interpreter's lock as well.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,6 +129,7 @@ class Executor:
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._failure: RunError | None = None
         self._stopped = False
+        self._process = os.getpid()
         self._record = record
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
         self._threads = [
@@ -200,6 +202,8 @@ class Executor:
 
     def close(self) -> None:
         """Stop all lanes after the ops they are running; values stay readable."""
+        if os.getpid() != self._process:
+            return  # a forked child has none of the threads, and locks as they were at the fork
         with self._lock:
             self._stopped = True
             for worker in range(len(self._bells)):

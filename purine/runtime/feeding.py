@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from purine.data import DataSet, Reader, Source
+from purine.data import DataSet, Field, Reader, Source
 from purine.errors import DataError
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import NOTHING, Blob, Graph, Op
+from purine.ops.aten import dtype_of
 from purine.ops.registry import Kernel
 from purine.runtime.layout import laid_out
 from purine.runtime.streams import is_gpu
 
 __all__ = ["batch_of", "data_ops", "pinned", "read_rows", "read_stream"]
+
+
+_Form: TypeAlias = tuple[torch.dtype, str] | None
+"""A dtype and a layout; None for a field that nobody reads."""
 
 
 def data_ops(graph: Graph) -> list[Op]:
@@ -55,40 +63,41 @@ def pinned(kernel: Kernel) -> Kernel:
 
 
 def _stream_kernel(graph: Graph, op: Op, source: Source) -> Kernel:
-    settings = {key: op.attributes.get(key, default) for key, default in _STREAM.items()}
+    defaults = {"shuffle": not source.sequential, "offset": 0, "whole": None}
+    settings = {key: op.attributes.get(key, default) for key, default in defaults.items()}
     readers: dict[int, Reader] = {}
-    layouts = _layouts(graph, op)
+    forms = _forms(graph, op)
 
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
         key = int(seed)
         if key not in readers:
             readers[key] = Reader(source, batch=batch_of(graph, op), seed=key, **settings)  # type: ignore[arg-type]
-        return _laid_out(readers[key].read(int(iteration)), layouts)
+        return _in_form(readers[key].read(int(iteration)), forms)
 
     return kernel
-
-
-_STREAM: Mapping[str, object] = {"shuffle": True, "offset": 0, "whole": None}
 
 
 def _rows_kernel(graph: Graph, op: Op, source: Source, start: int) -> Kernel:
-    batch, layouts = batch_of(graph, op), _layouts(graph, op)
+    batch, forms = batch_of(graph, op), _forms(graph, op)
 
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
         first = start + int(iteration) * batch
-        return _laid_out(source.batch(np.arange(first, first + batch)), layouts)
+        return _in_form(source.batch(np.arange(first, first + batch)), forms)
 
     return kernel
 
 
-def _layouts(graph: Graph, op: Op) -> tuple[str, ...]:
-    """How the batches that an op reads lie in memory.
+def _forms(graph: Graph, op: Op) -> tuple[_Form, ...]:
+    """The dtype that each batch of an op is widened to, and how it lies in memory.
 
     Samples that only GPUs read go there as they are stored, and are laid out by what reads them.
     """
+    blobs = [graph.blobs[name] if name != NOTHING else None for name in op.outputs]
     return tuple(
-        "" if name == NOTHING or _for_gpus(graph, name) else graph.blobs[name].layout
-        for name in op.outputs
+        None
+        if blob is None
+        else (dtype_of(blob.dtype), "" if _for_gpus(graph, blob.name) else blob.layout)
+        for blob in blobs
     )
 
 
@@ -99,8 +108,11 @@ def _for_gpus(graph: Graph, name: str) -> bool:
     )
 
 
-def _laid_out(values: tuple[Tensor, ...], layouts: tuple[str, ...]) -> tuple[Tensor, ...] | Tensor:
-    made = tuple(laid_out(*pair) for pair in zip(values, layouts, strict=True))
+def _in_form(values: tuple[Tensor, ...], forms: tuple[_Form, ...]) -> tuple[Tensor, ...] | Tensor:
+    made = tuple(
+        value if form is None else laid_out(value.to(form[0]), form[1])
+        for value, form in zip(values, forms, strict=True)
+    )
     return made if len(made) > 1 else made[0]
 
 
@@ -138,26 +150,39 @@ def _source(op: Op, data: DataSet | None) -> Source:
 def _check_fields(graph: Graph, op: Op, source: Source) -> None:
     if len(op.outputs) != len(source.fields):
         raise DataError(
-            f"op {op.name!r} has {len(op.outputs)} outputs, the data {len(source.fields)} fields",
+            f"the net reads {len(op.outputs)} inputs, and the data has {len(source.fields)} fields",
             where=op.where,
             op=op.name,
-            expected=", ".join(str(field) for field in source.fields),
-            found=", ".join(op.outputs),
-            remedy="name one output for each field; ~ for one that is not needed",
+            expected=f"one field for each of {', '.join(name or '~' for name in op.outputs)}",
+            found=", ".join(str(field) for field in source.fields),
+            remedy="give data for each input, in this order; in a graph, let the Data op have an "
+            "output for each field, ~ for one that is not needed",
         )
     for name, field in zip(op.outputs, source.fields, strict=True):
         if not name:
             continue
         blob = graph.blobs[name]
         assert blob.shape is not None
-        if (blob.shape[1:], blob.dtype) != (field.shape, field.dtype):
+        if not field.fits(blob.shape, blob.dtype):
             raise DataError(
-                f"blob {name!r} does not fit field {field.name!r} of the data",
+                f"input {name!r} of the net does not fit {field.name!r} of the data",
                 where=blob.where or op.where,
                 op=op.name,
                 blob=name,
                 location=str(blob.location),
-                expected=f"{field.dtype}, {list(field.shape)} a sample",
-                found=f"{blob.dtype}, {list(blob.shape[1:])} a sample",
-                remedy="run purine.data.prepare on the net, or build it for these samples",
+                expected=f"{blob.dtype}, {list(blob.shape[1:])} a sample",
+                found=f"{field.dtype}, {list(field.shape)} a sample",
+                remedy=_remedy(blob, field),
             )
+
+
+def _remedy(blob: Blob, field: Field) -> str:
+    assert blob.shape is not None
+    wanted = blob.shape[1:]
+    if wanted != field.shape and math.prod(wanted) == math.prod(field.shape):
+        return f"reshape the data to {['N', *wanted]}".replace("'", "")
+    if field.dtype == "uint8" and len(field.shape) == 3:
+        return "let the net turn bytes into floats: pu.data.prepare(net, data.train)"
+    if wanted == field.shape:
+        return f"convert the data to {blob.dtype}, or build the net for {field.dtype}"
+    return "build the net for these samples, or give images a crop with pu.data.prepare"

@@ -6,20 +6,27 @@ checkpoint goes on with the bits of one that was never interrupted.
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal, NoReturn, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from purine.data import DataSet
-from purine.errors import ConfigError, RunError
+from purine.arguments import at_least, checked, shown
+from purine.autodiff import reported_losses
+from purine.data import DataSet, as_dataset
+from purine.data.convert import DataLike
+from purine.errors import ConfigError, RunError, in_a_line
 from purine.graph import Graph, Op
+from purine.nearest import nearest_name
 from purine.ops.aten import device_of, dtype_name, dtype_of
 from purine.ops.clock import ITERATION, SEED
 from purine.ops.fillers import fill
@@ -41,20 +48,55 @@ from purine.runtime.trace import Trace
 __all__ = ["Result", "Run", "compute"]
 
 
+Values: TypeAlias = Mapping[str, Any]
+"""Tensors by the names of their blobs; numpy arrays, lists and numbers pass for tensors."""
+
+_MOST_SEED = 2**63 - 1
+"""The seed is a blob of int64."""
+
+_MOST_PREFETCH = 10_000
+_MOST_THREADS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one iteration gave: the blobs that the graph lists as outputs."""
+    """What one iteration gave: the blobs that the graph lists as outputs.
+
+    `losses` are the names of those that are minimised.
+    """
 
     iteration: int
     outputs: Mapping[str, Tensor]
+    losses: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> float:
-        return float(self.outputs[name])
+        value = self.outputs.get(name)
+        if value is None or value.numel() != 1:
+            raise ConfigError(
+                f"the iteration has no number {name!r}",
+                blob=name if isinstance(name, str) else None,
+                expected=f"one of {', '.join(self.outputs) or 'no outputs'}",
+                found=shown(name) if value is None else f"shape {list(value.shape)}",
+                remedy="let the net report it with Net.output"
+                if value is None
+                else f"read the tensor: result.outputs[{name!r}]",
+            )
+        return float(value)
 
     @property
     def loss(self) -> float:
-        """The value of blob `loss`."""
-        return self["loss"]
+        """The value of blob `loss`, or of the only loss that is reported under another name."""
+        if "loss" in self.outputs:
+            return self["loss"]
+        if len(self.losses) == 1:
+            return self[self.losses[0]]
+        several = bool(self.losses)
+        raise ConfigError(
+            f"the net reports {len(self.losses)} losses, none of them as 'loss'",
+            expected="an output 'loss', or a single loss",
+            found=", ".join(self.losses or self.outputs) or "no outputs",
+            remedy=f"name one: result[{self.losses[0]!r}]" if several else "read result.outputs",
+        )
 
 
 class Run:
@@ -71,6 +113,12 @@ class Run:
     Where the net is sharded, what is saved has its states whole, so that it fits any scheme; what
     is loaded and set may be whole or in shards.
 
+    `data` is a data set, or anything that `purine.data.as_dataset` makes one of: tensors for the
+    inputs of the net by position, a data set of PyTorch, a name.
+
+    A run belongs to the process that made it: a forked child makes its own. Threads may share a
+    run; their calls take turns, and each result of `steps` goes to one of them.
+
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
     >>> data = pu.data.fashion_mini()
@@ -81,11 +129,12 @@ class Run:
     True
     """
 
+    @checked
     def __init__(
         self,
         graph: Graph,
         *,
-        data: DataSet | None = None,
+        data: DataLike | None = None,
         seed: int = 0,
         prefetch: int = 2,
         threads: int | None = None,
@@ -94,24 +143,23 @@ class Run:
         tf32: bool = False,
         record: bool | Literal["segments"] = False,
     ) -> None:
-        for name, value, least in (("prefetch", prefetch, 0), ("threads", threads or 1, 1)):
-            if value < least:
-                raise ConfigError(
-                    f"{name} is {value}", expected=f"{least} or more", found=str(value)
-                )
-        if record not in (False, True, "segments"):
-            raise ConfigError(
-                f"record is {record!r}", expected='True, False or "segments"', found=repr(record)
-            )
+        at_least("prefetch", prefetch, 0, _MOST_PREFETCH)
+        at_least("seed", seed, 0, _MOST_SEED)
+        if threads is not None:
+            at_least("threads", threads, 1, _MOST_THREADS)
+        self._process = os.getpid()
+        self._turn = threading.RLock()
+        """Held by the thread whose call is being served."""
         self.graph = check(graph)
         if not self.graph.ops:
             raise ConfigError(
                 "the graph has no ops",
                 expected="at least one op",
                 found="none",
-                remedy="add what it is to compute",
+                remedy="build a net first",
             )
-        self.data = data
+        self.data: DataSet | None = None if data is None else as_dataset(data)
+        self._losses = reported_losses(self.graph)
         self.seed = seed
         self.credit = prefetch + 1
         self.threads = threads
@@ -137,7 +185,7 @@ class Run:
         """The iteration that `_states` are of, while there are no lanes."""
         self._states: dict[str, Tensor] = {}
         """The states while there are no lanes; those missing have the values of their fillers."""
-        self._sources = self._reading(read_stream(self.graph, data))
+        self._sources = self._reading(read_stream(self.graph, self.data))
         self._executor: Executor | None = None
         self._recorded = Trace()
         self._failure: RunError | None = None
@@ -155,21 +203,21 @@ class Run:
     ) -> None:
         self.close()
 
+    @checked
     def steps(self, count: int) -> Iterator[Result]:
         """Run `count` iterations and give their results in order.
 
         Later iterations are in flight while a result is looked at, as far as the credit goes: what
         `set_states` sets meanwhile is for those behind them.
         """
-        if not isinstance(count, int) or count < 0:
-            raise ConfigError(
-                f"{count!r} steps asked for",
-                expected="a whole number, 0 or more",
-                found=repr(count),
-                remedy="pass how many iterations are to run",
-            )
+        at_least("the number of steps", count, 0)
+        self._refuse_fork()
         release_host_pool()
-        for left in range(count, 0, -1):
+        return _Steps(self, count)
+
+    def _step(self, left: int) -> Result:
+        """The next result; `left` more are asked for, this one among them."""
+        with self._serving():
             outputs = self._unread.pop(self.iteration, None)
             if outputs is None:
                 executor = self._started()
@@ -177,58 +225,72 @@ class Run:
                 with self._noting_failure():
                     outputs = executor.wait(self.iteration)
             self.iteration += 1
-            yield Result(self.iteration - 1, outputs)
+            return Result(self.iteration - 1, outputs, self._losses)
 
     def states(self) -> dict[str, Tensor]:
         """Copies of all states, after the iterations in flight are complete."""
-        found = {name: value.clone() for name, value in self._settled()[1].items()}
-        if self._gpus:  # later iterations write over the originals, on streams of their own
-            torch.cuda.synchronize()
-        return found
+        with self._serving():
+            found = {name: value.clone() for name, value in self._settled()[1].items()}
+            if self._gpus:  # later iterations write over the originals, on streams of their own
+                torch.cuda.synchronize()
+            return found
 
-    def set_states(self, values: Mapping[str, Tensor]) -> None:
+    @checked
+    def set_states(self, values: Values) -> None:
         """Put values in place of the states named, for example parameters from elsewhere.
 
-        A state that is sharded can be named as a whole: its value is cut. The iterations in
-        flight are completed before, with the old values. The values are copied one by one, and
-        nothing is drawn for states that are set before they are read.
+        A state that is sharded can be named as a whole: its value is cut. Values may also be numpy
+        arrays, lists and numbers. The iterations in flight are completed before, with the old
+        values. The values are copied one by one, and nothing is drawn for states that are set
+        before they are read.
         """
-        if self._failure is not None:
-            raise self._failure
-        values = shard_values(self.graph, values)
-        for name, value in values.items():
-            if name not in self.graph.states:
-                raise RunError(
-                    f"there is no state {name!r}",
-                    blob=name,
-                    expected="the name of a state of the graph",
-                    found=repr(name),
-                    remedy="see run.graph.states for the names",
-                )
-            _check_value(self.graph, name, value)
-        if self._executor is not None:
-            iteration, states = self._settled()
-            self._keep_results()
-            kept = {name: value for name, value in states.items() if name not in values}
-            del states  # so that each is let go once it is copied
-            self._restart(iteration, kept)
-        for name, value in values.items():
-            self._states[name] = value.clone()
+        with self._serving():
+            if self._failure is not None:
+                raise self._failure
+            given = {name: _as_tensor(self.graph, name, item) for name, item in values.items()}
+            tensors = shard_values(self.graph, given)
+            for name, value in tensors.items():
+                if name not in self.graph.states:
+                    raise RunError(
+                        f"there is no state {name!r}",
+                        blob=name,
+                        expected="the name of a state of the graph",
+                        found=repr(name),
+                        remedy=nearest_name(
+                            name, self.graph.states, "see run.graph.states for the names"
+                        ),
+                    )
+                _check_value(self.graph, name, value)
+            if self._executor is not None:
+                iteration, states = self._settled()
+                self._keep_results()
+                kept = {name: value for name, value in states.items() if name not in tensors}
+                del states  # so that each is let go once it is copied
+                self._restart(iteration, kept)
+            for name, value in tensors.items():
+                self._states[name] = value.clone()
 
-    def evaluate(self, graph: Graph) -> dict[str, float]:
+    @checked
+    def evaluate(self, graph: Graph, *, data: DataLike | None = None) -> dict[str, float]:
         """The means of a graph's scalar outputs over the whole test set, each sample counted once.
 
         `graph` is what `purine.evaluation(net)` gives: its parameters are this run's, also where
-        the run's are sharded and those of `graph` are whole.
+        the run's are sharded and those of `graph` are whole. `data` is what to test on, in place of
+        the test part of the run's data.
         """
-        data, graph = self.data, check(graph)
+        with self._serving():
+            tested = self.data if data is None else as_dataset(data, test=data)
+            return self._evaluate(check(graph), tested)
+
+    def _evaluate(self, graph: Graph, data: DataSet | None) -> dict[str, float]:
         sources = data_ops(graph)
         if not sources or data is None or data.test is None:
             raise ConfigError(
                 "there is nothing to evaluate on",
                 expected="a graph with a Data op, and data with a test part",
                 found=f"{len(sources)} Data ops, data {data.name if data else None!r}",
-                remedy="make the run with data that has a test part",
+                remedy="give data with a test part, as pu.data.tensors(x, y, test=(...)), or "
+                "run.evaluate(graph, data=...)",
             )
         for name in graph.outputs:
             if torch.Size(graph.blobs[name].shape or ()).numel() != 1:
@@ -254,6 +316,7 @@ class Run:
                     totals[name] += total * size
         return {name: total / count for name, total in totals.items()}
 
+    @checked
     def save(
         self, folder: Path | str, *, extra: Mapping[str, object] | None = None, keep: int = 2
     ) -> Path:
@@ -261,28 +324,33 @@ class Run:
 
         The newest `keep` checkpoints stay there; `extra` is stored in the manifest.
         """
-        iteration, values = self._settled()
-        return checkpoint.save(
-            Path(folder),
-            iteration=iteration,
-            values={name: value.cpu() for name, value in gather_values(self.graph, values).items()},
-            seed=self.seed,
-            digest=self.graph.digest,
-            extra=extra,
-            keep=keep,
-        )
+        at_least("keep", keep, 1)
+        with self._serving():
+            iteration, values = self._settled()
+            whole = gather_values(self.graph, values)
+            return checkpoint.save(
+                Path(folder),
+                iteration=iteration,
+                values={name: value.cpu() for name, value in whole.items()},
+                seed=self.seed,
+                digest=self.graph.digest,
+                extra=extra,
+                keep=keep,
+            )
 
+    @checked
     def load(self, folder: Path | str) -> int:
         """Go on from a checkpoint, or from the newest of a run folder; returns its iteration."""
-        saved = checkpoint.load(Path(folder))
-        saved = replace(saved, values=shard_values(self.graph, saved.values))
-        checkpoint.match(saved, self.graph)
-        self.seed = saved.seed
-        self._failure = None
-        self._restart(saved.iteration, dict(saved.values))
-        self._unread.clear()
-        self.iteration = saved.iteration
-        return saved.iteration
+        with self._serving():
+            saved = checkpoint.load(Path(folder))
+            saved = replace(saved, values=shard_values(self.graph, saved.values))
+            checkpoint.match(saved, self.graph)
+            self.seed = saved.seed
+            self._failure = None
+            self._restart(saved.iteration, dict(saved.values))
+            self._unread.clear()
+            self.iteration = saved.iteration
+            return saved.iteration
 
     @property
     def trace(self) -> Trace:
@@ -297,13 +365,40 @@ class Run:
         A run that is closed can still be read, saved and stepped again, unless an op failed: its
         states are then those of no iteration, and only `load` makes it usable again.
         """
-        if self._executor is not None:
-            try:
-                self._reached, self._states = self._settled()
-                self._keep_results()
-            except RunError as error:
-                self._failure = error
-            self._end_lanes()
+        if os.getpid() != self._process:  # a forked child has no lanes to end
+            return
+        with self._serving():
+            if self._executor is not None:
+                try:
+                    self._reached, self._states = self._settled()
+                    self._keep_results()
+                except RunError as error:
+                    self._failure = error
+                self._end_lanes()
+
+    def __reduce__(self) -> NoReturn:
+        raise RunError(
+            "a run cannot be copied or sent to another process",
+            expected="a run in the process that made it",
+            found="a call of copy or pickle",
+            remedy="send run.graph and run.states(), and make a run of them there",
+        )
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """The turn of the calling thread, in the process of the run."""
+        self._refuse_fork()
+        with self._turn:
+            yield
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise RunError(
+                "the run belongs to another process",
+                expected=f"calls in process {self._process}, which made the run",
+                found=f"process {os.getpid()}, forked from it: lanes do not survive a fork",
+                remedy="make a Run in the child; save and load carry states over",
+            )
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """The number of complete iterations and the states behind them, with nothing in flight."""
@@ -462,14 +557,35 @@ def initial_states(
     return values
 
 
+class _Steps(Iterator[Result]):
+    """The results of some iterations, which threads may share."""
+
+    def __init__(self, run: Run, count: int) -> None:
+        self._run = run
+        self._left = count
+        self._turn = threading.Lock()
+
+    def __next__(self) -> Result:
+        self._run._refuse_fork()
+        with self._turn:
+            if self._left == 0:
+                raise StopIteration
+            result = self._run._step(self._left)
+            self._left -= 1
+            return result
+
+
+@checked
 def compute(
     graph: Graph,
-    feeds: Mapping[str, Tensor] | None = None,
+    feeds: Values | None = None,
     *,
-    states: Mapping[str, Tensor] | None = None,
+    states: Values | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """Run one iteration of a graph whose inputs are fed, and return its outputs.
+
+    Values may also be numpy arrays, lists and numbers.
 
     >>> from purine.ops import Net, relu
     >>> net = Net()
@@ -478,6 +594,7 @@ def compute(
     [0.0, 2.0]
     """
     graph = check(graph)
+    at_least("seed", seed, 0, _MOST_SEED)
     feeds = feeds or {}
     for name in graph.inputs:
         if name not in feeds:
@@ -488,6 +605,7 @@ def compute(
                 found=", ".join(feeds) or "none",
                 remedy=f"add {name!r} to feeds",
             )
+    _refuse_data(graph)
     given = {**feeds, **(states or {})}
     for name in given:
         if name not in graph.inputs and name not in graph.states:
@@ -498,9 +616,10 @@ def compute(
                 found=repr(name),
                 remedy="mend the name, or leave it out of feeds and states",
             )
+        given[name] = _as_tensor(graph, name, given[name])
         _check_value(graph, name, given[name])
-    feeds = {name: _at_home(graph, name, feeds[name]) for name in graph.inputs}
-    values = {name: value.clone() for name, value in (states or {}).items()}
+    feeds = {name: _at_home(graph, name, given[name]) for name in graph.inputs}
+    values = {name: given[name].clone() for name in states or {}}
     first = initial_states(graph, seed, values)
     first = {name: _at_home(graph, name, first[name]) for name in graph.states}
     tf32 = False if _on_gpus(graph) else None
@@ -510,6 +629,38 @@ def compute(
         return executor.wait(0)
     finally:
         executor.close()
+
+
+def _refuse_data(graph: Graph) -> None:
+    """A graph that reads data cannot be fed."""
+    for op in data_ops(graph):
+        raise ConfigError(
+            f"op {op.name!r} reads data, and a graph to compute is fed",
+            where=op.where,
+            op=op.name,
+            expected="a graph whose inputs are fed, made with Net.input or pu.inference",
+            found="a Data op",
+            remedy="run it with pu.Run(graph, data=...), or cut the Data op off: pu.inference(net)",
+        )
+
+
+def _as_tensor(graph: Graph, name: str, value: object) -> Tensor:
+    """A value from outside as a tensor; what has no dtype of its own gets that of its blob."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            return torch.from_numpy(np.array(value))
+        blob = graph.blobs.get(name)
+        return torch.tensor(value, dtype=None if blob is None else dtype_of(blob.dtype))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise RunError(
+            f"the value for {name!r} is no tensor",
+            blob=name,
+            expected="a tensor, a numpy array, a number or a list of numbers",
+            found=f"{shown(value)} ({in_a_line(error)})",
+            remedy="convert it to a tensor",
+        ) from error
 
 
 def _check_value(graph: Graph, name: str, value: Tensor) -> None:

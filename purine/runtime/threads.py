@@ -9,6 +9,7 @@ computed before the lanes took over, is one pool too many.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -48,3 +49,8 @@ def _pause() -> Callable[[int], int] | None:
             continue
         return found
     return None
+
+
+if hasattr(os, "register_at_fork"):
+    # A child has the calling thread alone, and would wait for the helpers in its first kernel.
+    os.register_at_fork(before=release_host_pool)

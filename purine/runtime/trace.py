@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from purine.arguments import checked
 from purine.errors import ConfigError, RunError
 from purine.files import put_in_place, read_bounded
 from purine.graph import Graph
@@ -97,11 +98,13 @@ class Trace:
                 counted[event.op].append(event.end - event.start)
         return {op: statistics.median(counted.get(op, spent)) / 1e9 for op, spent in every.items()}
 
-    def save(self, path: Path) -> None:
+    @checked
+    def save(self, path: str | Path) -> None:
         """Write trace-event JSON: a process for each location, a thread for each lane.
 
         Arrows show the edges that the order within a lane does not show already.
         """
+        path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             put_in_place(path, to_json(self.events, self.edges))

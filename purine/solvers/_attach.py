@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import purine.ops.update  # noqa: F401  (registers the kinds)
+from purine.arguments import not_negative
 from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import Attribute, Blob, Builder, Filler, Graph
@@ -19,7 +20,6 @@ from purine.ops.clock import ITERATION
 from purine.ops.loss_scale import FINITE, UPDATES
 from purine.ops.registry import kinds
 from purine.parallel.copies import insert_copies
-from purine.solvers._options import not_negative
 from purine.solvers.rates import Rate, add_rate
 
 __all__ = ["attach", "parameters"]

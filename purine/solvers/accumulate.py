@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import purine.ops.update  # noqa: F401  (registers the kinds)
+from purine.arguments import at_least, checked
 from purine.graph import Builder, Graph
 from purine.parallel._halves import batch_of, halve
 from purine.parallel._joined import NONE, joined_of
 from purine.parallel._parts import Part, add_joined, add_part, is_scalar
-from purine.solvers._options import at_least
 
 __all__ = ["accumulate"]
 
 
+@checked
 def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
     """Forward and backward of `times` micro-batches, as of one batch that is as large.
 

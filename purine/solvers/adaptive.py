@@ -5,14 +5,15 @@ Names and defaults of the options are those of `torch.optim`, and so are the num
 
 from __future__ import annotations
 
+from purine.arguments import checked, fraction, not_negative, pair
 from purine.graph import Graph
 from purine.solvers._attach import attach
-from purine.solvers._options import fraction, not_negative, pair
 from purine.solvers.rates import Rate
 
 __all__ = ["adadelta", "adagrad", "adam", "adamw", "rmsprop"]
 
 
+@checked
 def adagrad(
     graph: Graph, *, lr: float | Rate = 0.01, eps: float = 1e-10, weight_decay: float = 0.0
 ) -> Graph:
@@ -28,6 +29,7 @@ def adagrad(
     )
 
 
+@checked
 def rmsprop(
     graph: Graph,
     *,
@@ -49,6 +51,7 @@ def rmsprop(
     )
 
 
+@checked
 def adadelta(
     graph: Graph,
     *,
@@ -70,6 +73,7 @@ def adadelta(
     )
 
 
+@checked
 def adam(
     graph: Graph,
     *,
@@ -86,6 +90,7 @@ def adam(
     return _adam(graph, lr, betas, eps, weight_decay, decoupled=False, correct_eps=correct_eps)
 
 
+@checked
 def adamw(
     graph: Graph,
     *,

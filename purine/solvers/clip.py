@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import purine.ops.update  # noqa: F401  (registers the kinds)
+from purine.arguments import checked, positive
 from purine.autodiff import GRADIENT, gradient_of
 from purine.graph import Builder, Graph, Location
 from purine.parallel.copies import insert_copies
 from purine.solvers._attach import parameters
-from purine.solvers._options import positive
 
 __all__ = ["clip_by_norm"]
 
 
+@checked
 def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
     """The graph with gradients clipped as `torch.nn.utils.clip_grad_norm_` does it.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked, fraction, not_negative, positive
 from purine.graph import Graph
 from purine.solvers._attach import attach
-from purine.solvers._options import fraction, not_negative, positive
 from purine.solvers.rates import Rate
 
 __all__ = ["lars"]
 
 
+@checked
 def lars(
     graph: Graph,
     *,

@@ -7,15 +7,16 @@ op's attributes; `add_rate` adds that op to a graph.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import TypeAlias
 
 import purine.ops.rates  # noqa: F401  (registers the kinds)
+from purine.arguments import at_least, check_fields, checked, not_negative, positive
 from purine.errors import ConfigError
 from purine.graph import Attribute, Builder
+from purine.nearest import nearest_name
 from purine.ops.clock import ITERATION, add_clock
-from purine.solvers._options import at_least, nearest, not_negative, positive
 
 __all__ = [
     "POLICIES",
@@ -69,6 +70,7 @@ class MultiStep:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         positive("lr", self.lr)
         positive("gamma", self.gamma)
         for step in self.steps:
@@ -168,6 +170,7 @@ class Warmup:
     start: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         at_least("iterations", self.iterations, 1)
         not_negative("start", self.start)
 
@@ -190,6 +193,7 @@ POLICIES: Mapping[str, Policy] = {
 """The policies by the names that `parse_rate` knows."""
 
 
+@checked
 def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     """Add the op that makes the rate of each iteration in blob `name`, and return that name."""
     if isinstance(rate, int | float):
@@ -212,6 +216,7 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     return name
 
 
+@checked
 def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     """The policy that a text such as `step:step=1000,gamma=0.1` names.
 
@@ -228,7 +233,7 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
             f"there is no learning-rate policy {name!r}",
             expected=f"one of {', '.join(POLICIES)}",
             found=repr(text),
-            remedy=nearest(name, POLICIES),
+            remedy=_nearest(name, POLICIES),
         )
     types = {key: hint for key, hint in typing.get_type_hints(policy).items() if key != "_"}
     types = {**types, "warmup": int}
@@ -241,7 +246,7 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
                 f"policy {name!r} has no setting {key!r}",
                 expected=f"settings of {name}: {', '.join(types)}",
                 found=repr(text),
-                remedy=nearest(key, types),
+                remedy=_nearest(key, types),
             )
         if key in values:
             raise ConfigError(
@@ -290,3 +295,8 @@ def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
             found=repr(text),
             remedy=f"write for example {key}={'100|200' if hint not in (int, float) else '1'}",
         ) from None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    return nearest_name(name, names, f"use one of {', '.join(names)}", cutoff=0.5)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked, fraction
 from purine.errors import ConfigError
 from purine.graph import Graph
 from purine.solvers._attach import attach
-from purine.solvers._options import fraction
 from purine.solvers.rates import Rate
 
 __all__ = ["sgd"]
 
 
+@checked
 def sgd(
     graph: Graph,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Graph
 from purine.ops import (
     Net,
@@ -21,6 +22,7 @@ from purine.zoo._layers import conv_norm_relu
 __all__ = ["densenet121"]
 
 
+@checked
 def densenet121(
     batch: int = 32,
     *,

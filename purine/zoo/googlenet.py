@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import (
     Net,
@@ -39,6 +40,7 @@ _MODULES = {
 """The filters of each inception module where the first convolution has 64."""
 
 
+@checked
 def googlenet(
     batch: int = 32,
     *,

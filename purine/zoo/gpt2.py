@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import Net, accuracy, layer_norm, softmax_loss
 from purine.zoo._layers import drop, transformer_block
@@ -11,6 +12,7 @@ from purine.zoo._layers import drop, transformer_block
 __all__ = ["gpt2"]
 
 
+@checked
 def gpt2(
     batch: int = 8,
     *,

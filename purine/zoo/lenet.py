@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import Net, accuracy, conv, inner_product, pool, relu, softmax_loss
 
 __all__ = ["lenet"]
 
 
+@checked
 def lenet(
     batch: int = 64, *, image: tuple[int, int, int] = (1, 28, 28), classes: int = 10
 ) -> Graph:

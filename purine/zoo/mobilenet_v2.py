@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import (
     Net,
@@ -29,6 +30,7 @@ _STAGES = (
 )
 
 
+@checked
 def mobilenet_v2(
     batch: int = 32,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import (
     Net,
@@ -19,6 +20,7 @@ from purine.zoo._layers import drop
 __all__ = ["nin"]
 
 
+@checked
 def nin(
     batch: int = 128,
     *,

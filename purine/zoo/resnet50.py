@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Graph
 from purine.ops import (
     Net,
@@ -19,6 +20,7 @@ from purine.zoo._layers import conv_norm, conv_norm_relu
 __all__ = ["resnet50"]
 
 
+@checked
 def resnet50(
     batch: int = 32,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Graph
 from purine.ops import Net, Var, accuracy, concat, conv, deconv, pool, softmax_loss
 from purine.zoo._layers import conv_norm_relu
@@ -9,6 +10,7 @@ from purine.zoo._layers import conv_norm_relu
 __all__ = ["unet"]
 
 
+@checked
 def unet(
     batch: int = 8,
     *,

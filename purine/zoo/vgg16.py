@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import Net, accuracy, conv, inner_product, pool, relu, softmax_loss
 from purine.zoo._layers import drop
@@ -9,6 +10,7 @@ from purine.zoo._layers import drop
 __all__ = ["vgg16"]
 
 
+@checked
 def vgg16(
     batch: int = 32,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purine.arguments import checked
 from purine.graph import Filler, Graph
 from purine.ops import (
     Net,
@@ -20,6 +21,7 @@ from purine.zoo._layers import drop, transformer_block
 __all__ = ["vit"]
 
 
+@checked
 def vit(
     batch: int = 32,
     *,

@@ -43,7 +43,7 @@ def test_attributes_are_frozen_copies() -> None:
 
 
 def test_an_attribute_holds_plain_values_only() -> None:
-    with pytest.raises(TypeError, match="cannot hold object"):
+    with pytest.raises(GraphError, match="cannot hold an object"):
         Op("a", "Conv", (), (), {"pad": object()})  # type: ignore[dict-item]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import purine as pu
 from purine.autodiff import backward
 from purine.errors import FormatError
 from purine.importers.caffe import apply_solver
@@ -114,6 +115,31 @@ def test_training_has_caffes_numbers_when_the_rate_falls(text):
     graph = check(apply_solver(backward(net), solver))
     expected = train_by_hand(graph, solver, lambda step: 0.3 * 0.5 ** (step // 3))
     assert_same(train(graph, solver.iter_size), expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "momentum: 0.9 iter_size: 2",
+        "momentum: 0.9 iter_size: 2 clip_gradients: 0.2 weight_decay: 0.1",
+        "clip_gradients: 0.2",
+        "weight_decay: 0.1 regularization_type: 'L1'",
+    ],
+)
+def test_a_solver_file_is_a_function_for_one_device_and_for_several(text, tmp_path):
+    path = tmp_path / "solver.prototxt"
+    path.write_text(f"base_lr: 0.5 {text}")
+    solver = pu.from_caffe_solver(path)
+    net = pu.zoo.mlp(8, image=(1, 1, 8), classes=3, hidden=())
+    rows = torch.randn(40, 1, 1, 8, generator=torch.Generator().manual_seed(0))
+    data, found = (rows, torch.arange(40) % 3), []
+    one = solver(backward(net))
+    assert one == apply_solver(backward(net), solver)
+    two = pu.parallel.compose(net, solver=solver, devices="cpu:0-1", data=2, micro=2)
+    for step in (one, two):
+        with pu.Run(step, data=data, share_cores=True) as training:
+            found.append([result.loss for result in training.steps(5)])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(

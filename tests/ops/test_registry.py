@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from purine.errors import KindError
-from purine.graph import Op
-from purine.ops import registry
-from purine.ops.registry import conforms, describe, kind, kinds, lookup
+from purine import Run
+from purine.arguments import conforms, describe
+from purine.autodiff import backward
+from purine.errors import ConfigError, KindError
+from purine.graph import Filler, Op
+from purine.ops import Net, euclidean_loss, inner_product, registry
+from purine.ops.registry import kind, kinds, lookup
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +53,51 @@ def test_two_kinds_cannot_have_one_name() -> None:
     def Relu(x: Tensor) -> Tensor:
         return x
 
-    with pytest.raises(ValueError, match="'Relu' is registered twice"):
+    with pytest.raises(ConfigError, match="there is a kind 'Relu' already"):
         kind(Relu)
+
+
+def cell(factor: float) -> Any:
+    """What a notebook does when its cell is run: the same names in the same module."""
+
+    @kind
+    def Times(x: Tensor) -> Tensor:
+        return factor * x
+
+    return Times
+
+
+def trained_once(factor: float) -> tuple[float, float]:
+    """The loss of a net with the kind, and the gradient of its parameter."""
+    cell(factor)
+    net = Net()
+    (data,) = net.source([("data", (1, 1), "float32")])
+    x = inner_product(
+        data, 1, bias=False, name="fc", weight_filler=Filler("constant", {"value": 1.0})
+    )
+    x = net.apply("Times", [x], name="times")
+    net.output(euclidean_loss(x, data, name="loss"))
+    graph = replace(backward(net.graph()), outputs=("loss", "grad/fc/weight"))
+    with Run(graph, data=torch.ones(1, 1)) as run:
+        (result,) = run.steps(1)
+    return result.loss, result["grad/fc/weight"]
+
+
+def test_a_kind_can_be_defined_again_and_means_the_new_one() -> None:
+    # (factor - 1)^2 / 2 and its derivative (factor - 1) * factor
+    assert trained_once(3.0) == (2.0, 6.0)
+    assert trained_once(5.0) == (8.0, 20.0)
+
+
+def test_another_module_cannot_take_the_name() -> None:
+    times = cell(2.0)
+
+    def Times(x: Tensor) -> Tensor:
+        return x
+
+    with pytest.raises(ConfigError, match="there is a kind 'Times' already") as caught:
+        kind(Times)
+    assert caught.value.found == f"'Times' of {times.__module__}"
 
 
 def test_an_unknown_kind_is_an_error_with_the_nearest_names() -> None:

@@ -195,8 +195,9 @@ def test_wrong_data_is_refused_before_anything_runs() -> None:
     step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
     with pytest.raises(DataError) as caught:
         pu.Run(step, data=data)
-    assert "blob 'data' does not fit field 'image'" in str(caught.value)
-    assert "expected: uint8, [1, 28, 28] a sample" in str(caught.value)
+    assert "input 'data' of the net does not fit 'image' of the data" in str(caught.value)
+    assert "expected: float32, [1, 28, 28] a sample" in str(caught.value)
+    assert "found: uint8, [1, 28, 28] a sample" in str(caught.value)
     with pytest.raises(DataError, match="the run has none"):
         pu.Run(step)
 
@@ -208,9 +209,83 @@ def test_wrong_options_are_refused() -> None:
         pu.Run(step, data=data, prefetch=-1)
     with pu.Run(step, data=data) as run:
         for count in (-2, "3", 2.5):
-            with pytest.raises(ConfigError, match=f"{count!r} steps") as caught:
-                list(run.steps(count))  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match=f"is {count!r}") as caught:
+                run.steps(count)  # type: ignore[arg-type]
             assert caught.value.remedy
+
+
+def with_losses(*names: str) -> tuple[Graph, Graph]:
+    net = pu.Net()
+    data, label = net.source([("data", (4, 8), "float32"), ("label", (4,), "int64")])
+    for name in names:
+        x = pu.ops.inner_product(data, 3, name=f"{name}/fc")
+        net.output(x, pu.ops.softmax_loss(x, label, name=name))
+    net.output(pu.ops.accuracy(x, label, name="accuracy"))
+    return net.graph(), pu.solvers.sgd(pu.backward(net.graph()), lr=0.1)
+
+
+OWN = (torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda net, step: step,
+        lambda net, step: net,
+        lambda net, step: pu.fuse(step),
+        lambda net, step: pu.solvers.sgd(pu.backward(pu.mixed(net, "fp16"))),
+        lambda net, step: pu.parallel.replicate(
+            pu.solvers.sgd(pu.backward(pu.ops.with_batch(net, 2))), "cpu:0-1"
+        ),
+        lambda net, step: pu.parallel.compose(
+            net, solver=pu.solvers.sgd, devices="cpu:0-1", data=2, micro=2
+        ),
+    ],
+)
+def test_a_single_loss_of_any_name_is_the_loss(
+    transform: Callable[[Graph, Graph], Graph],
+) -> None:
+    net, step = with_losses("surprise")
+    net = pu.prune(net, ["surprise", "accuracy"])
+    step = pu.prune(step, ["surprise", "accuracy", "lr"])
+    with pu.Run(transform(net, step), data=OWN, share_cores=True) as run:
+        (result,) = run.steps(1)
+        assert result.losses == ("surprise",)
+        assert result.loss == result["surprise"] > 0
+
+
+def test_of_several_losses_one_has_to_be_named() -> None:
+    _, step = with_losses("first/loss", "second/loss")
+    with pu.Run(step, data=OWN) as run:
+        (result,) = run.steps(1)
+    assert result["first/loss"] > 0
+    with pytest.raises(ConfigError, match="reports 2 losses, none of them as 'loss'") as caught:
+        assert result.loss
+    assert caught.value.found == "first/loss, second/loss"
+    assert caught.value.remedy == "name one: result['first/loss']"
+    with pytest.raises(ConfigError, match="has no number 'first/loss/fc'") as caught:
+        result["first/loss/fc"]
+    with pytest.raises(ConfigError, match="has no number 'nothing'"):
+        result["nothing"]
+
+
+def test_values_may_be_arrays_lists_and_numbers() -> None:
+    _, step = with_losses("loss")
+    weight, bias = np.full((3, 8), 0.5, np.float32), [1, 2.5, -3]
+    with pu.Run(step, data=OWN) as run:
+        run.set_states({"loss/fc/weight": weight, "loss/fc/bias": bias, "iteration": 4})
+        weight.fill(0)
+        states = run.states()
+        assert states["loss/fc/weight"].eq(0.5).all()
+        assert states["loss/fc/bias"].tolist() == bias
+        assert int(states["iteration"]) == 4
+        with pytest.raises(RunError, match="cannot take this value") as caught:
+            run.set_states({"loss/fc/weight": np.zeros((3, 8))})
+        assert caught.value.found == "float64 [3, 8]"
+    net = pu.Net()
+    pu.ops.relu(net.input("x", (2,)), name="y")
+    for value in ([-1.0, 2.0], np.array([-1, 2], np.float32), (-1, 2)):
+        assert pu.compute(net.graph(), {"x": value})["y"].tolist() == [0.0, 2.0]
 
 
 def test_a_checkpoint_of_another_net_is_refused(tmp_path: Path) -> None:

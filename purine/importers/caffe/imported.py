@@ -10,16 +10,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from purine.arguments import checked
 from purine.data import DataSet
 from purine.data.prepare import MEAN_IMAGE, prepare
 from purine.data.stored import Stored
 from purine.errors import ConfigError, DataError
 from purine.graph import Graph
-from purine.importers.caffe.definition import read_definition
+from purine.importers.caffe.definition import read_definition, read_solver
 from purine.importers.caffe.files import located
 from purine.importers.caffe.layer import Scope
 from purine.importers.caffe.named import NamedSource
@@ -31,13 +32,14 @@ from purine.ops.aten import dtype_of
 from purine.ops.values import gather_values
 from purine.optimize import evaluation
 
-__all__ = ["Imported", "Transform", "from_caffe"]
+__all__ = ["Imported", "Transform", "from_caffe", "from_caffe_solver"]
 
-StrPath: TypeAlias = "str | os.PathLike[str]"
+StrPath: TypeAlias = str | os.PathLike[str]
 
 _SOURCES = ("Data", "DummyData", "HDF5Data", "ImageData", "Input", "MemoryData")
 
 
+@runtime_checkable
 class HasStates(Protocol):
     """What holds the values of the states of a graph: a run."""
 
@@ -108,6 +110,7 @@ class Imported:
     test_sources: tuple[NamedSource, ...] = ()
     roots: tuple[Path, ...] = (Path(),)
 
+    @checked
     def data(self, root: StrPath | None = None) -> DataSet:
         """The data that the definition names, of both phases.
 
@@ -116,6 +119,7 @@ class Imported:
         train, test = self._stored(root)
         return DataSet(self.name or "caffe", train.open(), None if test is None else test.open())
 
+    @checked
     def data_text(self, root: StrPath | None = None) -> str:
         """The same data as a text for `purine.data.open_data`, with absolute paths."""
         train, test = self._stored(root)
@@ -130,6 +134,7 @@ class Imported:
         parts = [str(part.absolute()) for part in (train, test) if part is not None]
         return f"{train.kind}:{','.join(parts)}"
 
+    @checked
     def prepared(self, data: DataSet) -> Imported:
         """The same with nets that take the samples of `data` as they are stored.
 
@@ -145,6 +150,7 @@ class Imported:
             values[MEAN_IMAGE] = self.transform.mean_image
         return replace(self, net=net, test=test, values=values)
 
+    @checked
     def to_caffe(self, run: HasStates, path: StrPath) -> None:
         """Write the parameters of a run as a caffemodel; the file appears whole or not at all."""
         states = gather_values(run.graph, run.states())
@@ -169,6 +175,7 @@ class Imported:
         return sources[0]
 
 
+@checked
 def from_caffe(
     path: StrPath,
     *,
@@ -235,6 +242,17 @@ def from_caffe(
         () if test_scope is None else tuple(test_scope.sources),
         roots,
     )
+
+
+@checked
+def from_caffe_solver(path: StrPath) -> CaffeSolver:
+    """The solver that a prototxt file defines: a function from a net with gradients to a step.
+
+    It goes where solvers of `purine.solvers` go: `solver(pu.backward(net))`, or `solver=` of
+    `purine.parallel.compose`. The net that the file names is not read; `from_caffe` reads both, and
+    has the same as `imported.solver`.
+    """
+    return read_solver(path)
 
 
 def _weights(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from purine.arguments import checked
 from purine.autodiff import gradient_of
 from purine.graph import Builder, Graph
 from purine.importers.caffe.schema import Node
@@ -38,7 +39,14 @@ _POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaffeSolver:
-    """What a solver definition asks for."""
+    """What a solver definition asks for, and the function that adds its updates to a graph.
+
+    >>> from purine.autodiff import backward
+    >>> from purine.zoo import mlp
+    >>> solver = CaffeSolver(type="SGD", rate=Fixed(0.01), momentum=0.9)
+    >>> solver(backward(mlp(batch=8))).states["fc1/weight"].next
+    'fc1/weight/next'
+    """
 
     type: str
     rate: Rate
@@ -58,6 +66,11 @@ class CaffeSolver:
     random_seed: int | None = None
     net: str | None = None
     test_net: str | None = None
+
+    @checked
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph of a net and its gradients with the updates of this solver."""
+        return apply_solver(graph, self)
 
 
 def solver_of(node: Node) -> CaffeSolver:
@@ -110,14 +123,7 @@ def solver_of(node: Node) -> CaffeSolver:
 
 
 def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
-    """The graph of a net and its gradients with the updates that a Caffe solver makes.
-
-    >>> from purine.autodiff import backward
-    >>> from purine.zoo import mlp
-    >>> solver = CaffeSolver(type="SGD", rate=Fixed(0.01), momentum=0.9)
-    >>> apply_solver(backward(mlp(batch=8)), solver).states["fc1/weight"].next
-    'fc1/weight/next'
-    """
+    """The graph of a net and its gradients with the updates that a Caffe solver makes."""
     graph = accumulate(graph, solver.iter_size, together=False)
     if solver.clip_gradients is not None:
         graph = _clipped(graph, solver.clip_gradients / solver.iter_size)

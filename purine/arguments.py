@@ -1,0 +1,419 @@
+"""Checks of the arguments of public functions, by their annotations.
+
+A public function is decorated with `checked`: a call whose arguments do not fit its annotations is
+refused with the name of the argument, what it may be and what was given. What annotations cannot
+say (ranges, sizes, names) is checked by the functions themselves.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
+
+import numpy as np
+
+from purine.errors import ConfigError
+from purine.nearest import nearest_name
+
+__all__ = [
+    "at_least",
+    "check_fields",
+    "checked",
+    "conforms",
+    "describe",
+    "finite",
+    "fraction",
+    "not_negative",
+    "pair",
+    "positive",
+    "shown",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which refuses arguments that do not fit its annotations.
+
+    Scalars of numpy are given to it as Python's numbers.
+
+    >>> @checked
+    ... def repeat(text: str, *, times: int = 2) -> str:
+    ...     return text * times
+    >>> repeat("ab", times=np.int64(3))
+    'ababab'
+    >>> repeat("ab", times="3")
+    Traceback (most recent call last):
+    purine.errors.ConfigError: repeat: times is '3'
+      expected: a whole number
+      found: '3'
+      to do: change times
+    """
+    form: _Form | None = None
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal form
+        if form is None:
+            form = _Form.of(function)
+        if not form.fits(args, kwargs):
+            args, kwargs = form.converted(args, kwargs)  # type: ignore[assignment]
+        return function(*args, **kwargs)
+
+    return call
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """The arguments of a function; `positional` and `named` tell quickly that a call is good."""
+
+    label: str
+    signature: inspect.Signature
+    hints: Mapping[str, Any]
+    positional: tuple[_Test, ...]
+    named: Mapping[str, _Test]
+    required: frozenset[str]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> _Form:
+        owner, _, name = function.__qualname__.rpartition(".")
+        signature, hints = inspect.signature(function), typing.get_type_hints(function)
+        plain = [item for item in signature.parameters.values() if item.kind in _PLAIN]
+        tests = {item.name: (item.name, *_quick(hints.get(item.name, Any))) for item in plain}
+        return cls(
+            owner if name == "__init__" else name,
+            signature,
+            hints,
+            tuple(tests[item.name] for item in plain if item.kind is not _PLAIN[1]),
+            tests,
+            frozenset(item.name for item in plain if item.default is inspect.Parameter.empty),
+        )
+
+    def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call is good; calls with `*args` and `**kwargs` are left to `converted`."""
+        if len(args) > len(self.positional):
+            return False
+        missing = self.required
+        for value, (key, types_, annotation) in zip(args, self.positional, strict=False):
+            if type(value) not in types_ and not conforms(value, annotation):
+                return False
+            if key in missing:
+                missing = missing - {key}
+        for key, value in kwargs.items():
+            test = self.named.get(key)
+            if test is None or (type(value) not in test[1] and not conforms(value, test[2])):
+                return False
+        return missing <= kwargs.keys()
+
+    def converted(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with scalars of numpy as Python's numbers; an error where one is wrong."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise _misnamed(self.label, self.signature, args, kwargs, error) from None
+        for key, value in bound.arguments.items():
+            kind = self.signature.parameters[key].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                values = bound.arguments[key] = tuple(map(_plain, value))
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                values = tuple(value.values())
+            else:
+                values = (_plain(value),)
+                bound.arguments[key] = values[0]
+            annotation = self.hints.get(key, Any)
+            for item in values:
+                if not conforms(item, annotation):
+                    raise _misfit(f"{self.label}: {key}", key, item, annotation)
+        return bound.args, bound.kwargs
+
+
+_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+_Test: TypeAlias = tuple[str, frozenset[type], Any]
+"""The name of an argument, types whose values are good in any case, and its annotation."""
+
+
+def _quick(annotation: Any) -> tuple[frozenset[type], Any]:
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    found = {option for option in options if isinstance(option, type)}
+    return frozenset(found | ({int} if float in found else set())), annotation
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (Union, types.UnionType)
+
+
+def check_fields(value: Any) -> None:
+    """Refuse a dataclass with a field that does not fit its annotation; for `__post_init__`."""
+    hints = _hints_of(type(value))
+    for item in dataclasses.fields(value):
+        found = getattr(value, item.name)
+        if not conforms(found, hints[item.name]):
+            what = f"{type(value).__name__}: {item.name}"
+            raise _misfit(what, item.name, found, hints[item.name])
+
+
+def _hints_of(kind: type) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind)
+    return _HINTS[kind]
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def conforms(value: object, annotation: Any) -> bool:
+    """Whether a value is of an annotated type; lists pass for tuples.
+
+    >>> conforms(2, int | tuple[int, int]), conforms((2, 3), int | tuple[int, int])
+    (True, True)
+    >>> conforms(True, int), conforms(1, float), conforms("max", Literal["max", "average"])
+    (False, True, True)
+    """
+    if type(value) is annotation or annotation is Any or annotation is object:
+        return True
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if isinstance(annotation, TypeVar):
+        return True
+    if origin in (Union, types.UnionType):
+        return any(conforms(value, option) for option in arguments)
+    if origin is Literal:
+        return any(type(value) is type(option) and value == option for option in arguments)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is None:
+        return not isinstance(annotation, type) or _is_instance(value, annotation)
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(conforms(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(conforms, value, arguments))
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if not isinstance(value, origin) or isinstance(value, str | bytes):
+        return False
+    if isinstance(value, Mapping) and len(arguments) == 2:
+        keys, values = arguments
+        return all(conforms(k, keys) and conforms(v, values) for k, v in value.items())
+    if isinstance(value, Sequence | set | frozenset) and len(arguments) == 1:
+        return all(conforms(item, arguments[0]) for item in value)
+    return True
+
+
+def describe(annotation: Any, *, none: str = "nothing") -> str:
+    """An annotation in words, for error messages.
+
+    >>> describe(int | tuple[int, int])
+    'a whole number or a list of 2 whole numbers'
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in (None, type(None)):
+        return none
+    if origin in (Union, types.UnionType):
+        words = dict.fromkeys(describe(option, none=none) for option in arguments)
+        return " or ".join(words)
+    if origin is Literal:
+        return "one of " * (len(arguments) > 1) + ", ".join(map(str, arguments))
+    if origin is collections.abc.Callable:
+        return "a function"
+    if origin is os.PathLike:
+        return "a path"
+    if origin is not None and issubclass(origin, Mapping):
+        keys, values = (_many(describe(item)) for item in arguments)
+        return f"a mapping of {keys} to {values}"
+    if origin is not None and issubclass(origin, Iterable) and arguments:
+        one = _many(describe(arguments[0]))
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        return f"a list of {len(arguments)} {one}" if fixed else f"a list of {one}"
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    name = getattr(annotation, "__name__", str(annotation))
+    return _CLASSES.get(name, _with_article(name))
+
+
+def shown(value: object) -> str:
+    """A value in few words, for error messages.
+
+    >>> shown("4"), shown(None), shown([1, 2]), shown(np.zeros((2, 3)))
+    ("'4'", 'None', '[1, 2]', 'a ndarray of shape [2, 3]')
+    """
+    plain = value is None or isinstance(value, bool | int | float | str | bytes)
+    nested = isinstance(value, tuple | list | dict | set) and type(value).__repr__ is not None
+    if plain or nested:
+        try:
+            text = " ".join(repr(value).split())
+        except ValueError:  # a whole number of more digits than Python prints
+            return f"{_with_article(type(value).__name__)} of many digits"
+        if plain or len(text) <= _SHOWN:
+            return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = _with_article(type(value).__name__)
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{name} of shape {list(shape)}"
+    return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
+
+
+def finite(what: str, value: float) -> None:
+    """Refuse what is not a finite number."""
+    if not (_is_number(value) and math.isfinite(value)):
+        raise _out_of_range(what, value, "a finite number")
+
+
+def positive(what: str, value: float) -> None:
+    """Refuse a number that is not above 0."""
+    if not (_is_number(value) and value > 0 and math.isfinite(value)):
+        raise _out_of_range(what, value, "a number above 0")
+
+
+def not_negative(what: str, value: float) -> None:
+    """Refuse a number below 0."""
+    if not (_is_number(value) and value >= 0 and math.isfinite(value)):
+        raise _out_of_range(what, value, "0 or a number above 0")
+
+
+def fraction(what: str, value: float) -> None:
+    """Refuse a number that is not at least 0 and below 1."""
+    if not (_is_number(value) and 0 <= value < 1):
+        raise _out_of_range(what, value, "at least 0 and below 1")
+
+
+def at_least(what: str, value: int, least: int, most: int | None = None) -> None:
+    """Refuse what is not a whole number, or one that is too small (or too large)."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        bounds = f"{least} or more" if most is None else f"{least} to {most}"
+        raise _out_of_range(what, value, f"a whole number, {bounds}")
+
+
+def pair(what: str, value: tuple[float, float]) -> tuple[float, float]:
+    """Two numbers; anything else is refused."""
+    if not isinstance(value, Sequence) or len(value) != 2:
+        raise _out_of_range(what, value, "two numbers")
+    return value
+
+
+_SHOWN = 80
+"""The most characters of a value that a message shows."""
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
+
+_CLASSES: Mapping[str, str] = {
+    "Graph": "a Graph: a net of pu.zoo, Net.graph(), or what a transform gives",
+    "Module": "an object of a torch.nn.Module",
+    "Source": "a source of samples, such as data.train",
+    "Tensor": "a tensor",
+    "ndarray": "a numpy array",
+}
+
+_REMEDIES: Mapping[tuple[str, str], str] = {
+    ("Graph", "Module"): "import the module: pu.from_torch(module, loss, example).net",
+    ("Graph", "Net"): "freeze the net: net.graph()",
+    ("Graph", "Imported"): "take a graph of what was imported: imported.net or imported.test",
+    ("Graph", "Run"): "take the graph of the run: run.graph",
+    ("Graph", "Builder"): "freeze the builder: builder.graph()",
+    ("Source", "DataSet"): "take one part of the data set: data.train or data.test",
+}
+"""What to do where one class is wanted and (a subclass of) another is given, by their names."""
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_instance(value: object, kind: type) -> bool:
+    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
+        return True
+    return isinstance(value, kind)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _many(one: str) -> str:
+    """What `describe` gives, in the plural."""
+    if " or " in one or " of " in one:
+        return f"items that are {one}"
+    return one.removeprefix("a ").removeprefix("an ") + "s"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _misfit(what: str, key: str, value: object, annotation: Any) -> ConfigError:
+    return ConfigError(
+        f"{what} is {shown(value)}",
+        expected=describe(annotation, none="None"),
+        found=shown(value),
+        remedy=_remedy(key, value, annotation),
+    )
+
+
+def _remedy(key: str, value: object, annotation: Any) -> str:
+    options = (annotation, *typing.get_args(annotation))
+    wanted = [getattr(option, "__name__", "") for option in options]
+    for kind in type(value).__mro__:
+        for name in wanted:
+            if (name, kind.__name__) in _REMEDIES:
+                return _REMEDIES[name, kind.__name__]
+    return f"change {key}"
+
+
+def _misnamed(
+    label: str,
+    signature: inspect.Signature,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    error: TypeError,
+) -> ConfigError:
+    """Arguments that a function does not have, or that are missing."""
+    names = [name for name in signature.parameters if name != "self"]
+    unknown = [name for name in kwargs if name not in names]
+    given = f"{len(args)} by position" + "".join(f", {name}" for name in kwargs)
+    if not unknown:
+        return ConfigError(
+            f"{label} cannot be called so: {error}",
+            expected=f"{label}{signature}",
+            found=given,
+            remedy="give these arguments",
+        )
+    return ConfigError(
+        f"{label} has no argument {unknown[0]!r}",
+        expected=", ".join(names) or "no arguments",
+        found=given,
+        remedy=nearest_name(unknown[0], names, f"leave {unknown[0]} out"),
+    )
+
+
+def _out_of_range(what: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{what} is {shown(value)}",
+        expected=expected,
+        found=shown(value),
+        remedy=f"change {what}",
+    )

@@ -1,0 +1,120 @@
+"""What users have as data, as a data set: the one place that knows all forms.
+
+Tensors, arrays and lists go to the inputs of the net by position, and so do the values of the
+samples of PyTorch's data sets. Nothing is scaled or converted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from purine.arguments import checked, shown
+from purine.data.open import open_data
+from purine.data.source import DataSet, Source
+from purine.data.tensors import TensorSource, columns_source
+from purine.data.torch_dataset import IterableSource, TorchSource, count_values
+from purine.errors import DataError
+
+__all__ = ["DataLike", "as_dataset"]
+
+DataLike: TypeAlias = Any
+"""What `as_dataset` takes."""
+
+
+@checked
+def as_dataset(data: DataLike, *, test: DataLike | None = None) -> DataSet:
+    """A data set of what is given, and of what to `test` on.
+
+    Either may be tensors or arrays (one, or a tuple of them, for the inputs of the net by
+    position), a data set of PyTorch or another sequence of samples, an iterable data set of
+    PyTorch, a `DataLoader`, a source, or a name or path as job files have it. Of a `DataLoader` its
+    data set is used: batch size and order are those of the run, and a loader that changes samples
+    (a `collate_fn`) or chooses them (a sampler of its own) is refused.
+
+    >>> import torch
+    >>> as_dataset((torch.zeros(4, 8), [0, 1, 0, 1])).train.fields[1].dtype
+    'int64'
+    """
+    if isinstance(data, str | os.PathLike):
+        data = open_data(os.fspath(data))
+    if isinstance(data, DataSet):
+        return data if test is None else replace(data, test=_source(test))
+    return DataSet(_name(data), _source(data), None if test is None else _source(test))
+
+
+def _source(data: object) -> Source:
+    if isinstance(data, str | os.PathLike):
+        data = open_data(os.fspath(data))
+    if isinstance(data, DataSet):
+        return data.train if data.test is None else data.test
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, Tensor | np.ndarray | tuple | list):
+        return columns_source(data)
+    if isinstance(data, DataLoader):
+        return _source(_dataset_of(data))
+    if isinstance(data, TensorDataset) and type(data) is TensorDataset:
+        return TensorSource(*data.tensors)
+    if isinstance(data, IterableDataset):
+        return IterableSource(data, names=_names(count_values(data)))
+    sized = hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__")
+    if not sized or isinstance(data, Mapping):
+        raise DataError(
+            f"data is {shown(data)}",
+            expected="tensors or arrays, a data set of PyTorch, a DataLoader, or a data set of "
+            "pu.data or its name",
+            found=shown(data),
+            remedy="pass a tuple with a tensor for each input of the net, in the net's order",
+        )
+    return TorchSource(data, names=_names(count_values(data)))  # type: ignore[arg-type]
+
+
+def _names(count: int) -> tuple[str, ...]:
+    return tuple(f"item {place}" for place in range(count))
+
+
+def _name(data: object) -> str:
+    return "tensors" if isinstance(data, tuple | list) else type(data).__name__
+
+
+def _dataset_of(loader: DataLoader[Any]) -> object:
+    """The data set of a loader that only batches it and chooses an order."""
+    for what, found, plain in (
+        ("collate_fn", loader.collate_fn, loader.collate_fn is default_collate),
+        ("batch_sampler", loader.batch_sampler, type(loader.batch_sampler) is BatchSampler),
+        ("sampler", loader.sampler, _takes_all(loader)),
+    ):
+        if not plain and not (isinstance(loader.dataset, IterableDataset) and "sampler" in what):
+            name = getattr(found, "__name__", type(found).__name__)
+            raise DataError(
+                f"the DataLoader has a {what} of its own, which a run would leave out",
+                expected="a loader of batches of all samples, of which a run uses the data set; "
+                "batch size and order are the run's",
+                found=f"{what} {name}" if found is not None else "no batch size",
+                remedy="let the data set give the samples as they are wanted, and pass it: "
+                "data=loader.dataset",
+            )
+    return loader.dataset
+
+
+def _takes_all(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's sampler gives every sample once, in order or shuffled."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler

@@ -1,0 +1,139 @@
+"""Samples that are rows of tensors and arrays, of any shape and dtype.
+
+Nothing is assumed of what they mean: column k goes to input k of the net.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from purine.arguments import checked, shown
+from purine.data.source import DataSet, Field, Indices, Source, check_indices
+from purine.errors import DataError, in_a_line
+from purine.graph import DTYPES
+from purine.ops.aten import dtype_name
+
+__all__ = ["Columns", "TensorSource", "tensors"]
+
+Columns: TypeAlias = Any
+"""A tensor, array or list with a sample in each row; or several of them, in a tuple or list."""
+
+
+class TensorSource(Source):
+    """Samples from tensors of equal length, one for each input of the net, by position.
+
+    A tensor is not copied where it is on the CPU. Lists of numbers, tensors and arrays are stacked.
+
+    >>> source = TensorSource(torch.zeros(5, 8), [4, 3, 2, 1, 0])
+    >>> print(*source.fields, sep=", ")
+    tensor 0: float32 8, tensor 1: int64 scalar
+    """
+
+    def __init__(self, *columns: Any) -> None:
+        if not columns:
+            raise DataError(
+                "there are no tensors",
+                expected="a tensor for each input of the net",
+                found="none",
+                remedy="pass for example (x, y)",
+            )
+        self._columns = tuple(_column(item, place) for place, item in enumerate(columns))
+        self.fields = tuple(
+            Field(f"tensor {place}", tuple(column.shape[1:]), dtype_name(column.dtype))
+            for place, column in enumerate(self._columns)
+        )
+        for column, field in zip(self._columns, self.fields, strict=True):
+            if len(column) != len(self):
+                raise DataError(
+                    "the tensors differ in their number of samples",
+                    expected=f"{len(self)} rows, as in tensor 0",
+                    found=f"{len(column)} rows in {field.name}",
+                    remedy="give each tensor one row per sample",
+                )
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, ...]:
+        check_indices(indices, len(self))
+        rows = torch.from_numpy(indices)
+        return tuple(column.index_select(0, rows) for column in self._columns)
+
+
+@checked
+def tensors(*columns: Any, test: Columns | None = None) -> DataSet:
+    """Own samples as a data set: a tensor, array or list for each input of the net, by position.
+
+    `test` are tensors of the same form to evaluate on.
+
+    >>> data = tensors(torch.zeros(100, 8), torch.zeros(100), test=(torch.ones(10, 8), [0.0] * 10))
+    >>> len(data.train), len(data.test)
+    (100, 10)
+    """
+    tested = None if test is None else columns_source(test)
+    return DataSet("tensors", TensorSource(*columns), tested)
+
+
+def columns_source(columns: Columns) -> TensorSource:
+    """The source of one column, or of several in a tuple or a list."""
+    several = isinstance(columns, tuple | list)
+    return TensorSource(*columns) if several else TensorSource(columns)
+
+
+def _column(value: object, place: int) -> Tensor:
+    """A tensor on the CPU that holds a sample in each row."""
+    if isinstance(value, tuple | list):
+        value = _stacked(value, place)
+    if isinstance(value, np.ndarray):
+        value = _from_numpy(value, place)
+    if not isinstance(value, Tensor):
+        raise _unusable(place, shown(value))
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise _unusable(place, f"a {value.device.type} tensor of layout {value.layout}")
+    if dtype_name(value.dtype) not in DTYPES:
+        raise _unusable(place, dtype_name(value.dtype))
+    if value.ndim == 0 or value.numel() == 0:
+        raise DataError(
+            f"there are no samples in tensor {place}",
+            expected="one row or more, none of them empty",
+            found=f"shape {list(value.shape)}",
+            remedy="give each tensor one row per sample",
+        )
+    return value.detach().cpu().resolve_conj().resolve_neg()
+
+
+def _stacked(items: tuple[Any, ...] | list[Any], place: int) -> Tensor | npt.NDArray[Any]:
+    try:
+        if items and all(isinstance(item, Tensor) for item in items):
+            return torch.stack(list(items))
+        if items and all(isinstance(item, np.ndarray | np.generic) for item in items):
+            return np.stack(items)
+        return torch.tensor(items)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _unusable(place, f"a {type(items).__name__}: {in_a_line(error)}") from error
+
+
+def _from_numpy(array: npt.NDArray[Any], place: int) -> Tensor:
+    if array.dtype.name not in DTYPES:
+        raise _unusable(place, f"an array of {array.dtype.name}")
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    with warnings.catch_warnings():  # batches are copies: what cannot be written to will do
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _unusable(place: int, found: str) -> DataError:
+    return DataError(
+        f"tensor {place} of the data cannot be used",
+        expected=f"a dense tensor or array of {', '.join(sorted(DTYPES))}, or a list of numbers or "
+        "of tensors of one shape",
+        found=found,
+        remedy="give a tensor for each input of the net, with one row per sample; "
+        "a list of samples goes in as pu.data.TorchSource(samples)",
+    )
