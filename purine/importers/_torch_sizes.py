@@ -45,8 +45,7 @@ def enlarged(batch: Batch) -> Batch:
     if size == 0:
         raise Unfit("its example has no samples")
     rows = [place % size for place in range(size + _MORE)]
-    once = {id(value): value[rows] for value in batch.values}  # one tensor may be two fields
-    return replace(batch, values=tuple(once[id(value)] for value in batch.values))
+    return replace(batch, values=tuple(value[rows] for value in batch.values))
 
 
 def counterpart(net: Graph, known: Graph, larger: Graph) -> Graph | None:
