@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from purine.errors import GraphError
-from purine.importers._torch_patched import called_by_user, patched, users_line
+from purine.importers._torch_patched import called_by_user, is_tracing, patched, users_line
 
 __all__ = ["following_autograd", "hooked_parameters", "refuse_backward_hooks"]
 
 _enter, _exit = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+_detach, _accumulate = Tensor.detach_, Tensor.register_post_accumulate_grad_hook
+_run_backward = torch.autograd._engine_run_backward
 _data, _requires_grad = torch._C.TensorBase.data, torch._C.TensorBase.requires_grad
 
 
@@ -79,7 +81,7 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 
 
 def _detach_in_place(tensor: Tensor) -> Tensor:
-    return tensor.copy_(tensor.detach())
+    return tensor.copy_(tensor.detach()) if called_by_user() else _detach(tensor)
 
 
 def _get_requires_grad(tensor: Tensor) -> bool:
@@ -113,7 +115,9 @@ def _refuse_freezing(tensor: Tensor, value: bool) -> None:
     )
 
 
-def _refuse_gradient(*given: Any, **named: Any) -> None:
+def _refuse_gradient(*given: Any, **named: Any) -> Any:
+    if not is_tracing():
+        return _run_backward(*given, **named)
     raise GraphError(
         "the forward or the loss takes a gradient itself",
         where=users_line(),
@@ -123,7 +127,9 @@ def _refuse_gradient(*given: Any, **named: Any) -> None:
     )
 
 
-def _refuse_accumulate_hook(tensor: Tensor, hook: Any) -> None:
+def _refuse_accumulate_hook(tensor: Tensor, hook: Any) -> Any:
+    if not is_tracing():
+        return _accumulate(tensor, hook)
     raise _accumulate_hook("a parameter", hook, users_line())
 
 

@@ -34,7 +34,7 @@ from purine.importers._torch_autograd import (
     refuse_backward_hooks,
 )
 from purine.importers._torch_batch import Batch, leaves_of
-from purine.importers._torch_patched import TORCH, innermost, patched, source_of, tracing_lock
+from purine.importers._torch_patched import TORCH, innermost, patched, source_of, tracing
 from purine.importers._torch_rules import (
     add_hook,
     following_rules,
@@ -48,6 +48,8 @@ from purine.importers._torch_state import (
     Change,
     noting_lines,
     refuse_changes,
+    refuse_written,
+    refuse_written_constant,
     tensors_of,
 )
 
@@ -85,7 +87,14 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
     step = _Step(module, loss, batch)
     refuse_backward_hooks(step)
     try:
-        with _uncollected(), _use_lazy_graph_module(True), _watching() as watched:
+        with (
+            tracing(),
+            warnings.catch_warnings(),
+            _uncollected(),
+            _use_lazy_graph_module(True),
+            _watching() as watched,
+        ):
+            warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
             exported = _traced(step, batch)
             if step.found.changes:
                 again = _Step(module, loss, batch)
@@ -94,10 +103,12 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
         spread_hooks(exported.graph)
+        refuse_written(step, exported)
     except PurineError:
         raise
     except Exception as raised:
         error = raised.error if isinstance(raised, _DependsOnValues) else raised
+        refuse_written_constant(step, error)
         _refuse_failing(module, loss, batch)
         raise GraphError(
             f"module {type(module).__name__} cannot be traced",
@@ -114,14 +125,11 @@ def _traced(step: _Step, batch: Batch) -> Any:
     """The exported program of a step; modules keep the attributes that they have."""
     attributes = Attributes(step)
     with (
-        warnings.catch_warnings(),
-        tracing_lock,
         following_autograd(),
         following_rules(),
         noting_lines() as step.found.lines,
         _unadvised(),
     ):
-        warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
         try:
             return torch.export.export(step, batch.values, strict=False)
         finally:

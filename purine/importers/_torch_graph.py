@@ -94,9 +94,8 @@ class _Translation:
             pulled = pulled_of(node)
             if pulled is not None:
                 self._add_rule(node, pulled)
-            elif node.op == "call_function" and node.target is not getitem:
-                if node not in self.late:
-                    self._add_node(node)
+            elif _is_call(node) and node not in self.late:
+                self._add_node(node)
         for name, node in self.results:
             if name == LOSS:
                 self.builder.blob(LOSS, (), self.dtype_of(node))
@@ -227,7 +226,7 @@ class _Translation:
             place = cotangent_of(node)
             if place is not None and node in before:
                 self.blobs[node] = cotangents[place]
-            elif node in before and node.target is not getitem:
+            elif node in before and _is_call(node):
                 self._add_node(node)
         made, self.builder = self.builder, outer
         members = [op for name, op in made.ops.items() if name not in outer.ops]
@@ -495,6 +494,10 @@ _SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
 
 _DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
 """Kinds that could draw random numbers and do not: with dropout they were decomposed."""
+
+
+def _is_call(node: Node) -> bool:
+    return node.op == "call_function" and node.target is not getitem
 
 
 def _word(text: str) -> str:

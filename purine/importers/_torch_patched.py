@@ -17,10 +17,11 @@ __all__ = [
     "TORCH",
     "called_by_user",
     "innermost",
+    "is_tracing",
     "is_users",
     "patched",
     "source_of",
-    "tracing_lock",
+    "tracing",
     "users_line",
 ]
 
@@ -34,15 +35,31 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _DECORATORS = os.path.join("torch", "utils", "_contextlib.py")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
-tracing_lock = threading.RLock()
-"""Held while torch is patched: a second thread that imports a module waits."""
+_LOCK = threading.RLock()
+_tracers: list[int] = []  # the thread that traces, once for each trace within another
 
 _ABSENT = object()
 
 
 @contextmanager
+def tracing() -> Iterator[None]:
+    """Let the calling thread alone trace; patched functions do what they always do in others."""
+    with _LOCK:
+        _tracers.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            _tracers.pop()
+
+
+def is_tracing() -> bool:
+    """Whether the calling thread is the one that traces."""
+    return threading.get_ident() in _tracers
+
+
+@contextmanager
 def patched(owner: object, name: str, value: object) -> Iterator[None]:
-    """Let an attribute of a class or a module be `value`; what it had before comes back, also nested."""
+    """Let an attribute of a class or a module be `value`, and bring back what it was before."""
     before = vars(owner).get(name, _ABSENT)
     setattr(owner, name, value)
     try:
@@ -87,8 +104,11 @@ def users_line() -> str | None:
 def called_by_user() -> bool:
     """Whether the function that asks was called from the user's code, and not by torch itself.
 
-    Python's library and torch's decorators only pass calls on.
+    Python's library and torch's decorators only pass calls on. Other threads than the one that
+    traces do not count.
     """
+    if not is_tracing():
+        return False
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointFunction
 
 from purine.errors import GraphError, PurineError
-from purine.importers._torch_patched import patched, source_of, users_line
+from purine.importers._torch_patched import is_tracing, patched, source_of, users_line
 
 __all__ = [
     "Pulled",
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _HOOK = "hook "
+_hook = Tensor.register_hook
 _INTERNALS = ("torch._library", "torch._functorch", "torch._higher_order_ops")
 
 
@@ -88,6 +89,8 @@ class _Context(FunctionCtx):  # type: ignore[misc]
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply` of a custom function while it is traced."""
+    if not is_tracing():
+        return _apply_plainly(cls, *args, **kwargs)
     needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
     if cls is CheckpointFunction:  # its gradient is that of what it runs
         run, _, *given = args
@@ -118,13 +121,13 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     ]
     rule = cls.vjp if cls.vjp is not Function.vjp else cls.backward
     boxed = getattr(cls, "boxed_grads_call", False)
-    gradients = _called(
+    found = _called(
         f"the backward of function {cls.__name__!r}",
         lambda: rule(context, cotangents) if boxed else rule(context, *cotangents),
     )
-    found = gradients if isinstance(gradients, tuple | list) else (gradients,)
-    given = {place: value for place, value in enumerate(found[: len(args)]) if needs[place]}
-    values = _pull([results[place] for place in pulled], args, given, cls.__name__)
+    each = found if isinstance(found, tuple | list) else (found,)
+    gradients = {place: value for place, value in enumerate(each[: len(args)]) if needs[place]}
+    values = _pull([results[place] for place in pulled], args, gradients, cls.__name__)
     for place, value in zip(pulled, values, strict=True):
         results[place] = value
     return tuple(results) if several else results[0]
@@ -168,7 +171,8 @@ def _fitted(gradient: Any, source: Tensor, name: str) -> Tensor:
         form = type(gradient).__name__
     else:
         try:
-            fitted = gradient.sum_to_size(source.shape)
+            fits = gradient.shape == source.shape
+            fitted = gradient if fits else gradient.sum_to_size(source.shape)
             return fitted if fitted.dtype == source.dtype else fitted.to(source.dtype)
         except RuntimeError:
             form = f"size {list(gradient.shape)}"
@@ -180,10 +184,10 @@ def _fitted(gradient: Any, source: Tensor, name: str) -> Tensor:
     )
 
 
-def _register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> _Handle:
+def _register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
     """`Tensor.register_hook` while a module is traced."""
-    if not tensor.requires_grad:
-        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+    if not is_tracing() or not tensor.requires_grad:  # the latter is an error of torch's
+        return _hook(tensor, hook)
     add_hook(tensor, hook)
     return _Handle()
 
@@ -255,7 +259,7 @@ def pulled_of(node: Node) -> Pulled | None:
     if node.op != "call_function" or node.target is not _ops()[1]:
         return None
     results, sources, gradients, name = node.args
-    return Pulled(results, sources, gradients, str(name))  # type: ignore[arg-type]
+    return Pulled(results, sources, gradients, str(name))
 
 
 def cotangent_of(node: Node) -> int | None:
@@ -280,7 +284,8 @@ def rule_nodes(nodes: Sequence[Node]) -> list[Node]:
 def spread_hooks(graph: Graph) -> None:
     """Let all readers of a tensor that has a hook read the result of the hook's `pulled` node.
 
-    A hook that was registered first sees a gradient first, so the last one comes next to the tensor.
+    The hook that was registered first sees a gradient first, so the last one comes next to the
+    tensor.
     """
     hooks = [node for node in graph.nodes if _is_hook(node)]
     for node in reversed(hooks):

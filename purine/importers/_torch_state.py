@@ -8,9 +8,10 @@ makes another program the module is refused; a counter that nobody reads does no
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from purine.errors import GraphError
-from purine.importers._torch_patched import called_by_user, patched, users_line
+from purine.importers._torch_patched import called_by_user, is_users, patched, users_line
 
-__all__ = ["Attributes", "Buffers", "Change", "noting_lines", "refuse_changes", "tensors_of"]
+__all__ = [
+    "Attributes",
+    "Buffers",
+    "Change",
+    "noting_lines",
+    "refuse_changes",
+    "refuse_written",
+    "refuse_written_constant",
+    "tensors_of",
+]
 
 _MANY = 1_000_000
 _ABSENT = object()
@@ -194,6 +204,46 @@ def _refused(change: Change) -> GraphError:
         found=f"{_short(change.before)}, then {_short(change.after)}",
         remedy=remedy,
     )
+
+
+def refuse_written(step: nn.Module, exported: Any) -> None:
+    """Refuse a program that writes to a parameter."""
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind.name == "PARAMETER_MUTATION":
+            name = spec.target.removeprefix("module.")
+            raise GraphError(
+                f"parameter {name!r} is changed by the module's own forward",
+                where=_owner_line(step, spec.target),
+                blob=name,
+                expected="parameters that only a solver changes",
+                found="a write to the parameter",
+                remedy="make it a buffer, or compute with a new tensor and leave the parameter",
+            )
+
+
+def refuse_written_constant(step: nn.Module, error: Exception) -> None:
+    """Refuse a forward that writes to a tensor which is no buffer, where that is torch's error."""
+    found = re.search(r"Constant (\S+) is mutated in the forward", str(error))
+    if found is not None:
+        name = found.group(1).removeprefix("module.")
+        raise GraphError(
+            f"tensor {name!r} is changed by the forward, and is no buffer",
+            where=_owner_line(step, found.group(1)),
+            expected="buffers for the values that a forward carries on",
+            found="a tensor that the module does not register",
+            remedy=f"make it a buffer: self.register_buffer({name.rpartition('.')[2]!r}, ...)",
+        ) from error
+
+
+def _owner_line(step: nn.Module, path: str) -> str | None:
+    """The forward of the innermost module of the user's that a tensor belongs to."""
+    while path:
+        path = path.rpartition(".")[0]
+        with suppress(AttributeError):
+            line = _line_of(step.get_submodule(path))
+            if path and line is not None and is_users(line):
+                return line
+    return None
 
 
 def tensors_of(value: Any) -> list[Tensor]:
