@@ -21,11 +21,19 @@ from torch import Tensor
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op, from_yaml, to_yaml
+from purine.ops._rule_parts import needs_whole_batch
 from purine.ops.gradient import RULES, Emit, Rule
 from purine.ops.infer import complete
 from purine.ops.registry import Attr, Kernel, Kind, Results, register
 
-__all__ = ["CUSTOM_GRADIENT", "add_custom_gradient", "rule_of", "rule_text", "shaped_rule"]
+__all__ = [
+    "CUSTOM_GRADIENT",
+    "add_custom_gradient",
+    "refuse_parts",
+    "rule_of",
+    "rule_text",
+    "shaped_rule",
+]
 
 CUSTOM_GRADIENT = "CustomGradient"
 
@@ -97,7 +105,13 @@ def _bind(op: Op) -> Kernel:
 
 
 def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
-    """The results as they are: what only the rule reads is read by the backward alone."""
+    """The results as they are: what only the rule reads is read by the backward alone.
+
+    A rule that needs the whole batch leaves its op behind, for schemes that cut batches to see.
+    """
+    if needs_whole_batch(rule_of(op), _count(op)):
+        emit(CUSTOM_GRADIENT, op.inputs, op.attributes, outputs=op.outputs)
+        return ()
     for given, name in zip(op.inputs, op.outputs, strict=False):
         if name != NOTHING:
             emit("StopGradient", [given], label="value", outputs=[name])
@@ -155,6 +169,22 @@ def _check(emit: Emit, op: Op, source: str, gradient: str) -> None:
             found=f"{found.dtype} {list(found.shape or ())}",
             remedy="change the rule so that a gradient has the form of what it is the gradient of",
         )
+
+
+def refuse_parts(graph: Graph, scheme: str) -> None:
+    """An error for a step with a gradient rule that needs the whole batch."""
+    for op in graph.ops.values():
+        if op.kind == CUSTOM_GRADIENT and needs_whole_batch(rule_of(op), _count(op)):
+            raise GraphError(
+                f"the gradient rule of op {op.name!r} needs the whole batch",
+                where=op.where,
+                op=op.name,
+                location=str(op.location),
+                expected=f"rules that scale gradients sample by sample, for {scheme}",
+                found="ops " + ", ".join(each.kind for each in rule_of(op).ops.values()),
+                remedy="train on the whole batch, or write the backward so that it is linear in "
+                "the gradient and keeps samples apart",
+            )
 
 
 def add_custom_gradient(

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import purine.ops.update  # noqa: F401  (registers the kinds)
 from purine.graph import Builder, Graph
+from purine.ops.custom_gradient import refuse_parts
 from purine.parallel._halves import batch_of, halve
 from purine.parallel._parts import Part, add_part, is_scalar
 from purine.solvers._options import at_least
@@ -29,6 +30,7 @@ def accumulate(graph: Graph, times: int) -> Graph:
     at_least("times", times, 1)
     if times == 1:
         return graph
+    refuse_parts(graph, "micro-batches")
     halves = halve(graph)
     made, own = halves.made(), batch_of(graph)
     builder = Builder(graph)
