@@ -26,6 +26,7 @@ _enter, _exit = torch.inference_mode.__enter__, torch.inference_mode.__exit__
 _detach, _accumulate = Tensor.detach_, Tensor.register_post_accumulate_grad_hook
 _run_backward = torch.autograd._engine_run_backward
 _data, _requires_grad = torch._C.TensorBase.data, torch._C.TensorBase.requires_grad
+_grad_fn = torch._C.TensorBase.grad_fn
 
 
 @contextmanager
@@ -41,6 +42,7 @@ def following_autograd() -> Iterator[None]:
             (Tensor, "requires_grad", property(_get_requires_grad, _set_requires_grad)),
             (Tensor, "requires_grad_", _require_grad),
             (Tensor, "register_post_accumulate_grad_hook", _refuse_accumulate_hook),
+            (Tensor, "grad_fn", property(_get_grad_fn)),
             (torch.autograd, "_engine_run_backward", _refuse_gradient),
         ):
             stack.enter_context(patched(owner, name, value))
@@ -125,6 +127,18 @@ def _refuse_gradient(*given: Any, **named: Any) -> Any:
         found="torch.autograd.grad, torch.func.grad or Tensor.backward",
         remedy="write out this gradient with operations on tensors",
     )
+
+
+def _get_grad_fn(tensor: Tensor) -> Any:
+    if called_by_user():
+        raise GraphError(
+            "the forward reads the autograd node of a tensor",
+            where=users_line(),
+            expected="a forward that leaves the nodes of autograd alone",
+            found=".grad_fn",
+            remedy="ask for x.requires_grad; to change a gradient, register a hook on the tensor",
+        )
+    return _grad_fn.__get__(tensor)
 
 
 def _refuse_accumulate_hook(tensor: Tensor, hook: Any) -> Any:

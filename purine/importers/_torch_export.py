@@ -46,6 +46,7 @@ from purine.importers._torch_state import (
     Attributes,
     Buffers,
     Change,
+    holds_tensors_alone,
     noting_lines,
     refuse_changes,
     refuse_written,
@@ -137,23 +138,27 @@ def _traced(step: _Step, batch: Batch) -> Any:
 
 
 def _moving(step: _Step, batch: Batch, changes: Sequence[Change]) -> list[Change]:
-    """The changes that are none of tensors, or of tensors that are not the same every time.
+    """The changes but for tensors that are the same every time, like a mask that is made once.
 
-    Tensors that depend on no input and no state are: a mask that is made once and kept.
+    Such a tensor depends on no input and no state; in test mode, when parameters stay as they are,
+    it may depend on these.
     """
     if not any(tensors_of(change.after) for change in changes):
         return list(changes)
     step.found.shows_changes = True
     try:
-        nodes = list(_traced(step, batch).graph.nodes)
+        exported = _traced(step, batch)
     finally:
         step.found.shows_changes = False
+    steady = {} if step.training else exported.graph_signature.inputs_to_parameters
+    nodes = list(exported.graph.nodes)
+    moving = {n for n in nodes if (n.op == "placeholder" and n.name not in steady) or is_random(n)}
     shown = iter(nodes[-1].args[0])
     found = []
     for change in changes:
         values = [next(shown) for _ in tensors_of(change.after)]
         before = leading_to([value for value in values if isinstance(value, Node)])
-        if not values or any(n.op == "placeholder" or is_random(n) for n in before):
+        if not holds_tensors_alone(change.after) or not moving.isdisjoint(before):
             found.append(change)
     return found
 

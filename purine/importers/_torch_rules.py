@@ -113,7 +113,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     pulled = [
         place
         for place, value in enumerate(results)
-        if isinstance(value, Tensor) and value.is_floating_point() and id(value) not in exempt
+        if isinstance(value, Tensor) and _is_real(value) and id(value) not in exempt
     ]
     cotangents = [
         _ops()[0](value, pulled.index(place)) if place in pulled else _nothing(value)
@@ -143,6 +143,10 @@ def _forward(cls: Any, context: _Context, args: Sequence[Any], kwargs: Mapping[s
     returned = cls.forward(*args, **kwargs)
     cls.setup_context(context, tuple(args), returned)
     return returned
+
+
+def _is_real(value: Tensor) -> bool:
+    return bool(value.is_floating_point() or value.is_complex())
 
 
 def _nothing(value: Any) -> Any:

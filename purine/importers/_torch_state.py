@@ -25,6 +25,7 @@ __all__ = [
     "Attributes",
     "Buffers",
     "Change",
+    "holds_tensors_alone",
     "noting_lines",
     "refuse_changes",
     "refuse_written",
@@ -253,6 +254,15 @@ def tensors_of(value: Any) -> list[Tensor]:
     if type(value) is dict:
         return [tensor for item in value.values() for tensor in tensors_of(item)]
     return [value] if isinstance(value, Tensor) else []
+
+
+def holds_tensors_alone(value: Any) -> bool:
+    """Whether a value is a tensor, or a container of tensors."""
+    if type(value) in (list, tuple, deque):
+        return all(map(holds_tensors_alone, value))
+    if type(value) is dict:
+        return all(map(holds_tensors_alone, value.values()))
+    return isinstance(value, Tensor)
 
 
 def _attributes(part: nn.Module) -> list[tuple[str, Any]]:

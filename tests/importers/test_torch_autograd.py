@@ -99,6 +99,11 @@ def penalised(module: Base, x: Tensor) -> Tensor:
     return x + torch.autograd.grad(module.fc2(leaf).pow(2).sum(), leaf, create_graph=True)[0]
 
 
+def node_hooked(module: Base, x: Tensor) -> Tensor:
+    x.grad_fn.register_hook(lambda inward, outward: None)
+    return x
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -106,8 +111,9 @@ def penalised(module: Base, x: Tensor) -> Tensor:
         (frozen_by_attribute, "whether a tensor has a gradient"),
         (data_assigned, "assigns the data of a tensor"),
         (penalised, "takes a gradient itself"),
+        (node_hooked, "reads the autograd node"),
     ],
-    ids=["requires_grad_", "requires_grad", "data", "autograd.grad"],
+    ids=["requires_grad_", "requires_grad", "data", "autograd.grad", "grad_fn"],
 )
 def test_what_cannot_be_followed_is_refused_at_its_line(
     function: Callable[[Base, Tensor], Tensor], words: str

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import purine as pu
@@ -137,6 +138,24 @@ class Nested(Function):
         return cotangent * StraightThrough.apply(ctx.saved_tensors[0])
 
 
+class Once(Function):
+    """Its backward writes in place, to the cotangent itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        masked = cotangent.clone()
+        masked[x < 0] = 0
+        cotangent.mul_(0.5).add_(masked)
+        return cotangent
+
+
 applied = StraightThrough.apply  # bound before anything is traced
 
 FUNCTIONS: dict[str, Callable[[Base, Tensor], Tensor]] = {
@@ -150,6 +169,7 @@ FUNCTIONS: dict[str, Callable[[Base, Tensor], Tensor]] = {
     "broadcast": lambda m, x: Broadcast.apply(x, m.fc1.bias) + Broadcast.apply(x, x),
     "ends": lambda _, x: x + Ends.apply(x),
     "nested": lambda _, x: Nested.apply(2 * x),
+    "once": lambda _, x: Once.apply(x),
     "twice": lambda _, x: applied(3 * applied(2 * x)),
     "checkpoint": lambda _, x: checkpoint(torch.sin, x, use_reentrant=True) + x,
     "no_reentrant": lambda _, x: checkpoint(torch.sin, x, use_reentrant=False),

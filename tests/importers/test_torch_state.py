@@ -27,6 +27,7 @@ class Keeping(Base):
         self.plain = torch.zeros((), dtype=torch.float64)
         self.steps = 0
         self.seen: list[float] = []
+        self.caches: dict[str, Tensor] = {}
         self.function = function
 
     def between(self, x: Tensor) -> Tensor:
@@ -77,9 +78,19 @@ def cached_mask(m: Keeping, x: Tensor) -> Tensor:
     return x @ m.mask
 
 
+def cached_in_tests(m: Keeping, x: Tensor) -> Tensor:
+    if m.training:
+        m.caches.clear()
+        return x + m.fc1.bias.exp()
+    if "bias" not in m.caches:
+        m.caches["bias"] = m.fc1.bias.exp()
+    return x + m.caches["bias"]
+
+
 @pytest.mark.parametrize(
     "function",
-    [assigned, assigned_in_training, in_place, copied, by_data, unread, cached_mask],
+    [assigned, assigned_in_training, in_place, copied, by_data, unread, cached_mask]
+    + [cached_in_tests],
 )
 def test_what_a_forward_carries_on_trains_as_in_pytorch(
     function: Callable[[Keeping, Tensor], Tensor],
