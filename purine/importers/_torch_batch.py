@@ -22,7 +22,10 @@ Nested: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tensors of an example in the order of a `Data` op, and how the module is called."""
+    """The tensors of an example in the order of a `Data` op, and how the module is called.
+
+    No two tensors share memory: an example may have the same one twice, and data need not.
+    """
 
     names: tuple[str, ...]
     values: tuple[Tensor, ...]
@@ -72,7 +75,7 @@ def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[st
     given = dict(zip(names, blank, strict=False)) if isinstance(example, Mapping) else {}
     return Batch(
         tuple(name for name, _ in leaves),
-        tuple(value for _, value in leaves),
+        tuple(value.detach().clone() for _, value in leaves),
         () if given else tuple(blank[: len(names)]),
         given,
         tuple(blank[len(names) :]),

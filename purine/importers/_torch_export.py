@@ -10,13 +10,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import getitem
 from types import FunctionType
@@ -25,12 +24,36 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from purine.errors import ConfigError, GraphError
+from purine.errors import ConfigError, GraphError, PurineError
+from purine.importers._torch_autograd import (
+    following_autograd,
+    hooked_parameters,
+    refuse_backward_hooks,
+)
 from purine.importers._torch_batch import Batch, leaves_of
+from purine.importers._torch_patched import TORCH, innermost, patched, source_of, tracing
+from purine.importers._torch_rules import (
+    add_hook,
+    following_rules,
+    is_random,
+    leading_to,
+    spread_hooks,
+)
+from purine.importers._torch_state import (
+    Attributes,
+    Buffers,
+    Change,
+    holds_tensors_alone,
+    noting_lines,
+    refuse_changes,
+    refuse_written,
+    refuse_written_constant,
+    tensors_of,
+)
 
 __all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
 
@@ -38,10 +61,8 @@ LOSS = "loss"
 MODULE = "module."
 OUTPUT = "output"
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_LAYERS = (os.path.join(_TORCH, "nn", "modules", ""), os.path.join(_TORCH, "nn", "functional.py"))
-_NOT_THE_USERS = (_TORCH, os.path.dirname(os.path.dirname(__file__)), "<string>")
+_LAYERS = os.path.join(TORCH, "nn", "modules", "")
+_EXPORTER = tuple(os.path.join(TORCH, part, "") for part in ("_export", "export", "fx"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +87,30 @@ class Program:
 def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program:
     """Trace the module, in the mode it is in, together with the loss."""
     step = _Step(module, loss, batch)
+    refuse_backward_hooks(step)
     try:
-        with warnings.catch_warnings(), _uncollected(), _use_lazy_graph_module(True):
+        with (
+            tracing(),
+            warnings.catch_warnings(),
+            _uncollected(),
+            _use_lazy_graph_module(True),
+            _watching() as watched,
+        ):
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
-            with _watching() as watched, _unadvised():
-                exported = torch.export.export(step, batch.values, strict=False)
+            exported = _traced(step, batch)
+            if step.found.changes:
+                again = _Step(module, loss, batch)
+                moving = _moving(again, batch, step.found.changes)
+                refuse_changes(moving, lambda: _differs(again, batch, exported))
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
-    except ConfigError:
+        spread_hooks(exported.graph)
+        refuse_written(step, exported)
+    except PurineError:
         raise
     except Exception as raised:
         error = raised.error if isinstance(raised, _DependsOnValues) else raised
+        refuse_written_constant(step, error)
         _refuse_failing(module, loss, batch)
         raise GraphError(
             f"module {type(module).__name__} cannot be traced",
@@ -86,13 +120,72 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
             remedy="replace branches on values and x[mask] by torch.where, and .item() by tensors",
         ) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
-    return Program(exported, step.names.reported, step.names.outputs, module.training, plain)
+    return Program(exported, step.found.reported, step.found.outputs, module.training, plain)
+
+
+def _traced(step: _Step, batch: Batch) -> Any:
+    """The exported program of a step; modules keep the attributes that they have."""
+    attributes = Attributes(step)
+    with (
+        following_autograd(),
+        following_rules(),
+        noting_lines() as step.found.lines,
+        _unadvised(),
+    ):
+        try:
+            return torch.export.export(step, batch.values, strict=False)
+        finally:
+            attributes.restore()
+
+
+def _moving(step: _Step, batch: Batch, changes: Sequence[Change]) -> list[Change]:
+    """The changes but for tensors that are the same every time, like a mask that is made once.
+
+    Such a tensor depends on no input and no state; in test mode, when parameters stay as they are,
+    it may depend on these.
+    """
+    if not any(tensors_of(change.after) for change in changes):
+        return list(changes)
+    step.found.shows_changes = True
+    try:
+        exported = _traced(step, batch)
+    finally:
+        step.found.shows_changes = False
+    steady = {} if step.training else exported.graph_signature.inputs_to_parameters
+    nodes = list(exported.graph.nodes)
+    moving = {n for n in nodes if (n.op == "placeholder" and n.name not in steady) or is_random(n)}
+    shown = iter(nodes[-1].args[0])
+    found = []
+    for change in changes:
+        values = [next(shown) for _ in tensors_of(change.after)]
+        before = leading_to([value for value in values if isinstance(value, Node)])
+        if not holds_tensors_alone(change.after) or not moving.isdisjoint(before):
+            found.append(change)
+    return found
+
+
+def _differs(step: _Step, batch: Batch, known: Any) -> bool:
+    """Whether the program of a step is another than a known one, or has other constants."""
+    try:
+        found = _traced(step, batch)
+    except Exception:
+        return True
+    if _text_of(found) != _text_of(known) or found.constants.keys() != known.constants.keys():
+        return True
+    return not all(
+        torch.equal(value, known.constants[key]) for key, value in found.constants.items()
+    )
+
+
+def _text_of(exported: Any) -> list[str]:
+    parts = exported.graph_module.modules()
+    return [str(part.graph) for part in parts if isinstance(part, GraphModule)]
 
 
 def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:
     """Refuse a module or a loss that fails on the example without being traced, too."""
     arguments, keywords, targets = batch.rebuild([value.clone() for value in batch.values])
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         try:
             outputs = _called(module, *arguments, **keywords)
         except Exception as error:
@@ -195,18 +288,16 @@ def _watching() -> Iterator[_Watched]:
 
     def training(self: nn.Module) -> bool:
         file = sys._getframe(1).f_code.co_filename
-        if not file.startswith(_TORCH) or (file.startswith(_LAYERS) and not _is_known(type(self))):
+        known = file.startswith(_LAYERS) and _is_known(type(self))
+        if not known and not file.startswith(_EXPORTER):
             watched.asked = True
         return bool(self.__dict__["training"])
 
     def set_training(self: nn.Module, value: bool) -> None:
         self.__dict__["training"] = value
 
-    nn.Module.training = property(training, set_training)
-    try:
+    with patched(nn.Module, "training", property(training, set_training)):
         yield watched
-    finally:
-        del nn.Module.training
 
 
 def _is_known(layer: type) -> bool:
@@ -248,17 +339,20 @@ def is_overload(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload)
 
 
-def source_of(node: Node) -> str | None:
-    """The user's line that a node comes from."""
-    return _users_place(_FRAME.findall(node.meta.get("stack_trace") or ""))
-
-
 @dataclass(slots=True)
-class _Names:
-    """What the results are called; known once the step has been traced."""
+class _Found:
+    """What is known once a step has been traced.
+
+    The names of its results, the attributes of modules that it changes, and the lines that do so.
+    With `shows_changes` it returns the tensors among these attributes, in place of its results.
+    An object of its own, for torch puts back all attributes of the modules that it traces.
+    """
 
     reported: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    changes: Sequence[Change] = ()
+    shows_changes: bool = False
+    lines: Mapping[tuple[int, str], str | None] = field(default_factory=dict)
 
 
 class _Step(nn.Module):  # type: ignore[misc]
@@ -270,7 +364,8 @@ class _Step(nn.Module):  # type: ignore[misc]
         self.loss = _called_forward(loss)
         self.training = module.training
         self.rebuild = batch.rebuild
-        self.names = _Names()
+        self.found = _Found()
+        self.hooks = hooked_parameters(self)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         try:
@@ -279,14 +374,26 @@ class _Step(nn.Module):  # type: ignore[misc]
             raise _DependsOnValues(error) from error
 
     def _results(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        attributes, buffers = Attributes(self), Buffers(self)
+        results = self._computed(values)
+        buffers.write_back(self.found.lines)
+        self.found.changes = attributes.changes(self.found.lines)
+        if self.found.shows_changes:
+            return tuple(v for change in self.found.changes for v in tensors_of(change.after))
+        return results
+
+    def _computed(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for name, hooks in self.hooks.items():
+            for hook in hooks:
+                add_hook(self.get_parameter(name), hook)
         arguments, keywords, targets = self.rebuild(values)
         outputs = self.module(*arguments, **keywords)
         found = self.loss(outputs, *targets)
         reported = found if isinstance(found, Mapping) else {LOSS: found}
         _check_reported(reported)
         leaves = [item for item in leaves_of(outputs, OUTPUT) if isinstance(item[1], Tensor)]
-        self.names.reported = tuple(reported)
-        self.names.outputs = tuple(name for name, _ in leaves)
+        self.found.reported = tuple(reported)
+        self.found.outputs = tuple(name for name, _ in leaves)
         return (*reported.values(), *(value for _, value in leaves))
 
 
@@ -409,10 +516,4 @@ def _detach_no_grad(exported: Any) -> None:
 
 def _place_of(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
-    return _users_place([(frame.filename, str(frame.lineno)) for frame in frames])
-
-
-def _users_place(frames: list[tuple[str, str]]) -> str | None:
-    """The innermost of some frames that is neither torch's nor ours."""
-    users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)]
-    return ":".join(users[-1]) if users else None
+    return innermost([(frame.filename, str(frame.lineno)) for frame in frames])

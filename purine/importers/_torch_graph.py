@@ -7,6 +7,7 @@ numbers are drawn by our kinds, and views become reshapes, since strides are the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import getitem
@@ -20,8 +21,16 @@ from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
 from purine.importers._torch_batch import Batch
 from purine.importers._torch_export import LOSS, MODULE, Program, is_overload, source_of
+from purine.importers._torch_rules import (
+    Pulled,
+    cotangent_of,
+    leading_to,
+    pulled_of,
+    rule_nodes,
+)
 from purine.ops import aten
 from purine.ops.clock import ITERATION, SEED, add_clock
+from purine.ops.custom_gradient import add_custom_gradient
 from purine.optimize.prune import evaluation, prune
 
 __all__ = ["add_state", "translate"]
@@ -75,13 +84,17 @@ class _Translation:
         self.wanted: dict[Node, str] = {}
         self.results: list[tuple[str, Node]] = []
         self.carried: list[tuple[str, Node]] = []
+        self.late = dict.fromkeys(rule_nodes(program.nodes))
         self.reserved = frozenset((*program.reported, *program.outputs, *batch.names))
 
     def graph(self) -> Graph:
         self._read_results()
         self._add_inputs()
         for node in self.program.nodes:
-            if node.op == "call_function" and node.target is not getitem:
+            pulled = pulled_of(node)
+            if pulled is not None:
+                self._add_rule(node, pulled)
+            elif _is_call(node) and node not in self.late:
                 self._add_node(node)
         for name, node in self.results:
             if name == LOSS:
@@ -182,6 +195,57 @@ class _Translation:
             return  # an assertion about its inputs
         self.emit(node, kind, [self.blobs[values[place]] for place in inputs], outputs, attributes)
 
+    def _add_rule(self, node: Node, pulled: Pulled) -> None:
+        """Add the op that gives results the gradients of the user's own rule."""
+        results = self.results_of(node, len(pulled.results))
+        if self.test or not any(results):
+            for result, value in zip(results, pulled.results, strict=True):
+                if result is not None:
+                    self.blobs[result] = self.blobs[value]
+            return
+        name = self._fresh_name(node, _word(pulled.name))
+        rule, saved = self._rule(pulled)
+        pairs = []
+        for value, result in zip(pulled.results, results, strict=True):
+            output = NOTHING
+            if result is not None:
+                shape, dtype = value.meta["val"].shape, self.dtype_of(value)
+                own = self.builder.fresh(f"{name}/value")
+                output = self.builder.blob(self.wanted.get(result, own), shape, dtype)
+                self.blobs[result] = output
+            pairs.append((self.blobs[value], output))
+        sources = [self.blobs[source] for source in pulled.sources]
+        add_custom_gradient(self.builder, name, pairs, rule, sources, saved, where=source_of(node))
+
+    def _rule(self, pulled: Pulled) -> tuple[Graph, list[str]]:
+        """A rule as a graph of its own, and the blobs that it reads besides cotangents."""
+        outer, before = self.builder, leading_to(pulled.gradients)
+        self.builder = Builder(outer.graph())  # for the names that are taken
+        cotangents = [self.builder.fresh(f"cotangent{k}") for k in range(len(pulled.results))]
+        for node in self.late:
+            place = cotangent_of(node)
+            if place is not None and node in before:
+                self.blobs[node] = cotangents[place]
+            elif node in before and _is_call(node):
+                self._add_node(node)
+        made, self.builder = self.builder, outer
+        members = [op for name, op in made.ops.items() if name not in outer.ops]
+        produced = {blob for op in members for blob in op.outputs}
+        outputs = [self.blobs[node] for node in pulled.gradients]
+        read = dict.fromkeys((*(name for op in members for name in op.inputs), *outputs))
+        saved = [name for name in read if name not in produced and name not in cotangents]
+        renamed = {name: f"saved{place}" for place, name in enumerate(saved)}
+        body = Builder()
+        for name, value in zip(cotangents, pulled.results, strict=True):
+            body.blob(name, None, self.dtype_of(value))
+        for name in (*saved, *(blob for blob in made.blobs if blob in produced)):
+            body.blob(renamed.get(name, name), None, made.blobs[name].dtype)
+        for op in members:
+            inputs = tuple(renamed.get(name, name) for name in op.inputs)
+            body.add(replace(op, inputs=inputs))
+        body.outputs = [renamed.get(name, name) for name in outputs]
+        return body.graph(), saved
+
     def _refuse_numbers(self, node: Node) -> None:
         """Refuse a node that computes with a number that was read from a tensor."""
         numbers = [source for source in node.all_input_nodes if _is_number(source)]
@@ -251,11 +315,13 @@ class _Translation:
 
     def name_of(self, node: Node) -> str:
         """A name that is free: the path of the node's module, then what it does there."""
+        overload: Any = node.target
+        return self._fresh_name(node, aten.name_of(overload).split(".")[1].strip("_"))
+
+    def _fresh_name(self, node: Node, short: str) -> str:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = stack[-1][0].partition("@")[0] if stack else ""
         path = path.removeprefix(MODULE.rstrip(".")).removeprefix(".")
-        overload: Any = node.target
-        short = aten.name_of(overload).split(".")[1].strip("_")
         name = f"{path}/{short}" if path else short
         return self.builder.fresh(f"{name}/op" if name in self.reserved else name)
 
@@ -428,6 +494,15 @@ _SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
 
 _DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
 """Kinds that could draw random numbers and do not: with dropout they were decomposed."""
+
+
+def _is_call(node: Node) -> bool:
+    return node.op == "call_function" and node.target is not getitem
+
+
+def _word(text: str) -> str:
+    """A part of a name, from what a function of the user is called."""
+    return re.sub(r"\W+", "_", text).strip("_")
 
 
 def _is_number(node: Node) -> bool:

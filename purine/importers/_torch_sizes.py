@@ -18,6 +18,7 @@ from torch import Tensor
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op
 from purine.importers._torch_batch import Batch
+from purine.ops.custom_gradient import CUSTOM_GRADIENT, rule_of, rule_text, shaped_rule
 from purine.ops.infer import complete, with_batch
 from purine.ops.sized import sized
 
@@ -45,8 +46,7 @@ def enlarged(batch: Batch) -> Batch:
     if size == 0:
         raise Unfit("its example has no samples")
     rows = [place % size for place in range(size + _MORE)]
-    once = {id(value): value[rows] for value in batch.values}  # one tensor may be two fields
-    return replace(batch, values=tuple(once[id(value)] for value in batch.values))
+    return replace(batch, values=tuple(value[rows] for value in batch.values))
 
 
 def counterpart(net: Graph, known: Graph, larger: Graph) -> Graph | None:
@@ -102,18 +102,23 @@ def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
 
 
 def _followed(net: Graph, other: Graph, field: str) -> Graph:
+    made = _followed_ops(net, other, field)
+    _check_shapes(made, other, _extents(other, field)[0])
+    return made
+
+
+def _followed_ops(net: Graph, other: Graph, field: str) -> Graph:
     _check_alike(net, other)
     sizes = _extents(net, field)[0], _extents(other, field)[0]
     builder = Builder(net)
     for name, op in net.ops.items():
         there = other.ops[name]
         if repr(op.attributes) != repr(there.attributes):
-            builder.ops[name] = _following(op, there, net, other, field, sizes)
+            following = _following_rule if op.kind == CUSTOM_GRADIENT else _following
+            builder.ops[name] = following(op, there, net, other, field, sizes)
         if op.kind == "Dropout":
             _batch_first(builder, op, net, other)
-    made = builder.graph()
-    _check_shapes(made, other, sizes[1])
-    return made
+    return builder.graph()
 
 
 def fix_batch(net: Graph, fields: Sequence[str], unfit: Unfit) -> Graph:
@@ -190,6 +195,37 @@ def _following(
         raise Unfit(f"op {op.name!r} ({op.kind}) has other attributes with other batch sizes", op)
     settings = {key: _counted(op, mine[key], theirs[key], sizes) for key in mine}
     return replace(op, attributes=settings) if settings == mine else sized(op, field, settings)
+
+
+def _following_rule(
+    op: Op, there: Op, net: Graph, other: Graph, field: str, sizes: tuple[int, int]
+) -> Op:
+    """The op with a gradient rule whose ops follow the batch size, as those of the net do."""
+    place = next((k for k, blob in enumerate(op.inputs) if _follows(blob, net, other, sizes)), -1)
+    if place < 0:
+        raise Unfit(f"the gradient rule of op {op.name!r} depends on the batch size", op)
+    field = "batch"  # one more input of the rule, which tells the size
+    op, there = (_with_batch_of(each, place, field) for each in (op, there))
+    mine, theirs = shaped_rule(op, net), shaped_rule(there, other)
+    made = _followed_ops(mine, theirs, field)
+    following = replace(op, attributes={**op.attributes, "rule": rule_text(made)})
+    found = shaped_rule(following, other)
+    if any(found.blobs[name].shape != blob.shape for name, blob in theirs.blobs.items()):
+        raise Unfit(f"the gradient rule of op {op.name!r} does not follow the batch size", op)
+    return following
+
+
+def _follows(blob: str, net: Graph, other: Graph, sizes: tuple[int, int]) -> bool:
+    return (_extents(net, blob)[:1], _extents(other, blob)[:1]) == (sizes[:1], sizes[1:])
+
+
+def _with_batch_of(op: Op, place: int, name: str) -> Op:
+    """The op with a rule that reads one more of its inputs."""
+    builder, saved = Builder(rule_of(op)), op.attributes["saved"]
+    assert isinstance(saved, tuple)
+    builder.blob(name, None)
+    settings: dict[str, Attribute] = {"rule": rule_text(builder.graph()), "saved": (*saved, place)}
+    return replace(op, attributes={**op.attributes, **settings})
 
 
 def _kept(op: Op, net: Graph, other: Graph) -> dict[str, Attribute]:

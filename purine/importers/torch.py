@@ -119,7 +119,8 @@ def from_torch(
     items, and the blobs that are read from data in this order; nested items are named by their
     place, as in `data/0`.
 
-    Dropout draws by our randomness, so its numbers differ from torch's. Parts of the module that
+    The `backward` of a `torch.autograd.Function` and hooks of tensors and parameters are the
+    gradients of the net. Dropout draws by our randomness, so its numbers differ from torch's. Parts of the module that
     are in test mode while the rest trains stay so. `purine.ops.infer.with_batch` makes the graphs
     for another batch size; where the module depends on its size in ways that tracing cannot tell,
     it raises an error that names the op.

@@ -4,6 +4,7 @@ import purine.ops.add_at
 import purine.ops.average
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
+import purine.ops.custom_gradient
 import purine.ops.fused
 import purine.ops.loss_more
 import purine.ops.loss_scale

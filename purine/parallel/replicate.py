@@ -17,6 +17,7 @@ import purine.ops.average  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.ops.custom_gradient import refuse_parts
 from purine.ops.infer import check, size_in_bytes
 from purine.parallel._halves import Halves, batch_of, halve
 from purine.parallel._joined import joined_of
@@ -77,6 +78,7 @@ def replicate(
         steps *= count
     if count == 1:
         return _moved(base, dict(zip(own, places, strict=True)))
+    refuse_parts(base, "replicas")
     plan = _Replicas(steps, [places[k * len(own) : (k + 1) * len(own)] for k in range(count)])
     if topology == "native":
         _refuse_unlike(plan)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import purine.ops.update  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
 from purine.graph import Builder, Graph
+from purine.ops.custom_gradient import refuse_parts
 from purine.parallel._halves import batch_of, halve
 from purine.parallel._joined import NONE, joined_of
 from purine.parallel._parts import Part, add_joined, add_part, is_scalar
@@ -35,6 +36,7 @@ def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
     at_least("times", times, 1)
     if times == 1:
         return graph
+    refuse_parts(graph, "micro-batches")
     halves = halve(graph)
     joined = joined_of(graph, halves) if together else NONE
     made, own = halves.made() - joined.blobs, batch_of(graph)

@@ -19,6 +19,7 @@ import purine as pu
 from purine.data import ArraySource, DataSet, Reader
 from purine.importers.torch import Imported, from_torch
 from purine.ops.infer import with_batch
+from tests.importers.differential import compared
 from tests.importers.models import BATCH, CASES, Case, Gpt, Mlp, ResNet
 
 STEPS = 5
@@ -251,6 +252,56 @@ def test_gradients_go_through_the_mask_that_was_drawn() -> None:
     hidden = F.relu(module.fc1(result.outputs["data"])) * result.outputs[mask]
     F.cross_entropy(module.fc2(hidden), result.outputs["label"]).backward()
     close(result.outputs["grad/fc1.weight"], module.fc1.weight.grad)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 8), nn.Linear(8, 7)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embed(ids)))
+
+
+def words(generator: torch.Generator, count: int) -> tuple[Tensor, ...]:
+    ids = torch.randint(7, (count, 10), generator=generator)
+    return ids[:, :5].clone(), ids[:, 5:].clone()
+
+
+IDS = torch.randint(7, (BATCH, 6), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    "example",
+    [(IDS[:, 1:], IDS[:, 1:]), (*[IDS[:, :-1].contiguous()] * 2,), (IDS[:, :-1], IDS[:, 1:])],
+    ids=["views", "same", "overlapping"],
+)
+def test_fields_that_share_memory_in_the_example_are_two(example: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    compared(
+        Words(),
+        loss=lambda y, ids: F.cross_entropy(y.flatten(0, 1), ids.flatten()),
+        data=words,
+        example=example,
+    )
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, pair: dict[str, list[Tensor]]) -> Tensor:
+        return self.fc(pair["a"][0]) * self.fc(pair["a"][1]).sin()
+
+
+def test_nested_fields_that_are_one_tensor_are_two() -> None:
+    x = torch.randn(BATCH, 6)
+    module = Pair()
+    imported = from_torch(module, lambda y: y.sum(), ({"a": [x, x]},), targets=())
+    feeds = {"data/a/0": x, "data/a/1": 2 * x}
+    found = evaluated(imported, feeds)["output"]
+    torch.testing.assert_close(found, module({"a": [x, 2 * x]}).detach())
 
 
 def test_tied_weights_are_one_blob() -> None:
