@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from purine.errors import ConfigError, GraphError
 from purine.importers._torch_batch import Batch, leaves_of
+from purine.importers._torch_writes import hidden_write
 
 __all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
 
@@ -70,9 +71,10 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
             with _watching() as watched, _unadvised():
                 exported = torch.export.export(step, batch.values, strict=False)
+            _refuse_hidden_write(exported)
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
-    except ConfigError:
+    except (ConfigError, GraphError):
         raise
     except Exception as raised:
         error = raised.error if isinstance(raised, _DependsOnValues) else raised
@@ -86,6 +88,19 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
         ) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
     return Program(exported, step.names.reported, step.names.outputs, module.training, plain)
+
+
+def _refuse_hidden_write(exported: Any) -> None:
+    write = hidden_write(exported)
+    if write is not None:
+        raise GraphError(
+            "a value is changed in place where autograd does not see it, and is read again",
+            where=source_of(write),
+            expected="writes in place that take part in the gradient, or values without one",
+            found=f"{write.target} through detach() or .data, or inside no_grad()",
+            remedy="write x = x + (f(x) - x).detach(), which has the value f(x) and the gradient "
+            "of x, or move the write out of no_grad()",
+        )
 
 
 def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:

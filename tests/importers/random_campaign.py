@@ -292,5 +292,3 @@ def _in_short(error: PurineError) -> str:
     """What was refused, without what differs from module to module."""
     found = "" if error.found is None else f" ({error.found})"
     return f"{error.what}{found}"
-
-

@@ -349,7 +349,9 @@ RULES: tuple[Rule, ...] = (
     Rule("234", 8, _VIEWS),
     # Any rank: layers
     _layer("234", 6, "nn.Linear({D}, {size()}<|, bias=False>)"),
-    _layer("234", 3, "nn.LayerNorm(<{D}|({C}, {D})|{D}, bias=False|{D}, elementwise_affine=False>)"),
+    _layer(
+        "234", 3, "nn.LayerNorm(<{D}|({C}, {D})|{D}, bias=False|{D}, elementwise_affine=False>)"
+    ),
     _layer("234", 1, "nn.RMSNorm({D}<|, eps=1e-6>)"),
     _layer("234", 2, "nn.GroupNorm({div(C)}, {C}<|, affine=False>)"),
     _layer("234", 2, "nn.PReLU(<|{C}>)"),
@@ -833,8 +835,7 @@ AIMS: tuple[Aim, ...] = (
         2,
         2,
         _BITS,
-        "return F.binary_cross_entropy_with_logits(y, t, pos_weight=torch.arange(1, 4)"
-        f"{_REDUCED})",
+        f"return F.binary_cross_entropy_with_logits(y, t, pos_weight=torch.arange(1, 4){_REDUCED})",
     ),
     Aim(2, 2, _BITS, "return F.binary_cross_entropy(y.sigmoid(), t<|, weight=t + 1>)"),
     Aim(

@@ -141,9 +141,7 @@ def _extended(
     return (draft, shape) if after is None else (longer, after)
 
 
-def _finished(
-    draft: Draft, shape: tuple[int, ...], aim: Aim, rng: random.Random
-) -> Draft | None:
+def _finished(draft: Draft, shape: tuple[int, ...], aim: Aim, rng: random.Random) -> Draft | None:
     """The draft with a head and a loss."""
     blocks = list(draft.blocks)
     if aim.rank == 2 and len(shape) > 2:
