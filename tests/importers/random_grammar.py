@@ -588,8 +588,8 @@ x + torch.fft.fft(x).real
     Rule(
         "3",
         4,
-        "x = self.m{i}(x, x, x<|, need_weights=False|, attn_mask=torch.ones({C}, {C}).triu(1).bool()>"
-        ")[0]",
+        "x = self.m{i}(x, x, x<|, need_weights=False|"
+        ", attn_mask=torch.ones({C}, {C}).triu(1).bool()>)[0]",
         "self.m{i} = nn.MultiheadAttention({D}, {div(D)}<||, dropout=0.5>, batch_first=True)",
     ),
     Rule(

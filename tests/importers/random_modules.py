@@ -216,7 +216,7 @@ def _works(draft: Draft) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = load(draft.source())
-            for count in (4, 12):
+            for count in (4, 16):
                 x, *targets = made.data(count, torch.Generator().manual_seed(count))
                 found = made.loss(made.net(x), *targets)
                 loss = found["loss"] if isinstance(found, dict) else found
