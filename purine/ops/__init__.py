@@ -4,6 +4,7 @@ import purine.ops.add_at
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
 import purine.ops.fused
+import purine.ops.group_norm
 import purine.ops.loss_more
 import purine.ops.pointwise
 import purine.ops.reduce
