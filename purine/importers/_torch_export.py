@@ -54,6 +54,7 @@ from purine.importers._torch_state import (
     refuse_written_constant,
     tensors_of,
 )
+from purine.importers._torch_writes import hidden_write
 
 __all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
 
@@ -102,6 +103,7 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
                 again = _Step(module, loss, batch)
                 moving = _moving(again, batch, step.found.changes)
                 refuse_changes(moving, lambda: _differs(again, batch, exported))
+            _refuse_hidden_write(exported)
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
         spread_hooks(exported.graph)
@@ -180,6 +182,19 @@ def _differs(step: _Step, batch: Batch, known: Any) -> bool:
 def _text_of(exported: Any) -> list[str]:
     parts = exported.graph_module.modules()
     return [str(part.graph) for part in parts if isinstance(part, GraphModule)]
+
+
+def _refuse_hidden_write(exported: Any) -> None:
+    write = hidden_write(exported)
+    if write is not None:
+        raise GraphError(
+            "a value is changed in place where autograd does not see it, and is read again",
+            where=source_of(write),
+            expected="writes in place that take part in the gradient, or values without one",
+            found=f"{write.target} through detach() or .data, or inside no_grad()",
+            remedy="write x = x + (f(x) - x).detach(), which has the value f(x) and the gradient "
+            "of x, or move the write out of no_grad()",
+        )
 
 
 def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:

@@ -6,6 +6,7 @@ import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
 import purine.ops.custom_gradient
 import purine.ops.fused
+import purine.ops.group_norm
 import purine.ops.loss_more
 import purine.ops.loss_scale
 import purine.ops.pointwise

@@ -70,7 +70,7 @@ OVERWRITES: Mapping[str, tuple[int, ...]] = {
 
 KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
 """What runs an overload on a kind of device, by the overload's name: where ATen has no kernel for
-it, or one that adds up in another order each time."""
+it, one that adds up in another order each time, or one that does not take all inputs."""
 
 
 @cache

@@ -45,7 +45,8 @@ def keep_order() -> None:
 
 def is_scriptable(op: Op) -> bool:
     """Whether an op is a plain ATen call."""
-    return op.kind.startswith("aten.") and aten.kind_of(op.kind) is not None
+    own = (op.kind, aten.device_of(op.location).type) in aten.KERNELS
+    return op.kind.startswith("aten.") and aten.kind_of(op.kind) is not None and not own
 
 
 def compile_ops(

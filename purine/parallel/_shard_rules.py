@@ -521,9 +521,9 @@ def _embedding(seen: Seen, cut: Cut) -> Plan:
     shape = seen.inputs[table]
     if not seen.states[table]:
         raise Cannot("its table is not a parameter")
-    plain = all(
-        seen.op.attributes.get(key) in (None, False, -1)
-        for key in ("padding_idx", "scale_grad_by_freq", "sparse")
+    settings = seen.op.attributes
+    plain = settings.get("padding_idx", -1) == -1 and not (
+        settings.get("scale_grad_by_freq", False) or settings.get("sparse", False)
     )
     wanted: list[Layout | None] = [None, None]
     if cut.by == "columns" or (cut.by is None and not plain):

@@ -118,6 +118,14 @@ PARTS: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
     "assignment": (lambda: nn.Linear(6, 3), written),
     "sorting": (lambda: nn.Linear(6, 3), lambda y: y.cumsum(1).sort(-1)[0].max(1)[0]),
     "spectrum": (lambda: nn.Linear(6, 3), lambda y: torch.fft.rfft(y).abs()),
+    "group_norm_of_a_transpose": (
+        lambda: nn.Linear(6, 6),
+        lambda y: F.group_norm(1.5 * y.transpose(1, 2), 2).sin(),
+    ),
+    "group_norm_and_a_transpose": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.GroupNorm(1, 5)),
+        lambda y: y.transpose(1, 2) @ torch.arange(15.0, dtype=y.dtype).view(5, 3).sin(),
+    ),
     "convolution": (lambda: nn.Conv1d(5, 4, 3), lambda y: F.pad(y, (1, 1), "reflect").exp()),
 }
 

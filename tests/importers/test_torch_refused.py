@@ -211,3 +211,58 @@ def test_a_failed_import_leaves_the_module_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+class Hiding(nn.Module):
+    """Changes values in ways that autograd does not see."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.head = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(x) * 1.5
+        getattr(self, self.how)(y)
+        return y.abs()
+
+    def detached(self, y: Tensor) -> None:
+        y.detach().mul_(0.5)
+
+    def viewed(self, y: Tensor) -> None:
+        y.detach()[:, 0].add_(0.5)
+
+    def unseen(self, y: Tensor) -> None:
+        with torch.no_grad():
+            y.mul_(0.5)
+
+    def unseen_in_part(self, y: Tensor) -> None:
+        with torch.no_grad():
+            y[:, 1].mul_(0.5)
+            self.mean.add_(y.mean(0))
+
+    def seen(self, y: Tensor) -> None:
+        y.mul_(0.5)
+
+    def without_gradient(self, y: Tensor) -> None:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(y.mean(0))
+        own = y.detach().clone()
+        own.mul_(2)
+        self.mean.add_(own.mean(0))
+
+
+@pytest.mark.parametrize("how", ["detached", "viewed", "unseen", "unseen_in_part"])
+def test_writes_that_autograd_does_not_see_are_refused(how: str) -> None:
+    example = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(GraphError, match="autograd does not see") as caught:
+        from_torch(Hiding(how), F.cross_entropy, example)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__)
+
+
+@pytest.mark.parametrize("how", ["seen", "without_gradient"])
+def test_writes_that_autograd_sees_or_does_not_need_are_kept(how: str) -> None:
+    example = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    assert from_torch(Hiding(how), F.cross_entropy, example).net.ops

@@ -52,6 +52,20 @@ def test_an_embedding_by_its_width() -> None:
     trains_as(step_of(net), "gpt2")
 
 
+@pytest.mark.parametrize("padding", [0, 3, None])
+def test_rows_of_padding_are_not_trained(padding: int | None) -> None:
+    example = torch.arange(12).view(4, 3) % 6, torch.arange(4) % 2
+    layers = torch.nn.Embedding(6, 4, padding), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    module = torch.nn.Sequential(*layers).double()
+    imported = pu.from_torch(module, torch.nn.functional.cross_entropy, example)
+    names = ("data", "label")
+    data = pu.data.DataSet("tokens", pu.data.ArraySource(*example, names=names))
+    expected = run_imported(imported, step_of(imported.net), data)
+    step = step_of(shard(imported.net, "cpu:0-1"))
+    found = run_imported(imported, step, data)
+    agree(Trained(found.losses, gather_values(step, found.states)), expected)
+
+
 def test_uneven_shards() -> None:
     net = shard(CASES["lenet"].net(), "cpu:0-2", by="columns")
     sizes = [net.blobs[f"fc2/weight/shard{number}"].shape for number in range(3)]
