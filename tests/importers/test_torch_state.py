@@ -89,8 +89,16 @@ def cached_in_tests(m: Keeping, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [assigned, assigned_in_training, in_place, copied, by_data, unread, cached_mask]
-    + [cached_in_tests],
+    [
+        assigned,
+        assigned_in_training,
+        in_place,
+        copied,
+        by_data,
+        unread,
+        cached_mask,
+        cached_in_tests,
+    ],
 )
 def test_what_a_forward_carries_on_trains_as_in_pytorch(
     function: Callable[[Keeping, Tensor], Tensor],
