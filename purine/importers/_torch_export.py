@@ -143,8 +143,8 @@ def _traced(step: _Step, batch: Batch) -> Any:
 def _moving(step: _Step, batch: Batch, changes: Sequence[Change]) -> list[Change]:
     """The changes but for tensors that are the same every time, like a mask that is made once.
 
-    Such a tensor depends on no input and no state; in test mode, when parameters stay as they are,
-    it may depend on these.
+    Such a tensor depends on no input and no state; in test mode, when states stay as they are, it
+    may depend on these.
     """
     if not any(tensors_of(change.after) for change in changes):
         return list(changes)
@@ -153,7 +153,9 @@ def _moving(step: _Step, batch: Batch, changes: Sequence[Change]) -> list[Change
         exported = _traced(step, batch)
     finally:
         step.found.shows_changes = False
-    steady = {} if step.training else exported.graph_signature.inputs_to_parameters
+    signature = exported.graph_signature
+    states = {*signature.inputs_to_parameters, *signature.inputs_to_buffers}
+    steady = set() if step.training else states
     nodes = list(exported.graph.nodes)
     moving = {n for n in nodes if (n.op == "placeholder" and n.name not in steady) or is_random(n)}
     shown = iter(nodes[-1].args[0])

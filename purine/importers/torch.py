@@ -121,9 +121,10 @@ def from_torch(
 
     The `backward` of a `torch.autograd.Function` and hooks of tensors and parameters are the
     gradients of the net. Dropout draws by our randomness, so its numbers differ from torch's. Parts
-    of the module that are in test mode while the rest trains stay so. `purine.ops.infer.with_batch`
-    makes the graphs for another batch size; where the module depends on its size in ways that
-    tracing cannot tell, it raises an error that names the op.
+    of the module that are in test mode while the rest trains stay so.
+
+    `purine.ops.infer.with_batch` makes the graphs for another batch size; where the module depends
+    on its size in ways that tracing cannot tell, it raises an error that names the op.
 
     >>> import torch
     >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -87,19 +87,11 @@ def cached_in_tests(m: Keeping, x: Tensor) -> Tensor:
     return x + m.caches["bias"]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        assigned,
-        assigned_in_training,
-        in_place,
-        copied,
-        by_data,
-        unread,
-        cached_mask,
-        cached_in_tests,
-    ],
-)
+CARRIED = [assigned, assigned_in_training, in_place, copied, by_data]
+HARMLESS = [unread, cached_mask, cached_in_tests]
+
+
+@pytest.mark.parametrize("function", [*CARRIED, *HARMLESS])
 def test_what_a_forward_carries_on_trains_as_in_pytorch(
     function: Callable[[Keeping, Tensor], Tensor],
 ) -> None:
@@ -107,7 +99,7 @@ def test_what_a_forward_carries_on_trains_as_in_pytorch(
     compared(Keeping(function))
 
 
-@pytest.mark.parametrize("function", [unread, cached_mask])
+@pytest.mark.parametrize("function", HARMLESS[:2])
 def test_an_import_leaves_the_attributes_of_a_module_as_they_were(
     function: Callable[[Keeping, Tensor], Tensor],
 ) -> None:
