@@ -147,12 +147,17 @@ def test_converted_weights_are_the_same_and_later_files_win(files: Path, tmp_pat
 
 
 def test_what_weights_leave_out_is_told(files: Path, tmp_path: Path) -> None:
-    write(files / "start.caffemodel", {"old": [draw(2)]})
-    options = ("--weights", files / "start.caffemodel", "--iters", "0", "--out", tmp_path / "run")
+    old, out = {"old": [draw(2)]}, tmp_path / "run"
+    options = ("--weights", files / "start.caffemodel", "--iters", "0", "--out", out)
+    write(files / "start.caffemodel", old)
+    called = call("train", "--net", files / "net.prototxt", *options)
+    assert (called.code, out.exists()) == (2, False)
+    assert "nothing in these weights fits the net" in called.err
+    assert "found: the net has no layers old" in called.err
+    write(files / "start.caffemodel", old | {"fc": [draw(4, 48), draw(4)]})
     called = call("train", "--net", files / "net.prototxt", *options)
     assert called.code == 0
-    assert "no layers old" in called.err
-    assert "no values for fc/weight, fc/bias" in called.err
+    assert "no layers old; they are passed over" in called.err
 
 
 def test_a_mean_that_is_given_counts_more(files: Path, tmp_path: Path) -> None:
