@@ -8,15 +8,9 @@ from tests.importers.random_campaign import SCHEMES, compare
 from tests.importers.random_modules import Draft, draw, load, shrink
 
 SEEDS = range(40)
-PENDING = {0, 2, 7, 8, 9, 13, 14, 15, 19, 20, 24, 33, 34, 36, 38, 39}
-"""Known to differ: they mix samples and are cut, have a backward of their own, or name one tensor
-twice in their example."""
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(n, marks=[pytest.mark.xfail(strict=False)] * (n in PENDING)) for n in SEEDS],
-)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_module_has_the_numbers_of_pytorch_or_is_refused(seed: int) -> None:
     draft = draw(seed)
     scheme = list(SCHEMES)[seed % len(SCHEMES)]
