@@ -20,7 +20,7 @@ from purine.ops import aten
 from purine.ops._filter_products import in_parts
 from purine.ops._packed_filters import with_packed
 from purine.ops.fused import FUSED
-from purine.ops.infer import families, results_of, spec_of
+from purine.ops.infer import families, results_of, size_in_bytes, spec_of
 from purine.ops.registry import Kernel, lookup
 from purine.runtime.core import Plan
 from purine.runtime.segments import segment_kernel
@@ -206,9 +206,20 @@ class _Layout:
                 and self.watched_uses[self.family[name]] == 1
                 and op.inputs.count(name) == 1
                 and name in graph.producers
+                and not self._overlaps(name)
             ):
                 return place
         return None
+
+    def _overlaps(self, name: str) -> bool:
+        """Whether elements of a blob may share memory with each other, as those of `expand` do."""
+        while self.family[name] != name:
+            maker = self.graph.producers[name]
+            source = next(item for item in maker.inputs if self.family[item] == self.family[name])
+            if size_in_bytes(self.graph.blobs[name]) > size_in_bytes(self.graph.blobs[source]):
+                return True
+            name = source
+        return False
 
 
 def _parts(op: Op, blobs: Mapping[str, Blob]) -> list[Op]:

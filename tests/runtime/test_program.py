@@ -58,3 +58,21 @@ def test_an_op_whose_kernel_returns_a_list_of_one() -> None:
     b.op("relu", "aten.relu", ["y"], [b.blob("z", (4,))])
     b.outputs = ["z"]
     assert pu.compute(b.graph(), {"x": torch.ones(4)})["z"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [("aten.expand", {"size": (4, 6)}), ("aten.broadcast_to", {"size": (4, 6)})],
+)
+def test_nothing_is_written_over_elements_that_share_memory(
+    kind: str, attributes: dict[str, Attribute]
+) -> None:
+    b = Builder()
+    b.blob("x", (6,))
+    b.blob("y", (4, 6))
+    b.op("h", "aten.exp", ["x"], [b.blob("h", (6,))])
+    b.op("wide", kind, ["h"], [b.blob("w", (4, 6))], attributes)
+    b.op("product", "aten.mul.Tensor", ["w", "y"], [b.blob("p", (4, 6))])
+    b.outputs = ["p"]
+    y = torch.arange(24.0).reshape(4, 6)
+    assert torch.equal(pu.compute(b.graph(), {"x": torch.zeros(6), "y": y})["p"], y)
