@@ -10,7 +10,7 @@ value only when nothing else of its family is read afterwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -76,8 +76,10 @@ def compile_program(
     of each. `fused` makes the kernel of a fused op; without it their ops run one by one.
     """
     members = members or {}
-    layout = _Layout(graph, families(whole or graph), members, fused)
-    fine = layout if whole is None else _Layout(whole, layout.family, {}, fused)
+    family = families(whole or graph)
+    overlapping = _overlapping(whole or graph, family)
+    layout = _Layout(graph, family, overlapping, members, fused)
+    fine = layout if whole is None else _Layout(whole, family, overlapping, {}, fused)
     kernels = dict(sources)
     for name, ops in members.items():
         segment = graph.ops[name]
@@ -104,10 +106,12 @@ class _Layout:
         self,
         graph: Graph,
         family: Mapping[str, str],
+        overlapping: Set[str],
         members: Mapping[str, Sequence[Op]],
         fused: Callable[[Op], Kernel] | None,
     ) -> None:
         self.graph = graph
+        self.overlapping = overlapping
         self.members = members
         self.fused = fused
         self.numbers = {name: index for index, name in enumerate(graph.blobs)}
@@ -206,20 +210,25 @@ class _Layout:
                 and self.watched_uses[self.family[name]] == 1
                 and op.inputs.count(name) == 1
                 and name in graph.producers
-                and not self._overlaps(name)
+                and name not in self.overlapping
             ):
                 return place
         return None
 
-    def _overlaps(self, name: str) -> bool:
-        """Whether elements of a blob may share memory with each other, as those of `expand` do."""
-        while self.family[name] != name:
-            maker = self.graph.producers[name]
-            source = next(item for item in maker.inputs if self.family[item] == self.family[name])
-            if size_in_bytes(self.graph.blobs[name]) > size_in_bytes(self.graph.blobs[source]):
-                return True
-            name = source
-        return False
+
+def _overlapping(graph: Graph, family: Mapping[str, str]) -> set[str]:
+    """Blobs whose elements may share memory with each other, as those of `expand` do."""
+    found: set[str] = set()
+    for name in graph.order:
+        op = graph.ops[name]
+        for output in op.outputs:
+            if family[output] == output:
+                continue
+            source = next(item for item in op.inputs if family[item] == family[output])
+            sizes = (size_in_bytes(graph.blobs[item]) for item in (source, output))
+            if source in found or next(sizes) < next(sizes):
+                found.add(output)
+    return found
 
 
 def _parts(op: Op, blobs: Mapping[str, Blob]) -> list[Op]:
