@@ -118,6 +118,8 @@ def relate(
     """
     given = [relations[name] for name in op.inputs]
     count = len(op.outputs)
+    if op.attributes.get("scale_grad_by_freq") is True:
+        return None  # gradients of rows are divided by how often the batch has them
     if all(relation is SAME for relation in given) and not op.kind.startswith(sized.PREFIX):
         return (SAME,) * count
     if op.kind in BATCH_NORMS and op.attributes.get("training", True):

@@ -140,6 +140,8 @@ def test_every_named_kind_with_a_rule_is_one() -> None:
         ("aten.sqrt", blobs(()), [MEAN], {}),
         ("aten.mul.Tensor", blobs((), ()), [SUM, SUM], {}),
         ("Reshape", blobs((4, 6)), [X], {"shape": (2, -1)}),
+        # Not the rows, but their gradients depend on the batch.
+        ("aten.embedding", blobs((7, 6), "int64 4"), [SAME, X], {"scale_grad_by_freq": True}),
     ],
 )
 def test_an_op_that_mixes_samples_is_found(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import purine as pu
 from purine.graph import Attribute, Builder
@@ -63,16 +63,31 @@ def test_an_op_whose_kernel_returns_a_list_of_one() -> None:
 
 
 def test_nothing_is_written_over_elements_that_share_memory() -> None:
-    """An expanded value whose only reader is on another device, in another segment."""
-    b = Builder()
-    other = pu.Location(device="cpu:1")
-    b.blob("x", (1, 6))
-    b.blob("y", (4, 6), location=other)
-    b.op("h", "aten.exp", ["x"], [b.blob("h", (1, 6))])
-    b.op("wide", "aten.expand", ["h"], [b.blob("w", (4, 6))], {"size": (4, 6)})
-    b.op("product", "aten.mul.Tensor", ["w", "y"], [b.blob("p", (4, 6), location=other)])
-    b.ops["product"] = replace(b.ops["product"], location=other)
-    b.outputs = ["p"]
-    graph = pu.parallel.insert_copies(b.graph())
-    y = torch.arange(24.0).reshape(4, 6)
-    assert torch.equal(pu.compute(graph, {"x": torch.zeros(1, 6), "y": y})["p"], y)
+    """A forward's expanded value that the backward alone reads, from another segment."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 2), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.second(x.mean(-1, keepdim=True).expand(x.shape) * x)
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return F.soft_margin_loss(y, target)
+
+    torch.manual_seed(0)
+    module = Gated()
+    data = torch.randn(16, 6), torch.randn(16, 3).sign()
+    imported = pu.from_torch(module, loss, data)
+    step = pu.parallel.compose(
+        imported.net,
+        solver=lambda graph: pu.solvers.sgd(graph, lr=0.1),
+        devices="cpu:0-1",
+        model=2,
+    )
+    with pu.Run(step, data=data, share_cores=True) as run:
+        run.set_states(imported.values)
+        first, _ = (result.loss for result in run.steps(2))
+    assert first == pytest.approx(loss(module(data[0]), data[1]).item())
