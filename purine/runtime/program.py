@@ -222,11 +222,11 @@ def _overlapping(graph: Graph, family: Mapping[str, str]) -> set[str]:
     for name in graph.order:
         op = graph.ops[name]
         for output in op.outputs:
-            if family[output] == output:
+            if output == NOTHING or family[output] == output:
                 continue
-            source = next(item for item in op.inputs if family[item] == family[output])
-            sizes = (size_in_bytes(graph.blobs[item]) for item in (source, output))
-            if source in found or next(sizes) < next(sizes):
+            (source, *_) = (item for item in op.inputs if family[item] == family[output])
+            before, after = (size_in_bytes(graph.blobs[item]) for item in (source, output))
+            if source in found or before < after:
                 found.add(output)
     return found
 

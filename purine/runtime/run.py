@@ -570,7 +570,10 @@ class _Steps(Iterator[Result]):
         with self._turn:
             if self._left == 0:
                 raise StopIteration
-            result = self._run._step(self._left)
+            try:
+                result = self._run._step(self._left)
+            except StopIteration as error:  # a failure that a loop would take for the end
+                raise RuntimeError("an iteration raised StopIteration") from error
             self._left -= 1
             return result
 

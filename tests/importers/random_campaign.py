@@ -22,7 +22,6 @@ from purine.data import ArraySource, DataSet, Reader
 from purine.errors import PurineError, RunError
 from purine.graph import Graph
 from purine.importers.torch import Imported, from_torch
-from purine.ops.clock import ITERATION
 from purine.ops.infer import with_batch
 from purine.parallel import compose, replicate
 from tests.importers.random_modules import Draft, Loaded, load
@@ -35,7 +34,10 @@ EXAMPLE, WHOLE = 4, 16
 RATE, MOMENTUM = 0.02, 0.9
 TOLERANCE = 1e-9
 _TARGETS = ("t", "u")
-_RANDOM = frozenset({"Dropout", "RandomMask", "sized.RandomMask"})
+_DRAWING = ("Dropout", "RandomExponential", "RandomIntegers", "RandomMask", "RandomNormal")
+_RANDOM = frozenset(
+    f"{prefix}{kind}" for kind in (*_DRAWING, "RandomUniform") for prefix in ("", "sized.")
+)
 _BATCH_NORMS = frozenset({"BatchNorm"})
 
 
@@ -135,8 +137,8 @@ class _Campaign:
         found |= self.compared(imported, "serial", lambda net: _step(net, EXAMPLE), EXAMPLE)
         found |= self.compared(imported, "batch", lambda net: _step(net, WHOLE), WHOLE)
         for name in schemes:
-            if name in _IN_MICRO_BATCHES and _carries(imported.net):
-                found[name] = Outcome("skipped", "states pass from micro-batch to micro-batch")
+            if name in _IN_MICRO_BATCHES and _has_batch_norm(imported.net):
+                found[name] = Outcome("skipped", "batch norm sees micro-batches by themselves")
             else:
                 found |= self.compared(imported, name, SCHEMES[name], WHOLE)
         return found
@@ -250,11 +252,9 @@ def _mapping(found: Any) -> dict[str, Tensor]:
     return dict(found) if isinstance(found, dict) else {"loss": found}
 
 
-def _carries(net: Graph) -> bool:
-    """Whether ops of the net carry states on: micro-batches hand them on, by design."""
-    return any(
-        state.next != name for name, state in net.states.items() if name != ITERATION
-    ) or not _BATCH_NORMS.isdisjoint(op.kind for op in net.ops.values())
+def _has_batch_norm(net: Graph) -> bool:
+    """Whether micro-batches are normalised by themselves, and hand their statistics on."""
+    return not _BATCH_NORMS.isdisjoint(op.kind for op in net.ops.values())
 
 
 def _difference(

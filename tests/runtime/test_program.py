@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import purine as pu
-from purine.graph import Attribute, Builder
+from purine.graph import NOTHING, Attribute, Builder
 from purine.ops import check
 from purine.runtime.core import compile_plan
 from purine.runtime.program import compile_program
@@ -60,6 +60,16 @@ def test_an_op_whose_kernel_returns_a_list_of_one() -> None:
     b.op("relu", "aten.relu", ["y"], [b.blob("z", (4,))])
     b.outputs = ["z"]
     assert pu.compute(b.graph(), {"x": torch.ones(4)})["z"].tolist() == [1.0] * 4
+
+
+def test_a_view_that_nobody_wants() -> None:
+    b = Builder()
+    b.blob("x", (4,))
+    names = [NOTHING, b.blob("y", (2,))]
+    b.op("split", "aten.split.Tensor", ["x"], names, {"split_size": 2})
+    b.op("h", "aten.exp", ["y"], [b.blob("h", (2,))])
+    b.outputs = ["h"]
+    assert pu.compute(b.graph(), {"x": torch.zeros(4)})["h"].tolist() == [1.0, 1.0]
 
 
 def test_nothing_is_written_over_elements_that_share_memory() -> None:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pytest
@@ -682,3 +682,15 @@ def test_fed_values_have_to_fit() -> None:
         pu.compute(net.graph(), {"x": torch.zeros(4), "z": torch.zeros(4)})
     with pytest.raises(RunError, match="no input or state 'wieght'"):
         pu.compute(net.graph(), {"x": torch.zeros(4)}, states={"wieght": torch.zeros(4)})
+
+
+def test_a_failure_is_not_taken_for_the_end_of_the_steps() -> None:
+    with pu.Run(pu.backward(pu.zoo.mlp(batch=4)), data=pu.data.fashion_mini()) as run:
+
+        def ends(left: int) -> Never:
+            raise StopIteration
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "_step", ends)
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                list(run.steps(2))
