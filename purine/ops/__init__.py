@@ -3,7 +3,10 @@
 import purine.ops.add_at
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
+import purine.ops.ctc
+import purine.ops.expect
 import purine.ops.fused
+import purine.ops.grouped
 import purine.ops.loss_more
 import purine.ops.pointwise
 import purine.ops.reduce
