@@ -10,16 +10,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
-from typing import Any
+from types import NoneType
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -28,34 +27,59 @@ from torch.fx import Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from purine.errors import ConfigError, GraphError
+from purine.errors import ConfigError, GraphError, PurineError
 from purine.importers._torch_batch import Batch, leaves_of
+from purine.importers._torch_branches import Branches, python_draws
+from purine.importers._torch_layers import FUNCTIONS, traceable_layers
+from purine.importers._torch_packed import masked_sequences
+from purine.importers._torch_places import TORCH, code_at, place_in, place_of
 
-__all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
+__all__ = [
+    "LOSS",
+    "MODULE",
+    "OUTPUT",
+    "Program",
+    "export",
+    "is_overload",
+    "mode",
+    "noted",
+    "source_of",
+]
+
+Notes: TypeAlias = tuple[tuple[nn.Module, str, object], ...]
+"""Attributes of parts of a module, and values that they get."""
 
 LOSS = "loss"
 MODULE = "module."
 OUTPUT = "output"
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_LAYERS = (os.path.join(_TORCH, "nn", "modules", ""), os.path.join(_TORCH, "nn", "functional.py"))
-_NOT_THE_USERS = (_TORCH, os.path.dirname(os.path.dirname(__file__)), "<string>")
+_LAYERS = (os.path.join(TORCH, "nn", "modules", ""), os.path.join(TORCH, "nn", "functional.py"))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An exported program, and the names of its results: reported scalars, then outputs.
+    """An exported program, and the names of its results: reported scalars, outputs, conditions.
 
-    `training` is the mode of the module. `plain` says that in test mode it would differ by torch's
-    own dropout and batch norm alone, whose test forms are known.
+    `expected` are the places in the user's code of conditions that the trace took to hold, with
+    their code. `training` is the mode of the module. `plain` says that in test mode it would differ
+    by torch's own dropout and batch norm alone, whose test forms are known. `notes` are
+    attributes that the forward changed. `switched` says that it changes parameters when the mode
+    was changed, once.
     """
 
     exported: Any
     reported: tuple[str, ...]
     outputs: tuple[str, ...]
+    expected: tuple[tuple[str, str], ...]
     training: bool
     plain: bool
+    notes: Notes = ()
+    switched: bool = False
+
+    @property
+    def changes_parameters(self) -> bool:
+        specs = self.exported.graph_signature.output_specs
+        return any(spec.kind.name == "PARAMETER_MUTATION" for spec in specs)
 
     @property
     def nodes(self) -> list[Node]:
@@ -72,20 +96,44 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
                 exported = torch.export.export(step, batch.values, strict=False)
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
-    except ConfigError:
+    except PurineError:
         raise
     except Exception as raised:
         error = raised.error if isinstance(raised, _DependsOnValues) else raised
         _refuse_failing(module, loss, batch)
-        raise GraphError(
-            f"module {type(module).__name__} cannot be traced",
-            where=_place_of(error),
-            expected="a forward and a loss whose path does not depend on the values of tensors",
-            found=_first_line(error),
-            remedy="replace branches on values and x[mask] by torch.where, and .item() by tensors",
-        ) from error
+        raise _untraced(module, error) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
-    return Program(exported, step.names.reported, step.names.outputs, module.training, plain)
+    names = step.names
+    return Program(
+        exported,
+        names.reported,
+        names.outputs,
+        names.expected,
+        module.training,
+        plain,
+        names.notes,
+    )
+
+
+def _untraced(module: nn.Module, error: Exception) -> GraphError:
+    """The error that a trace failed, in the user's terms where they are known."""
+    where = place_of(error)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return GraphError(
+            f"the path of module {type(module).__name__} depends on the values of tensors",
+            where=where,
+            expected="a forward and a loss that take one path whatever the values are",
+            found=code_at(where) or _first_line(error),
+            remedy="compute both ways and choose with torch.where(condition, a, b), not with if; "
+            "use tensors in place of .item(), .tolist() and int() of them",
+        )
+    return GraphError(
+        f"module {type(module).__name__} cannot be traced",
+        where=where,
+        expected="a forward and a loss that torch.export can follow",
+        found=_first_line(error),
+        remedy="write this line with operations on tensors alone, or without what fails there",
+    )
 
 
 def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:
@@ -97,7 +145,7 @@ def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -
         except Exception as error:
             raise ConfigError(
                 f"module {type(module).__name__} fails on its example",
-                where=_place_of(error),
+                where=place_of(error),
                 expected=f"a module that takes {_forms([*arguments, *keywords.values()])}",
                 found=_first_line(error),
                 remedy="mend the module or the example, until module(*inputs) works",
@@ -107,7 +155,7 @@ def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -
         except Exception as error:
             raise ConfigError(
                 "the loss function fails on the module's outputs and the targets of the example",
-                where=_place_of(error),
+                where=place_of(error),
                 expected=f"a function of {_forms([outputs, *targets])}",
                 found=_first_line(error),
                 remedy=_mend_loss(outputs, targets),
@@ -194,7 +242,7 @@ def _watching() -> Iterator[_Watched]:
 
     def training(self: nn.Module) -> bool:
         file = sys._getframe(1).f_code.co_filename
-        if not file.startswith(_TORCH) or (file.startswith(_LAYERS) and not _is_known(type(self))):
+        if not file.startswith(TORCH) or (file.startswith(_LAYERS) and not _is_known(type(self))):
             watched.asked = True
         return bool(self.__dict__["training"])
 
@@ -242,6 +290,30 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
             part.training = flag
 
 
+@contextmanager
+def noted(notes: Notes) -> Iterator[None]:
+    """Modules with attributes as a trace left them: torch's exporter takes such notes back."""
+    before = [(part, name, part.__dict__[name]) for part, name, _ in notes]
+    for part, name, value in notes:
+        part.__dict__[name] = value
+    try:
+        yield
+    finally:
+        for part, name, value in before:
+            part.__dict__[name] = value
+
+
+def _notes_of(module: nn.Module) -> dict[tuple[nn.Module, str], object]:
+    """The attributes of all parts of a module that are plain values."""
+    plain = (bool, int, float, str, NoneType)
+    return {
+        (part, name): value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if isinstance(value, plain)
+    }
+
+
 def is_overload(node: Node) -> bool:
     """Whether a node calls an operator of torch, rather than Python or a graph within the graph."""
     return isinstance(node.target, torch._ops.OpOverload)
@@ -249,7 +321,7 @@ def is_overload(node: Node) -> bool:
 
 def source_of(node: Node) -> str | None:
     """The user's line that a node comes from."""
-    return _users_place(_FRAME.findall(node.meta.get("stack_trace") or ""))
+    return place_in(node.meta.get("stack_trace") or "")
 
 
 @dataclass(slots=True)
@@ -258,6 +330,8 @@ class _Names:
 
     reported: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    expected: tuple[tuple[str, str], ...] = ()
+    notes: Notes = ()
 
 
 class _Step(nn.Module):  # type: ignore[misc]
@@ -279,14 +353,24 @@ class _Step(nn.Module):  # type: ignore[misc]
 
     def _results(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         arguments, keywords, targets = self.rebuild(values)
-        outputs = self.module(*arguments, **keywords)
-        found = self.loss(outputs, *targets)
+        before = _notes_of(self.module)
+        branches = Branches(FUNCTIONS)
+        with python_draws(), traceable_layers(), masked_sequences(branches.greatest), branches:
+            outputs = self.module(*arguments, **keywords)
+            found = self.loss(outputs, *targets)
         reported = found if isinstance(found, Mapping) else {LOSS: found}
         _check_reported(reported)
         leaves = [item for item in leaves_of(outputs, OUTPUT) if isinstance(item[1], Tensor)]
         self.names.reported = tuple(reported)
         self.names.outputs = tuple(name for name, _ in leaves)
-        return (*reported.values(), *(value for _, value in leaves))
+        self.names.notes = tuple(
+            (part, name, value)
+            for (part, name), value in _notes_of(self.module).items()
+            if before.get((part, name), value) is not value
+        )
+        self.names.expected = tuple((item.where, item.code) for item in branches.expected)
+        conditions = (item.condition for item in branches.expected)
+        return (*reported.values(), *(value for _, value in leaves), *conditions)
 
 
 def _check_reported(reported: Mapping[str, Any]) -> None:
@@ -392,14 +476,3 @@ def _detach_no_grad(exported: Any) -> None:
             )
     if regions:
         exported.graph_module.recompile()
-
-
-def _place_of(error: BaseException) -> str | None:
-    frames = traceback.extract_tb(error.__traceback__)
-    return _users_place([(frame.filename, str(frame.lineno)) for frame in frames])
-
-
-def _users_place(frames: list[tuple[str, str]]) -> str | None:
-    """The innermost of some frames that is neither torch's nor ours."""
-    users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)]
-    return ":".join(users[-1]) if users else None
