@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,11 @@ from purine.importers._torch_autograd import (
     refuse_backward_hooks,
 )
 from purine.importers._torch_batch import Batch, leaves_of
-from purine.importers._torch_patched import TORCH, innermost, patched, source_of, tracing
+from purine.importers._torch_branches import Branches, python_draws
+from purine.importers._torch_layers import FUNCTIONS, traceable_layers
+from purine.importers._torch_packed import masked_sequences
+from purine.importers._torch_patched import TORCH, patched, source_of, tracing
+from purine.importers._torch_places import code_at, place_of
 from purine.importers._torch_rules import (
     add_hook,
     following_rules,
@@ -56,7 +59,17 @@ from purine.importers._torch_state import (
 )
 from purine.importers._torch_writes import hidden_write
 
-__all__ = ["LOSS", "MODULE", "OUTPUT", "Program", "export", "is_overload", "mode", "source_of"]
+__all__ = [
+    "LOSS",
+    "MODULE",
+    "OUTPUT",
+    "Program",
+    "changed",
+    "export",
+    "is_overload",
+    "mode",
+    "source_of",
+]
 
 LOSS = "loss"
 MODULE = "module."
@@ -68,21 +81,37 @@ _EXPORTER = tuple(os.path.join(TORCH, part, "") for part in ("_export", "export"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An exported program, and the names of its results: reported scalars, then outputs.
+    """An exported program, and the names of its results: reported scalars, outputs, conditions.
 
-    `training` is the mode of the module. `plain` says that in test mode it would differ by torch's
-    own dropout and batch norm alone, whose test forms are known.
+    `expected` are the places in the user's code of conditions that the trace took to hold, with
+    their code. `training` is the mode of the module. `plain` says that in test mode it would differ
+    by torch's own dropout and batch norm alone, whose test forms are known. `changes` are
+    attributes that the forward changed. `switched` says that it changes parameters when the mode
+    was changed, once.
     """
 
     exported: Any
     reported: tuple[str, ...]
     outputs: tuple[str, ...]
+    expected: tuple[tuple[str, str], ...]
     training: bool
     plain: bool
+    changes: tuple[Change, ...] = ()
+    switched: bool = False
+
+    @property
+    def changes_parameters(self) -> bool:
+        return changes_parameters(self.exported)
 
     @property
     def nodes(self) -> list[Node]:
         return list(self.exported.graph.nodes)
+
+
+def changes_parameters(exported: Any) -> bool:
+    """Whether a program writes to parameters."""
+    specs = exported.graph_signature.output_specs
+    return any(spec.kind.name == "PARAMETER_MUTATION" for spec in specs)
 
 
 def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program:
@@ -99,7 +128,8 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
         ):
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
             exported = _traced(step, batch)
-            if step.found.changes:
+            switching = not module.training and changes_parameters(exported)
+            if step.found.changes and not switching:
                 again = _Step(module, loss, batch)
                 moving = _moving(again, batch, step.found.changes)
                 refuse_changes(moving, lambda: _differs(again, batch, exported))
@@ -107,22 +137,26 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
             _detach_no_grad(exported)
             exported = exported.run_decompositions(_decompositions())
         spread_hooks(exported.graph)
-        refuse_written(step, exported)
+        if module.training:  # in tests, a change that is made once may be followed
+            refuse_written(step, exported)
     except PurineError:
         raise
     except Exception as raised:
         error = raised.error if isinstance(raised, _DependsOnValues) else raised
         refuse_written_constant(step, error)
         _refuse_failing(module, loss, batch)
-        raise GraphError(
-            f"module {type(module).__name__} cannot be traced",
-            where=_place_of(error),
-            expected="a forward and a loss whose path does not depend on the values of tensors",
-            found=_first_line(error),
-            remedy="replace branches on values and x[mask] by torch.where, and .item() by tensors",
-        ) from error
+        raise _untraced(module, error) from error
     plain = not watched.asked and _has_plain_modes(module, exported)
-    return Program(exported, step.found.reported, step.found.outputs, module.training, plain)
+    found = step.found
+    return Program(
+        exported,
+        found.reported,
+        found.outputs,
+        found.expected,
+        module.training,
+        plain,
+        tuple(found.changes),
+    )
 
 
 def _traced(step: _Step, batch: Batch) -> Any:
@@ -199,6 +233,27 @@ def _refuse_hidden_write(exported: Any) -> None:
         )
 
 
+def _untraced(module: nn.Module, error: Exception) -> GraphError:
+    """The error that a trace failed, in the user's terms where they are known."""
+    where = place_of(error)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return GraphError(
+            f"the path of module {type(module).__name__} depends on the values of tensors",
+            where=where,
+            expected="a forward and a loss that take one path whatever the values are",
+            found=code_at(where) or _first_line(error),
+            remedy="compute both ways and choose with torch.where(condition, a, b), not with if; "
+            "use tensors in place of .item(), .tolist() and int() of them",
+        )
+    return GraphError(
+        f"module {type(module).__name__} cannot be traced",
+        where=where,
+        expected="a forward and a loss that torch.export can follow",
+        found=_first_line(error),
+        remedy="write this line with operations on tensors alone, or without what fails there",
+    )
+
+
 def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> None:
     """Refuse a module or a loss that fails on the example without being traced, too."""
     arguments, keywords, targets = batch.rebuild([value.clone() for value in batch.values])
@@ -208,7 +263,7 @@ def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -
         except Exception as error:
             raise ConfigError(
                 f"module {type(module).__name__} fails on its example",
-                where=_place_of(error),
+                where=place_of(error),
                 expected=f"a module that takes {_forms([*arguments, *keywords.values()])}",
                 found=_first_line(error),
                 remedy="mend the module or the example, until module(*inputs) works",
@@ -218,7 +273,7 @@ def _refuse_failing(module: nn.Module, loss: Callable[..., Any], batch: Batch) -
         except Exception as error:
             raise ConfigError(
                 "the loss function fails on the module's outputs and the targets of the example",
-                where=_place_of(error),
+                where=place_of(error),
                 expected=f"a function of {_forms([outputs, *targets])}",
                 found=_first_line(error),
                 remedy=_mend_loss(outputs, targets),
@@ -351,6 +406,20 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
             part.training = flag
 
 
+@contextmanager
+def changed(changes: Sequence[Change]) -> Iterator[None]:
+    """Modules with their attributes as a trace left them."""
+    before = [(change.part, dict(change.part.__dict__)) for change in changes]
+    for change in changes:
+        change.part.__dict__[change.name] = change.after
+    try:
+        yield
+    finally:
+        for part, attributes in reversed(before):
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+
+
 def is_overload(node: Node) -> bool:
     """Whether a node calls an operator of torch, rather than Python or a graph within the graph."""
     return isinstance(node.target, torch._ops.OpOverload)
@@ -370,6 +439,7 @@ class _Found:
     changes: Sequence[Change] = ()
     shows_changes: bool = False
     lines: Mapping[tuple[int, str], str | None] = field(default_factory=dict)
+    expected: tuple[tuple[str, str], ...] = ()
 
 
 class _Step(nn.Module):  # type: ignore[misc]
@@ -404,14 +474,18 @@ class _Step(nn.Module):  # type: ignore[misc]
             for hook in hooks:
                 add_hook(self.get_parameter(name), hook)
         arguments, keywords, targets = self.rebuild(values)
-        outputs = self.module(*arguments, **keywords)
-        found = self.loss(outputs, *targets)
+        branches = Branches(FUNCTIONS)
+        with python_draws(), traceable_layers(), masked_sequences(branches.greatest), branches:
+            outputs = self.module(*arguments, **keywords)
+            found = self.loss(outputs, *targets)
         reported = found if isinstance(found, Mapping) else {LOSS: found}
         _check_reported(reported)
         leaves = [item for item in leaves_of(outputs, OUTPUT) if isinstance(item[1], Tensor)]
         self.found.reported = tuple(reported)
         self.found.outputs = tuple(name for name, _ in leaves)
-        return (*reported.values(), *(value for _, value in leaves))
+        self.found.expected = tuple((item.where, item.code) for item in branches.expected)
+        conditions = (item.condition for item in branches.expected)
+        return (*reported.values(), *(value for _, value in leaves), *conditions)
 
 
 def _called_forward(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -529,8 +603,3 @@ def _detach_no_grad(exported: Any) -> None:
             )
     if regions:
         exported.graph_module.recompile()
-
-
-def _place_of(error: BaseException) -> str | None:
-    frames = traceback.extract_tb(error.__traceback__)
-    return innermost([(frame.filename, str(frame.lineno)) for frame in frames])

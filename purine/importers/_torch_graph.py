@@ -21,6 +21,8 @@ from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
 from purine.importers._torch_batch import Batch
 from purine.importers._torch_export import LOSS, MODULE, Program, is_overload, source_of
+from purine.importers._torch_layers import LAYERS
+from purine.importers._torch_random import DRAWS, REMEDY
 from purine.importers._torch_rules import (
     Pulled,
     cotangent_of,
@@ -33,7 +35,7 @@ from purine.ops.clock import ITERATION, SEED, add_clock
 from purine.ops.custom_gradient import add_custom_gradient
 from purine.optimize.prune import evaluation, prune
 
-__all__ = ["add_state", "translate"]
+__all__ = ["Translation", "add_state", "translate"]
 
 
 def add_state(builder: Builder, name: str, value: Tensor, *, trainable: bool = False) -> None:
@@ -56,7 +58,7 @@ def translate(
     `constants` are tensors that tracing found; it grows. A `test` graph of a program that was
     traced in training has the test forms of its kinds.
     """
-    made = _Translation(program, batch, base, names, constants, test).graph()
+    made = Translation(program, batch, base, names, constants, test).graph()
     if not test:
         return prune(made)
     asked = [*made.outputs, *program.outputs]
@@ -64,7 +66,9 @@ def translate(
     return replace(kept, outputs=made.outputs)
 
 
-class _Translation:
+class Translation:
+    """A program on its way to a graph: the blobs that stand for its nodes so far."""
+
     def __init__(
         self,
         program: Program,
@@ -83,6 +87,7 @@ class _Translation:
         self.blobs: dict[Node, str] = {}
         self.wanted: dict[Node, str] = {}
         self.results: list[tuple[str, Node]] = []
+        self.conditions: list[Node] = []
         self.carried: list[tuple[str, Node]] = []
         self.late = dict.fromkeys(rule_nodes(program.nodes))
         self.reserved = frozenset((*program.reported, *program.outputs, *batch.names))
@@ -96,6 +101,7 @@ class _Translation:
                 self._add_rule(node, pulled)
             elif _is_call(node) and node not in self.late:
                 self._add_node(node)
+        self._keep_conditions()
         for name, node in self.results:
             if name == LOSS:
                 self.builder.blob(LOSS, (), self.dtype_of(node))
@@ -112,27 +118,54 @@ class _Translation:
         (values,) = self.program.nodes[-1].args
         assert isinstance(values, tuple | list)
         names = iter((*self.program.reported, *self.program.outputs))
+        conditions = len(self.program.expected)
         for spec, node in zip(
             self.program.exported.graph_signature.output_specs, values, strict=True
         ):
             sort = spec.kind.name
             if sort == "USER_OUTPUT":
-                name = next(names)
+                name = next(names, None)
+                if name is None:
+                    self.conditions.append(node)
+                    continue
                 self.results.append((name, node))
-                if name != LOSS:
+                if name != LOSS and not conditions:
                     self.wanted.setdefault(node, name)
             elif sort == "BUFFER_MUTATION":
                 self.carried.append((self.names[spec.target], node))
+            elif sort == "PARAMETER_MUTATION" and self.program.switched:
+                continue
             elif sort != "USER_INPUT_MUTATION":
                 name = str(spec.target).removeprefix(MODULE)
                 raise GraphError(
                     f"{name!r} is changed by the module's own forward",
-                    where=source_of(node),
+                    where=source_of(node) or next(filter(None, map(source_of, node.users)), None),
                     blob=name,
                     expected="parameters that only a solver changes",
                     found=sort.lower().replace("_", " "),
-                    remedy="make it a buffer, or write forward without changing it",
+                    remedy="turn off the setting that asks for it, make it a buffer, or write "
+                    "forward without changing it; if the change is one between modes, call the "
+                    "module once as module.train() before it is imported",
                 )
+
+    def _keep_conditions(self) -> None:
+        """Let results that are numbers be none where a condition that was expected does not hold.
+
+        Gradients of the loss are none either.
+        """
+        if not self.conditions:
+            return
+        places = dict.fromkeys(self.program.expected)
+        told = "; ".join(f"{where}: {code}" for where, code in places)
+        conditions = list(dict.fromkeys(self.blobs[node] for node in self.conditions))
+        for node in dict.fromkeys(node for _, node in self.results):
+            if node.meta["val"].is_floating_point():
+                name = self.builder.fresh(f"{self.blobs[node]}/expected")
+                self.builder.blob(name, node.meta["val"].shape, self.dtype_of(node))
+                inputs = [self.blobs[node], *conditions]
+                settings: dict[str, Attribute] = {"expected": told}
+                self.builder.op(name, "Expect", inputs, [name], settings)
+                self.blobs[node] = name
 
     def _add_inputs(self) -> None:
         builder = self.builder
@@ -152,10 +185,19 @@ class _Translation:
             elif spec.kind.name in ("PARAMETER", "BUFFER"):
                 self.blobs[node] = self.names[spec.target]
             else:
-                self.blobs[node] = self._constant(spec.target)
+                self.blobs[node] = self._constant(spec.target, node)
 
-    def _constant(self, target: str) -> str:
-        value = self.program.exported.constants[target].detach()
+    def _constant(self, target: str, node: Node) -> str:
+        value = self.program.exported.constants[target]
+        if not isinstance(value, Tensor):
+            raise GraphError(
+                f"the module uses a {type(value).__name__} of its own",
+                where=next(map(source_of, node.users), None),
+                expected="parameters, buffers, tensors and plain numbers",
+                found=f"a {type(value).__name__} that operations are given",
+                remedy="leave out generator=: random numbers are drawn by the seed of a run",
+            )
+        value = value.detach()
         first = name = target.removeprefix(MODULE)
         number = 0
         while name in self.constants and not _same(self.constants[name], value):
@@ -179,7 +221,7 @@ class _Translation:
         if aten.kind_of(kind) is None:
             raise self.refused(node, kind, "an ATen operator")
         if torch.Tag.nondeterministic_seeded in overload.tags and kind not in _DROPLESS:
-            raise self.refused(node, kind, "randomness by dropout or bernoulli")
+            raise self.refused(node, kind, "a distribution that we can draw from", REMEDY)
         values: list[Node] = []
         inputs, attributes = aten.attributes_of(
             overload, node.args, node.kwargs, lambda value: _number(value, values)
@@ -306,10 +348,11 @@ class _Translation:
         inputs: Sequence[str],
         attributes: Mapping[str, Attribute],
         shape: Sequence[int],
+        dtype: str | None = None,
     ) -> str:
-        """Add an op that the program does not have, on behalf of a node."""
+        """Add an op that the program does not have, on behalf of a node, of whose dtype it is."""
         name = self.builder.fresh(f"{self.name_of(node)}/{label}")
-        self.builder.blob(name, shape, self.dtype_of(node))
+        self.builder.blob(name, shape, dtype or self.dtype_of(node))
         self.builder.op(name, kind, inputs, [name], attributes, where=source_of(node))
         return name
 
@@ -365,7 +408,13 @@ class _Translation:
             self._clone(node, following)
         self.builder.states[state] = replace(self.builder.states[state], next=following)
 
-    def refused(self, node: Node, found: str, expected: str) -> GraphError:
+    def refused(
+        self,
+        node: Node,
+        found: str,
+        expected: str,
+        remedy: str = "write this part of the module with other operations",
+    ) -> GraphError:
         """The error that a node cannot become an op."""
         name = self.name_of(node) if is_overload(node) else node.name
         return GraphError(
@@ -374,41 +423,11 @@ class _Translation:
             op=name,
             expected=expected,
             found=found,
-            remedy="write this part of the module with other operations",
+            remedy=remedy,
         )
 
 
-def _dropout(t: _Translation, node: Node) -> bool:
-    """Dropout under our randomness: the stream is the op's name."""
-    y, mask = t.results_of(node, 2)
-    ratio, x = float(t.argument(node, "p")), t.blobs[t.argument(node, "input")]
-    if mask is not None or y is None:
-        return y is None and mask is None
-    if ratio == 0.0 or t.argument(node, "train") is False:
-        t.blobs[y] = x
-    elif ratio == 1.0:
-        t.emit(node, "aten.zeros_like", [x], [y])
-    else:
-        settings: dict[str, Attribute] = {"ratio": ratio, "stream": t.name_of(node)}
-        t.emit(node, "Dropout", [x, SEED, ITERATION], [y], settings)
-    return True
-
-
-def _bernoulli(t: _Translation, node: Node) -> bool:
-    """A draw of ones and zeros, as whole channels are dropped by."""
-    keep = float(t.argument(node, "p"))
-    if keep == 0.0:
-        t.emit(node, "aten.zeros_like", [t.blobs[t.argument(node, "self")]], [node])
-        return True
-    shape = tuple(node.meta["val"].shape)
-    settings: dict[str, Attribute] = {"shape": shape, "keep": keep, "stream": t.name_of(node)}
-    settings["dtype"] = t.dtype_of(node)
-    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings, shape)
-    t.emit(node, "aten.sign", [mask], [node])
-    return True
-
-
-def _batch_norm(t: _Translation, node: Node) -> bool:
+def _batch_norm(t: Translation, node: Node) -> bool:
     """Batch norm as our kinds, which autodiff has a rule for."""
     x = t.argument(node, "input")
     channels = x.meta["val"].shape[1]
@@ -443,7 +462,7 @@ def _batch_norm(t: _Translation, node: Node) -> bool:
     return True
 
 
-def _instance_norm(t: _Translation, node: Node) -> bool:
+def _instance_norm(t: Translation, node: Node) -> bool:
     """Instance norm is one op, unless it changes running statistics behind our back."""
     if t.argument(node, "running_mean") is not None and t.argument(node, "use_input_stats"):
         expected = "instance norm without running statistics"
@@ -451,7 +470,7 @@ def _instance_norm(t: _Translation, node: Node) -> bool:
     return False
 
 
-def _copy(t: _Translation, node: Node) -> bool:
+def _copy(t: Translation, node: Node) -> bool:
     """What `y[...] = x` writes: x in the form of y. The op of that name has no gradient."""
     source, value = t.argument(node, "src"), node.meta["val"]
     blob, given = t.blobs[source], source.meta["val"]
@@ -465,30 +484,30 @@ def _copy(t: _Translation, node: Node) -> bool:
     return True
 
 
-def _stop(t: _Translation, node: Node) -> bool:
+def _stop(t: Translation, node: Node) -> bool:
     source = node.args[0]
     assert isinstance(source, Node)
     t.emit(node, "StopGradient", [t.blobs[source]], [node])
     return True
 
 
-def _pass(t: _Translation, node: Node) -> bool:
+def _pass(t: Translation, node: Node) -> bool:
     source = node.args[0]
     assert isinstance(source, Node)
     t.blobs[node] = t.blobs[source]
     return True
 
 
-_SPECIAL: Mapping[str, Callable[[_Translation, Node], bool]] = {
+_SPECIAL: Mapping[str, Callable[[Translation, Node], bool]] = {
     "aten._native_batch_norm_legit_functional": _batch_norm,
     "aten._native_batch_norm_legit_no_training": _batch_norm,
     "aten.alias": _pass,
-    "aten.bernoulli.p": _bernoulli,
     "aten.copy": _copy,
     "aten.detach": _stop,
     "aten.instance_norm": _instance_norm,
     "aten.lift_fresh_copy": _pass,
-    "aten.native_dropout": _dropout,
+    **DRAWS,
+    **LAYERS,
 }
 """How a node becomes ops where it is not simply one; False leaves it to the general way."""
 

@@ -12,17 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op
 from purine.importers._torch_batch import Batch
+from purine.importers._torch_random import KINDS
 from purine.ops.custom_gradient import CUSTOM_GRADIENT, rule_of, rule_text, shaped_rule
 from purine.ops.infer import complete, with_batch
 from purine.ops.sized import sized
 
 __all__ = ["Unfit", "check_constants", "counterpart", "enlarged", "fix_batch", "follow_batch"]
+
+T = TypeVar("T")
 
 # An odd number, so that halves and pairs of samples are not taken for what they are not.
 _MORE = 3
@@ -116,8 +120,8 @@ def _followed_ops(net: Graph, other: Graph, field: str) -> Graph:
         if repr(op.attributes) != repr(there.attributes):
             following = _following_rule if op.kind == CUSTOM_GRADIENT else _following
             builder.ops[name] = following(op, there, net, other, field, sizes)
-        if op.kind == "Dropout":
-            _batch_first(builder, op, net, other)
+        if op.kind in ("Dropout", "RandomMask", *KINDS):
+            _draw_by_sample(builder, builder.ops[name], net, other)
     return builder.graph()
 
 
@@ -271,26 +275,40 @@ def _rounded(factor: float) -> float:
     return float(round(factor)) if math.isclose(factor, round(factor), rel_tol=1e-12) else factor
 
 
-def _batch_first(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
-    """Let dropout draw sample by sample where the batch is not the first dimension.
-
-    Parts of a batch then draw what the whole batch draws.
-    """
-    x, y = op.inputs[0], op.outputs[0]
-    extents = zip(_extents(net, x), _extents(other, x), strict=True)
+def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
+    """Let parts of a batch draw what the whole batch draws: sample by sample, or all the same."""
+    y = op.outputs[0]
+    extents = zip(_extents(net, y), _extents(other, y), strict=True)
     places = [place for place, (one, two) in enumerate(extents) if one != two]
-    if len(places) != 1 or places[0] == 0:
+    if not places:
+        builder.ops[op.name] = replace(op, attributes={**op.attributes, "shared": True})
         return
-    shape = list(_extents(net, x))
-    shape[0], shape[places[0]] = shape[places[0]], shape[0]
+    if len(places) > 1:
+        raise Unfit(f"op {op.name!r} ({op.kind}) draws random numbers for pairs of samples", op)
+    if places[0] == 0:
+        return
     swap: dict[str, Attribute] = {"dim0": 0, "dim1": places[0]}
-    dtype = net.blobs[x].dtype
-    turned = builder.blob(builder.fresh(f"{op.name}/turned"), shape, dtype)
-    dropped = builder.blob(builder.fresh(f"{op.name}/dropped"), shape, dtype)
-    builder.op(turned, "aten.transpose.int", [x], [turned], swap, where=op.where)
-    builder.ops[op.name] = replace(op, inputs=(turned, *op.inputs[1:]), outputs=(dropped,))
+    shape, dtype = _swapped(_extents(net, y), places[0]), net.blobs[y].dtype
+    drawn = builder.blob(builder.fresh(f"{op.name}/drawn"), shape, dtype)
+    if op.kind == "Dropout":
+        turned = builder.blob(builder.fresh(f"{op.name}/turned"), shape, dtype)
+        builder.op(turned, "aten.transpose.int", [op.inputs[0]], [turned], swap, where=op.where)
+        op = replace(op, inputs=(turned, *op.inputs[1:]))
+    else:
+        counted = op.attributes["shape"]
+        assert isinstance(counted, tuple)
+        settings = {**op.attributes, "shape": _swapped(counted, places[0])}
+        op = replace(op, attributes=settings)
+    builder.ops[op.name] = replace(op, outputs=(drawn,))
     back = builder.fresh(f"{op.name}/back")
-    builder.op(back, "aten.transpose.int", [dropped], [y], swap, where=op.where)
+    builder.op(back, "aten.transpose.int", [drawn], [y], swap, where=op.where)
+
+
+def _swapped(items: tuple[T, ...], place: int) -> tuple[T, ...]:
+    """The items with the first and that at `place` exchanged."""
+    swapped = list(items)
+    swapped[0], swapped[place] = items[place], items[0]
+    return tuple(swapped)
 
 
 def _extents(graph: Graph, blob: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ Shapes are those of the example. The batch size can be changed: `purine.ops.infe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from purine.arguments import checked
 from purine.errors import ConfigError, PurineError, in_a_line
 from purine.graph import Builder, Graph
 from purine.importers._torch_batch import Batch, Nested, batch_of
-from purine.importers._torch_export import MODULE, Program, export, mode
+from purine.importers._torch_export import MODULE, Program, changed, export, mode
 from purine.importers._torch_graph import add_state, translate
 from purine.importers._torch_sizes import (
     Unfit,
@@ -191,7 +191,13 @@ class _Tracer:
 
     def export(self, batch: Batch, *, training: bool) -> Program:
         with mode(self.module, training=training):
-            return export(self.module, self.loss, batch)
+            program = export(self.module, self.loss, batch)
+            if training or not program.changes_parameters:
+                return program
+            # Such as weights that are rescaled for tests, once: a flag tells that it was done.
+            with changed(program.changes):
+                again = export(self.module, self.loss, batch)
+            return replace(program, switched=not again.changes_parameters)
 
     def graph(
         self, program: Program, batch: Batch, constants: dict[str, Tensor], *, test: bool

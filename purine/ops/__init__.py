@@ -4,9 +4,12 @@ import purine.ops.add_at
 import purine.ops.average
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
+import purine.ops.ctc
 import purine.ops.custom_gradient
+import purine.ops.expect
 import purine.ops.fused
 import purine.ops.group_norm
+import purine.ops.grouped
 import purine.ops.loss_more
 import purine.ops.loss_scale
 import purine.ops.pointwise

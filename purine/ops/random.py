@@ -3,7 +3,8 @@
 Every element's number is a hash of its own index under a key, so that the bits depend neither on
 the order in which ops run nor on how a batch is cut: a part of a batch that starts at sample
 `offset` draws exactly the numbers that the whole batch would have drawn there. Every random kind
-has that attribute, with that meaning.
+has that attribute, with that meaning. What is drawn once for the whole batch is `shared`: its parts
+all draw the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ from purine.ops.gradient import RULES, Emit, Rule
 from purine.ops.net import Var
 from purine.ops.registry import kind
 
-__all__ = ["Dropout", "RandomMask", "dropout", "random_bits"]
+__all__ = [
+    "Dropout",
+    "RandomExponential",
+    "RandomIntegers",
+    "RandomMask",
+    "RandomNormal",
+    "RandomUniform",
+    "dropout",
+    "random_bits",
+]
+
+# Digits of a uniform number: as many as the dtype has, so that rounding never gives 1.
+_DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 32}
 
 
 def random_bits(
@@ -58,6 +71,7 @@ def RandomMask(
     dtype: str = "float32",
     offset: int = 0,
     part: tuple[int, ...] | None = None,
+    shared: bool = False,
 ) -> Tensor:
     """1 / keep with probability `keep`, else 0, for every element of `shape`.
 
@@ -73,6 +87,98 @@ def RandomMask(
     return (bits < limit).to(dtype_of(dtype)).mul_(1.0 / keep).view(shape)
 
 
+@kind
+def RandomUniform(
+    seed: Tensor,
+    iteration: Tensor,
+    *,
+    shape: tuple[int, ...],
+    stream: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: str = "float32",
+    offset: int = 0,
+    shared: bool = False,
+) -> Tensor:
+    """Numbers from `low` on and below `high`, all equally likely."""
+    digits = _DIGITS[dtype]
+    whole = _unsigned(seed, iteration, shape, stream, offset) >> (32 - digits)
+    unit = whole.to(dtype_of(dtype)) * 2.0**-digits
+    return unit if (low, high) == (0.0, 1.0) else low + (high - low) * unit
+
+
+@kind
+def RandomNormal(
+    seed: Tensor,
+    iteration: Tensor,
+    *,
+    shape: tuple[int, ...],
+    stream: str,
+    mean: float = 0.0,
+    std: float = 1.0,
+    dtype: str = "float32",
+    offset: int = 0,
+    shared: bool = False,
+) -> Tensor:
+    """Numbers of a normal distribution, by the method of Box and Muller."""
+    radius = (-2.0 * _open_unit(seed, iteration, shape, f"{stream}/radius", offset).log()).sqrt()
+    angle = 2.0 * math.pi * _open_unit(seed, iteration, shape, f"{stream}/angle", offset)
+    return (mean + std * radius * angle.cos()).to(dtype_of(dtype))
+
+
+@kind
+def RandomExponential(
+    seed: Tensor,
+    iteration: Tensor,
+    *,
+    shape: tuple[int, ...],
+    stream: str,
+    rate: float = 1.0,
+    dtype: str = "float32",
+    offset: int = 0,
+    shared: bool = False,
+) -> Tensor:
+    """Numbers of an exponential distribution; none is 0."""
+    unit = _open_unit(seed, iteration, shape, stream, offset)
+    return (-unit.log() / rate).to(dtype_of(dtype))
+
+
+@kind
+def RandomIntegers(
+    seed: Tensor,
+    iteration: Tensor,
+    *,
+    shape: tuple[int, ...],
+    stream: str,
+    high: int,
+    low: int = 0,
+    dtype: str = "int64",
+    offset: int = 0,
+    shared: bool = False,
+) -> Tensor:
+    """Whole numbers from `low` on and below `high`, all equally likely."""
+    if not 0 < high - low <= 2**31:
+        raise ValueError(f"low is {low} and high is {high}: there must be 1 to 2**31 numbers")
+    whole = _unsigned(seed, iteration, shape, stream, offset)
+    return (low + (whole * (high - low) >> 32)).to(dtype_of(dtype))
+
+
+def _unsigned(
+    seed: Tensor, iteration: Tensor, shape: tuple[int, ...], stream: str, offset: int
+) -> Tensor:
+    """For every element of `shape` a whole number of 32 random bits, as int64."""
+    start = offset * math.prod(shape[1:])
+    bits = random_bits(seed, iteration, math.prod(shape), stream=stream, offset=start)
+    return (bits.to(torch.int64) + 2**31).view(shape)
+
+
+def _open_unit(
+    seed: Tensor, iteration: Tensor, shape: tuple[int, ...], stream: str, offset: int
+) -> Tensor:
+    """Uniform float64 numbers strictly between 0 and 1."""
+    return (_unsigned(seed, iteration, shape, stream, offset).to(torch.float64) + 0.5) * 2.0**-32
+
+
 @kind(evaluation="pass")
 def Dropout(
     x: Tensor,
@@ -83,6 +189,7 @@ def Dropout(
     stream: str = "",
     offset: int = 0,
     part: tuple[int, ...] | None = None,
+    shared: bool = False,
 ) -> Tensor:
     """Zero each element with probability `ratio` and scale the others up; nothing at test time."""
     if not 0 <= ratio < 1:
@@ -138,8 +245,9 @@ def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
         "dtype": blob.dtype,
         "offset": op.attributes.get("offset", 0),
     }
-    if "part" in op.attributes:
-        settings["part"] = op.attributes["part"]
+    for name in ("part", "shared"):
+        if name in op.attributes:
+            settings[name] = op.attributes[name]
     (mask,) = emit("RandomMask", [seed, iteration], settings, label="mask")
     emit("aten.mul.Tensor", [x, mask], outputs=op.outputs)
     return (mask,)

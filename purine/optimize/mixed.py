@@ -70,8 +70,9 @@ _KINDS: Mapping[Class, str] = {
     "wide": """
         Accuracy ArgMax CaffeBatchNorm CaffeBatchNormAlways CaffeBatchNormTest CaffeLstm
         CaffeRnn ContrastiveLoss CustomGradient Data Embedding EmbeddingPart EuclideanLoss
-        Exp HingeLoss InfogainLoss LRN Log MVN MultinomialLogisticLoss Normalize Power RandomMask
-        Reduction ScalarLoss SigmoidCrossEntropyLoss Softmax SoftmaxLoss SumLoss
+        Exp HingeLoss InfogainLoss LRN Log MVN MultinomialLogisticLoss Normalize Power
+        RandomExponential RandomIntegers RandomMask RandomNormal RandomUniform Reduction
+        ScalarLoss SigmoidCrossEntropyLoss Softmax SoftmaxLoss SumLoss
         aten._log_softmax aten._softmax aten.binary_cross_entropy_with_logits
         aten.cross_entropy_loss aten.cumsum aten.embedding aten.exp aten.group_norm aten.log
         aten.log_softmax aten.logsumexp aten.masked_fill aten.mse_loss

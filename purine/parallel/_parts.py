@@ -173,7 +173,7 @@ def _moved(graph: Graph, op: Op, part: Part, samples: Mapping[str, int]) -> Mapp
         offset = op.attributes.get("offset", 0)
         shape = graph.blobs[op.outputs[0]].shape
         assert isinstance(offset, int)
-        if shape:
+        if shape and not op.attributes.get("shared"):
             # Rows of the blob for each sample: more than one where places were joined with samples.
             rows = shape[0] // samples[op.name]
             return {**op.attributes, "offset": offset + part.start * rows}

@@ -77,7 +77,23 @@ def _trained_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, *_: Tensor) -> 
     return F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-5)
 
 
+def _ctc_losses(scores: Tensor, labels: Tensor, times: Tensor, counts: Tensor) -> Tensor:
+    return F.ctc_loss(scores, labels, times, counts, reduction="none")
+
+
+def _grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    starts = [0, *ends.tolist()]
+    parts = [x[a:b] @ w for a, b, w in zip(starts, ends.tolist(), weight, strict=False)]
+    return torch.cat([*parts, x.new_zeros(x.shape[0] - starts[-1], weight.shape[2])])
+
+
 IMAGE = real(3, 4, 7, 6)
+SPELT = (
+    real(5, 2, 4).log_softmax(-1),
+    torch.tensor([[1, 2], [3, 1]]),
+    *torch.tensor([[5, 4], [2, 1]]),
+)
+ROWS, ENDS = real(7, 3), torch.tensor([2, 2, 6])
 
 CASES = [
     Case("Attention", (real(2, 2, 4, 3), real(2, 2, 4, 3), real(2, 2, 4, 3))),
@@ -103,6 +119,9 @@ CASES = [
         used=(0, 1, 2),
     ),
     Case("CaffeRnn", (real(4, 2, 3), whole(2, 4, 2), real(3, 3), real(1, 2, 3)), used=(0, 1)),
+    Case("CtcLosses", SPELT, oracle=_ctc_losses),
+    Case("Expect", (real(3, 5), torch.tensor(True), torch.tensor(True)), {"expected": "a, b"}),
+    Case("GroupedProduct", (ROWS, real(3, 3, 2), ENDS), oracle=_grouped_product),
     Case("MVN", (IMAGE,)),
     Case("MVN", (IMAGE,), {"across": True, "eps": 0.1}),
     Case("MVN", (IMAGE,), {"variance": False}),
@@ -241,6 +260,12 @@ NOT_DIFFERENTIATED = [
         {"counts": (2, 3)},
     ),
     Case("RandomMask", (), {"shape": (3, 4), "keep": 0.5, "stream": "drop", "dtype": "float64"}),
+    Case("CtcLossesGradient", (real(2), *SPELT)),
+    Case("GroupedProductGradient", (ROWS, real(7, 2), ENDS)),
+    Case("RandomExponential", (), {"shape": (3, 4), "stream": "a", "dtype": "float64"}),
+    Case("RandomIntegers", (), {"shape": (3, 4), "stream": "a", "high": 9, "dtype": "int64"}),
+    Case("RandomNormal", (), {"shape": (3, 4), "stream": "a", "dtype": "float64"}),
+    Case("RandomUniform", (), {"shape": (3, 4), "stream": "a", "dtype": "float64"}),
     Case("StopGradient", (real(3, 5),)),
     Case("Threshold", (real(3, 5),), {"threshold": 0.25}),
 ]

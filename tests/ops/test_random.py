@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from purine.errors import KindError
 from purine.ops import Net, dropout
-from purine.ops.random import Dropout, RandomMask, random_bits
+from purine.ops.random import (
+    Dropout,
+    RandomExponential,
+    RandomIntegers,
+    RandomMask,
+    RandomNormal,
+    RandomUniform,
+    random_bits,
+)
 
 
 def number(value: int) -> torch.Tensor:
@@ -70,3 +80,37 @@ def test_a_dropout_layer_draws_under_its_own_name() -> None:
     assert streams == {"drop1", "drop2"}
     with pytest.raises(KindError, match="at least 0 and below 1"):
         dropout(x, ratio=1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_uniform_numbers_stay_below_their_end(dtype: str) -> None:
+    drawn = RandomUniform(number(0), number(0), shape=(300, 300), stream="a", dtype=dtype)
+    assert drawn.dtype == getattr(torch, dtype)
+    assert 0 <= drawn.min() < 0.01
+    assert 0.99 < drawn.max() < 1
+    assert abs(drawn.double().mean().item() - 0.5) < 0.01
+
+
+def test_normal_numbers_have_the_shares_of_their_distribution() -> None:
+    drawn = RandomNormal(number(0), number(0), shape=(400, 500), stream="a", mean=1.0, std=2.0)
+    for deviations, share in ((1, 0.6827), (2, 0.9545), (3, 0.9973)):
+        found = ((drawn - 1).abs() < 2 * deviations).double().mean().item()
+        assert abs(found - share) < 0.003
+    neighbours = torch.corrcoef(torch.stack([drawn.flatten()[:-1], drawn.flatten()[1:]]))
+    assert neighbours[0, 1].abs() < 0.01
+
+
+def test_exponential_and_whole_numbers() -> None:
+    waited = RandomExponential(number(0), number(0), shape=(90_000,), stream="a", rate=2.0)
+    assert waited.min() > 0
+    assert abs((waited > 1).double().mean().item() - 0.1353) < 0.005
+    thrown = RandomIntegers(number(0), number(0), shape=(60_000,), stream="a", low=1, high=7)
+    assert ((thrown.bincount()[1:] / 10_000 - 1).abs() < 0.04).all()
+    with pytest.raises(ValueError, match="1 to 2"):
+        RandomIntegers(number(0), number(0), shape=(2,), stream="a", low=3, high=3)
+
+
+@pytest.mark.parametrize("draw", [RandomUniform, RandomNormal, RandomExponential])
+def test_parts_of_a_batch_draw_what_the_whole_draws(draw: Callable[..., torch.Tensor]) -> None:
+    whole = draw(number(1), number(2), shape=(6, 5), stream="a")
+    assert torch.equal(draw(number(1), number(2), shape=(2, 5), stream="a", offset=3), whole[3:5])
