@@ -17,7 +17,7 @@ import torch
 from purine.graph import Attribute, Blob, Op
 from purine.ops import sized
 from purine.ops.registry import lookup
-from purine.ops.samples import MEAN, SAME, SUM, Relation, Samples, try_out
+from purine.ops.samples import ANY, EVERY, MEAN, SAME, SUM, Relation, Samples, try_out
 
 __all__ = ["BATCH_NORMS", "relate"]
 
@@ -120,8 +120,14 @@ def relate(
     count = len(op.outputs)
     if op.attributes.get("scale_grad_by_freq") is True:
         return None  # gradients of rows are divided by how often the batch has them
+    if {"offset", "shape", "stream"} <= lookup(op).attributes.keys():
+        drawn = _drawn(op)
+        return None if drawn is None else (drawn,)
     if all(relation is SAME for relation in given) and not op.kind.startswith(sized.PREFIX):
         return (SAME,) * count
+    condition = _condition(op, given)
+    if condition is not None:
+        return (condition,)
     if op.kind in BATCH_NORMS and op.attributes.get("training", True):
         x = given[0]
         whole = isinstance(x, Samples) and x.axis == 0 and all(r is SAME for r in given[1:])
@@ -133,6 +139,8 @@ def relate(
             return (found,) * count
     if {"offset", "stream"} <= lookup(op).attributes.keys():
         return None  # it draws by the number of the sample, which has to be along the first axis
+    if any(relation in (ANY, EVERY) for relation in given):
+        return None
     inputs = [blobs[name] for name in op.inputs]
     key = (
         op.kind,
@@ -143,6 +151,33 @@ def relate(
     if key not in _TRIED:
         _TRIED[key] = try_out(op, inputs, given, count)
     return _TRIED[key]
+
+
+def _drawn(op: Op) -> Relation | None:
+    """Random numbers: by sample along the first axis, or the same for all parts of a batch."""
+    if op.attributes.get("shared") is True:
+        return SAME
+    shape = op.attributes["shape"]
+    first = str(shape[0]) if isinstance(shape, tuple) and shape else ""
+    rows, _, batch = first.rpartition("*")
+    whole = op.kind.startswith(sized.PREFIX) and batch == "batch" and (rows or "1").isdigit()
+    return Samples(0, inner=int(rows or "1")) if whole else None
+
+
+def _condition(op: Op, given: Sequence[Relation]) -> Relation | None:
+    """Conditions on all samples, and what depends on these: a part that fails is enough."""
+    kinds = set(given)
+    if op.kind == "Expect" and kinds - {given[0]} <= {EVERY, SAME} and given[0] is not ANY:
+        return given[0]
+    if op.kind in ("aten.all", "aten.any") and isinstance(given[0], Samples):
+        return EVERY if op.kind == "aten.all" else ANY
+    if op.kind == "aten.logical_not" and kinds <= {EVERY, ANY}:
+        return ANY if EVERY in kinds else EVERY
+    if op.kind == "aten.logical_and" and EVERY in kinds <= {EVERY, SAME}:
+        return EVERY
+    if op.kind == "aten.logical_or" and ANY in kinds <= {ANY, SAME}:
+        return ANY
+    return None
 
 
 _TRIED: dict[tuple[object, ...], tuple[Relation, ...] | None] = {}

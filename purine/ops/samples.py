@@ -6,6 +6,7 @@ A blob is one of these:
 - `SAME`: it does not depend on the samples, so every part has it.
 - `Samples`: it has the samples along one of its axes; the whole is the parts side by side.
 - `SUM`, `MEAN`: the whole is the sum of the parts, or their mean by number of samples.
+- `EVERY`, `ANY`: a condition that holds for the whole if it does in every part, or in any.
 - `MIXED`: it comes from an op that mixes samples, and cannot be had from parts at all.
 
 `relate` says what the results of an op are, given its inputs. Families of ops that are common or
@@ -29,7 +30,7 @@ from purine.graph import Blob, Location, Op
 from purine.ops.aten import dtype_of
 from purine.ops.registry import lookup
 
-__all__ = ["MEAN", "MIXED", "SAME", "SUM", "Relation", "Samples", "try_out"]
+__all__ = ["ANY", "EVERY", "MEAN", "MIXED", "SAME", "SUM", "Relation", "Samples", "try_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,13 @@ class _Reduced(Enum):
     SAME = "same"
     SUM = "sum"
     MEAN = "mean"
+    EVERY = "every"
+    ANY = "any"
     MIXED = "mixed"
 
 
-SAME, SUM, MEAN, MIXED = _Reduced.SAME, _Reduced.SUM, _Reduced.MEAN, _Reduced.MIXED
+SAME, SUM, MEAN = _Reduced.SAME, _Reduced.SUM, _Reduced.MEAN
+EVERY, ANY, MIXED = _Reduced.EVERY, _Reduced.ANY, _Reduced.MIXED
 Relation: TypeAlias = Samples | _Reduced
 
 _PARTS = (2, 3)

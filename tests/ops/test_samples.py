@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from purine.graph import Attribute, Blob, Op
 from purine.ops import _sample_rules
 from purine.ops.registry import kind, kinds
-from purine.ops.samples import MEAN, SAME, SUM, Relation, Samples, try_out
+from purine.ops.samples import ANY, EVERY, MEAN, SAME, SUM, Relation, Samples, try_out
 
 X = Samples(0)
 ROWS = Samples(0, inner=5)  # samples joined with places
@@ -150,6 +152,43 @@ def test_an_op_that_mixes_samples_is_found(
     relations = dict(zip((blob.name for blob in inputs), given, strict=True))
     op = op_of(name, inputs, 1, attributes)
     assert _sample_rules.relate(op, {blob.name: blob for blob in inputs}, relations) is None
+
+
+def test_conditions_on_all_samples_are_kept_by_parts() -> None:
+    """A loss that is not a number where values are not finite is so where those of a part are."""
+
+    def found(name: str, *inputs: tuple[Blob, Relation]) -> Relation:
+        forms = {f"x{k}": replace(blob, name=f"x{k}") for k, (blob, _) in enumerate(inputs)}
+        op = Op("op", name, tuple(forms), ("y",), {"expected": "z"} if name == "Expect" else {})
+        given = dict(zip(forms, (relation for _, relation in inputs), strict=True))
+        (relation,) = _sample_rules.relate(op, forms, given) or (None,)
+        assert relation is not None
+        return relation
+
+    samples, flag, loss = blobs("bool 4 3", "bool", ())
+    every, some = found("aten.all", (samples, X)), found("aten.any", (samples, X))
+    assert (every, some) == (EVERY, ANY)
+    assert found("aten.logical_not", (flag, some)) is EVERY
+    assert found("Expect", (loss, MEAN), (flag, every)) is MEAN
+    op = op_of("Expect", [loss, replace(flag, name="x1")], 1, {"expected": "z"})
+    mixed = {"x2": MEAN, "x1": ANY}
+    assert _sample_rules.relate(op, {"x2": loss, "x1": replace(flag, name="x1")}, mixed) is None
+
+
+def test_random_numbers_are_drawn_by_sample_or_by_all_parts() -> None:
+    def found(name: str, shape: tuple[Attribute, ...], **settings: Attribute) -> object:
+        inputs = [Blob("seed", (), "int64"), Blob("iteration", (), "int64")]
+        if name.startswith("sized."):
+            inputs.insert(0, Blob("data", (4, 3)))
+        attributes = {"shape": shape, "stream": "s", **settings}
+        op = op_of(name, inputs, 1, attributes)
+        given = {blob.name: X if blob.name == "data" else SAME for blob in inputs}
+        return _sample_rules.relate(op, {blob.name: blob for blob in inputs}, given)
+
+    assert found("sized.RandomNormal", ("batch", 3)) == (X,)
+    assert found("sized.RandomNormal", ("5*batch", 3)) == (ROWS,)
+    assert found("RandomNormal", (4, 3), shared=True) == (SAME,)
+    assert found("RandomNormal", (4, 3)) is None
 
 
 def test_sums_and_means_pass_linear_ops() -> None:

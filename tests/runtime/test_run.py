@@ -685,7 +685,8 @@ def test_fed_values_have_to_fit() -> None:
 
 
 def test_a_failure_is_not_taken_for_the_end_of_the_steps() -> None:
-    with pu.Run(pu.backward(pu.zoo.mlp(batch=4)), data=pu.data.fashion_mini()) as run:
+    data = torch.randn(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64)
+    with pu.Run(pu.backward(pu.zoo.mlp(batch=4)), data=data) as run:
 
         def ends(left: int) -> Never:
             raise StopIteration
