@@ -193,3 +193,19 @@ def test_precision_tells_what_float32_runs_are_apart() -> None:
     assert row["difference"] == 0
     assert 0 < row["fp32_spread"] < 1e-4
     assert 0 < row["bf16_difference"] < 0.02
+
+
+def test_import_zoo_lists_what_it_knows_and_refuses_what_it_does_not() -> None:
+    done = ran("import_zoo.py", "--list")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 60
+    done = ran("import_zoo.py", "--only gpt2 nosuch")
+    assert done.returncode == 2
+    assert "--only: there is no nosuch" in done.stderr
+
+
+def test_import_zoo_agrees_with_torch_on_a_small_model() -> None:
+    pytest.importorskip("transformers")
+    done = ran("import_zoo.py", "--only gpt2 resnet")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["agree"], result["wrong"], result["failed"]) == (2, [], [])
