@@ -228,3 +228,19 @@ def test_busy_processes_end_with_the_benchmark(capsys: pytest.CaptureFixture[str
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert answer["cost_idle"] == pytest.approx(3 / 97)
     assert answer["kept_busy"] == 0.75
+
+
+def test_import_zoo_lists_what_it_knows_and_refuses_what_it_does_not() -> None:
+    done = ran("import_zoo.py", "--list")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 60
+    done = ran("import_zoo.py", "--only gpt2 nosuch")
+    assert done.returncode == 2
+    assert "--only: there is no nosuch" in done.stderr
+
+
+def test_import_zoo_agrees_with_torch_on_a_small_model() -> None:
+    pytest.importorskip("transformers")
+    done = ran("import_zoo.py", "--only gpt2 resnet")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["agree"], result["wrong"], result["failed"]) == (2, [], [])
