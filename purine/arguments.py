@@ -184,6 +184,7 @@ def conforms(value: object, annotation: Any) -> bool:
     """
     if type(value) is annotation or annotation is Any or annotation is object:
         return True
+    annotation = _meaning(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if isinstance(annotation, TypeVar):
         return True
@@ -217,12 +218,19 @@ def conforms(value: object, annotation: Any) -> bool:
     return True
 
 
+def _meaning(annotation: Any) -> Any:
+    """What an alias of types stands for: newer Python and numpy have aliases that are objects."""
+    alias = typing.get_origin(annotation) or annotation
+    return getattr(alias, "__value__", annotation)
+
+
 def describe(annotation: Any, *, none: str = "nothing") -> str:
     """An annotation in words, for error messages.
 
     >>> describe(int | tuple[int, int])
     'a whole number or a list of 2 whole numbers'
     """
+    annotation = _meaning(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (None, type(None)):
         return none

@@ -121,3 +121,14 @@ def test_annotations_of_all_public_functions_can_be_read() -> None:
             if inspect.isfunction(function):
                 assert typing.get_type_hints(function), name
                 assert hasattr(function, "__wrapped__"), f"{name} is not checked"
+
+
+def test_an_alias_of_types_that_is_an_object_means_what_it_stands_for() -> None:
+    """As `npt.NDArray` is with newer versions of Python and numpy."""
+
+    class Alias:
+        __value__ = list[int]
+
+    assert conforms([1], Alias())
+    assert not conforms("1", Alias())
+    assert describe(Alias()) == describe(list[int])
