@@ -114,6 +114,11 @@ def changes_parameters(exported: Any) -> bool:
     return any(spec.kind.name == "PARAMETER_MUTATION" for spec in specs)
 
 
+def _switches(module: nn.Module, exported: Any) -> bool:
+    """Whether a forward in test mode writes to parameters, such as once after training."""
+    return not module.training and changes_parameters(exported.run_decompositions({}))
+
+
 def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program:
     """Trace the module, in the mode it is in, together with the loss."""
     step = _Step(module, loss, batch)
@@ -128,8 +133,7 @@ def export(module: nn.Module, loss: Callable[..., Any], batch: Batch) -> Program
         ):
             warnings.simplefilter("ignore")  # about attributes that torch's own layers assign
             exported = _traced(step, batch)
-            switching = not module.training and changes_parameters(exported)
-            if step.found.changes and not switching:
+            if step.found.changes and not _switches(module, exported):
                 again = _Step(module, loss, batch)
                 moving = _moving(again, batch, step.found.changes)
                 refuse_changes(moving, lambda: _differs(again, batch, exported))

@@ -51,6 +51,8 @@ class _Values:
 
     def hidden_write(self) -> Node | None:
         for place, write, base in self.writes:
+            if base.op == "placeholder":
+                continue  # writes to parameters and buffers are told as such
             if base in self.differentiable and any(
                 self.base_of(source) is base and user.target not in _DETACHING
                 for user in self.nodes[place + 1 :]

@@ -2,6 +2,7 @@
 
 import purine.ops.add_at
 import purine.ops.average
+import purine.ops.batch_reduce
 import purine.ops.caffe_norm
 import purine.ops.caffe_recurrent
 import purine.ops.ctc

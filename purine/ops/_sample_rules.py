@@ -171,6 +171,8 @@ def _condition(op: Op, given: Sequence[Relation]) -> Relation | None:
         return given[0]
     if op.kind in ("aten.all", "aten.any") and isinstance(given[0], Samples):
         return EVERY if op.kind == "aten.all" else ANY
+    if op.kind in (*_KEEP, "aten.reshape", "aten.view") and given[0] in (EVERY, ANY):
+        return given[0]
     if op.kind == "aten.logical_not" and kinds <= {EVERY, ANY}:
         return ANY if EVERY in kinds else EVERY
     if op.kind == "aten.logical_and" and EVERY in kinds <= {EVERY, SAME}:

@@ -183,7 +183,7 @@ class _Marking:
     def _refuse_cuts(self, op: Op) -> None:
         """Mark what an op reads that mixes samples."""
         builder = self.builder
-        name = next(n for n in op.inputs if isinstance(self.relations[n], Samples))
+        (name, *_) = (n for n in op.inputs if self.relations[n] is not SAME)
         blob = builder.blobs[name]
         marked = builder.fresh(f"{name}/batch")
         builder.add(replace(blob, name=marked))

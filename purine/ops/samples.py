@@ -97,7 +97,7 @@ def try_out(
         seen = _tried(local, inputs, given, mark)
         if seen is None:
             continue  # the kernel does not take these values
-        if len(seen) != results:
+        if len(seen) != results or None in seen:
             return None
         agreed = seen if found is None else list(map(_agreed, found, seen))
         if any(relation is None for relation in agreed):
@@ -132,6 +132,8 @@ def _tried(
         *parts, whole = (
             [result] if isinstance(result, Tensor) else list(result) for result in results
         )
+        if len({len(results) for results in (*parts, whole)}) > 1:
+            return [None] * len(whole)
         return [_relation(*each) for each in zip(*parts, whole, strict=True)]
     return None
 

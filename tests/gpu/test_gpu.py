@@ -155,7 +155,7 @@ def test_rows_are_added_up_in_a_fixed_order() -> None:
 def test_a_row_for_nowhere_is_an_error() -> None:
     """In a process of its own: a GPU's error is the end of it."""
     script = """
-import torch, purine
+import torch, purine.ops
 places = torch.tensor([0, 4], device="cuda")
 torch.ops.purine.row_sums(places, torch.ones(2, 3, device="cuda"), 4)
 torch.cuda.synchronize()
