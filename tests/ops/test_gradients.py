@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import purine.runtime.run  # noqa: F401  (registers the kinds that runs make)
 from purine.autodiff import backward, gradient_of
 from purine.graph import Graph, Op, verify
 from purine.ops.net import Net
