@@ -133,10 +133,20 @@ class _Form:
                 values = (_plain(value),)
                 bound.arguments[key] = values[0]
             annotation = self.hints.get(key, Any)
-            for item in values:
+            for place, item in enumerate(values):
                 if not conforms(item, annotation):
-                    raise _misfit(f"{self.label}: {key}", key, item, annotation)
+                    many = kind is inspect.Parameter.VAR_POSITIONAL
+                    which = f"{key}[{place}]" if many else key
+                    raise _misfit(
+                        f"{self.called(bound.arguments)}: {which}", which, item, annotation
+                    )
         return bound.args, bound.kwargs
+
+    def called(self, arguments: Mapping[str, Any]) -> str:
+        """The function, with the name of the layer where it makes one."""
+        name = arguments.get("name")
+        layer = self.hints.get("name") == (str | None)
+        return f"{self.label} {shown(name)}" if layer and isinstance(name, str) else self.label
 
 
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -243,6 +253,8 @@ def describe(annotation: Any, *, none: str = "nothing") -> str:
         return "a function"
     if origin is os.PathLike:
         return "a path"
+    if origin is np.ndarray:
+        return _CLASSES["ndarray"]
     if origin is not None and issubclass(origin, Mapping):
         keys, values = (_many(describe(item)) for item in arguments)
         return f"a mapping of {keys} to {values}"
@@ -338,6 +350,8 @@ _CLASSES: Mapping[str, str] = {
 }
 
 _REMEDIES: Mapping[tuple[str, str], str] = {
+    ("Module", "function"): "put what it computes into the forward of a torch.nn.Module",
+    ("ndarray", "list"): "convert it with numpy.asarray",
     ("Graph", "Module"): "import the module: pu.from_torch(module, loss, example).net",
     ("Graph", "Net"): "freeze the net: net.graph()",
     ("Graph", "Imported"): "take a graph of what was imported: imported.net or imported.test",
@@ -383,7 +397,11 @@ def _misfit(what: str, key: str, value: object, annotation: Any) -> ConfigError:
 
 
 def _remedy(key: str, value: object, annotation: Any) -> str:
-    options = (annotation, *typing.get_args(annotation))
+    options = [_meaning(option) for option in (annotation, *typing.get_args(annotation))]
+    if isinstance(value, type) and any(
+        isinstance(option, type) and issubclass(value, option) for option in options
+    ):
+        return f"make an object of the class: {value.__name__}(...)"
     wanted = [getattr(option, "__name__", "") for option in options]
     for kind in type(value).__mro__:
         for name in wanted:

@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_call() -> None:
     with pytest.raises(ConfigError, match="scaled: by is '3'") as caught:
         scaled([1], by="3")  # type: ignore[arg-type]
     assert (caught.value.expected, caught.value.found) == ("a number", "'3'")
-    with pytest.raises(ConfigError, match="scaled: more is None"):
+    with pytest.raises(ConfigError, match=r"scaled: more\[0\] is None"):
         scaled([1], None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="scaled has no argument 'bye'") as caught:
         scaled([1], bye=3)  # type: ignore[call-arg]

@@ -113,18 +113,10 @@ def _as_numpy(array: Array, origin: str) -> npt.NDArray[Any]:
         kind = dtype_name(array.dtype)
         if kind in DTYPES:
             return _usable(cast(npt.NDArray[Any], array.detach().cpu().numpy()), origin)
-    elif isinstance(array, np.ndarray):
+    else:
         kind = array.dtype.name
         if kind in DTYPES:
             return _usable(array, origin)
-    else:
-        raise DataError(
-            "this is not an array",
-            where=origin,
-            expected="a numpy array or a torch tensor",
-            found=type(array).__name__,
-            remedy="convert it with numpy.asarray",
-        )
     raise DataError(
         f"samples cannot be {kind}",
         where=origin,

@@ -158,6 +158,7 @@ class _Parser:
         self.error = error
         self.anchors: dict[str, Node] = {}
         self.repeated = 0
+        self.key = ""  # of the mapping that is read
         bad = _FORBIDDEN.search(text)
         if bad:
             raise self.wrong(
@@ -238,24 +239,36 @@ class _Parser:
             return self.alias(event)
         elif isinstance(event, yaml.SequenceStartEvent):
             self.allow_tag(event, "seq")
-            items = self.until(yaml.SequenceEndEvent, depth)
+            items = self.items(depth)
             node = List(_line(event), items, 1 + sum(item.size for item in items))
         else:
             assert isinstance(event, yaml.MappingStartEvent)
             self.allow_tag(event, "map")
-            parts = self.until(yaml.MappingEndEvent, depth)
-            pairs = list(zip(parts[::2], parts[1::2], strict=True))
-            node = Map(_line(event), pairs, 1 + sum(part.size for part in parts))
+            pairs = self.pairs(depth)
+            node = Map(_line(event), pairs, 1 + sum(key.size + value.size for key, value in pairs))
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
 
-    def until(self, end: type[yaml.Event], depth: int) -> list[Node]:
+    def items(self, depth: int) -> list[Node]:
         nodes = []
         event = self.event()
-        while not isinstance(event, end):
+        while not isinstance(event, yaml.SequenceEndEvent):
             nodes.append(self.node(event, depth + 1))
             event = self.event()
+        return nodes
+
+    def pairs(self, depth: int) -> list[tuple[Node, Node]]:
+        nodes = []
+        outer = self.key
+        event = self.event()
+        while not isinstance(event, yaml.MappingEndEvent):
+            self.key = ""
+            key = self.node(event, depth + 1)
+            self.key = f"{key.value}: " if isinstance(key, Scalar) else ""
+            nodes.append((key, self.node(self.event(), depth + 1)))
+            event = self.event()
+        self.key = outer
         return nodes
 
     def alias(self, event: yaml.AliasEvent) -> Node:
@@ -317,7 +330,7 @@ class _Parser:
             _line(event),
             "the number is too large",
             "a number that fits, or .inf",
-            _short(event.value),
+            _short(self.key + event.value),
             "write a smaller number",
         )
 
@@ -326,7 +339,7 @@ class _Parser:
             _line(event),
             f"readers of YAML do not agree on what {_short(event.value)} means",
             f"{instead}, or text in quotes",
-            _short(event.value),
+            _short(self.key + event.value),
             f"write {instead}, or quote it if it is meant as text",
         )
 

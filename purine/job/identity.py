@@ -52,5 +52,6 @@ def refuse_foreign(saved: Checkpoint, own: Mapping[str, object]) -> None:
                 where=str(saved.path),
                 expected=f"{key} {value}, as this run has",
                 found=f"{key} {found[key]}",
-                remedy="move it to the folder of its own run; this one goes on from what is left",
+                remedy=f"restore the {key} of this run if it was changed, or move the checkpoint "
+                "to the folder of its own run; this one goes on from what is left",
             )

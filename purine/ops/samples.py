@@ -132,8 +132,8 @@ def _tried(
         *parts, whole = (
             [result] if isinstance(result, Tensor) else list(result) for result in results
         )
-        if len({len(results) for results in (*parts, whole)}) > 1:
-            return [None] * len(whole)
+        if any(len(part) != len(whole) for part in parts):
+            return []  # as many results as there are samples
         return [_relation(*each) for each in zip(*parts, whole, strict=True)]
     return None
 

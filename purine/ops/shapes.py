@@ -148,8 +148,10 @@ def _dropout(settings: Mapping[str, Any], shapes: Sequence[Shape]) -> Shape | No
 
 def _eltwise(settings: Mapping[str, Any], shapes: Sequence[Shape]) -> Shape | None:
     coefficients = settings["coefficients"]
-    fit = coefficients is None or len(coefficients) == len(shapes)
-    return shapes[0] if fit and len(set(shapes)) == 1 else None
+    fit = coefficients is None or (
+        settings["operation"] == "sum" and len(coefficients) == len(shapes)
+    )
+    return shapes[0] if fit and len(shapes) > 1 and len(set(shapes)) == 1 else None
 
 
 def _place(axis: int, shape: Shape) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import purine.ops.average  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
@@ -23,7 +23,7 @@ from purine.parallel._halves import Halves, batch_of, halve
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
 from purine.parallel._parts import BESIDE, Part, add_joined, add_part, average, is_scalar
-from purine.parallel._reduce import TOPOLOGIES, Reduction, Topology
+from purine.parallel._reduce import Reduction, Topology
 from purine.parallel.batch_norm import synchronise
 from purine.parallel.copies import insert_copies, without_copies
 from purine.parallel.devices import as_locations, devices_of, is_cpu, refuse_repeated
@@ -70,8 +70,6 @@ def replicate(
     steps = [without_copies(check(one)) for one in given]
     base = steps[0]
     own = devices_of(base)
-    _refuse_other("topology", topology, TOPOLOGIES)
-    _refuse_other("batch_norm", batch_norm, get_args(BatchNorms))
     _refuse(base, steps, places, own)
     count = len(places) // len(own)
     if len(steps) == 1:
@@ -223,16 +221,6 @@ def _moved(graph: Graph, moves: Mapping[Location, Location]) -> Graph:
     for name, op in graph.ops.items():
         builder.ops[name] = replace(op, location=moves[op.location])
     return check(insert_copies(builder.graph()))
-
-
-def _refuse_other(what: str, found: str, known: Sequence[str]) -> None:
-    if found not in known:
-        raise ConfigError(
-            f"there is no {what} {found!r}",
-            expected=", ".join(known),
-            found=repr(found),
-            remedy="use one of these",
-        )
 
 
 def _refuse_unlike(plan: _Replicas) -> None:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import get_args
 
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
@@ -188,13 +187,6 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
     given: Mapping[str, By] = by if isinstance(by, Mapping) else {"*": by}
     found: dict[str, By] = {}
     for pattern, way in given.items():
-        if way not in get_args(By):
-            raise ConfigError(
-                f"there is no way {way!r} to cut an op",
-                expected=" or ".join(get_args(By)),
-                found=repr(way),
-                remedy="use one of these",
-            )
         names = matching(net, [pattern])
         found.update((name, way) for name in names if net.ops[name].kind in WEIGHTED)
     return found

@@ -123,7 +123,9 @@ class Trace:
         try:
             return cls(*from_json(json.loads(read_bounded(path, _BYTES))))
         except OSError as error:
-            raise _unreadable(path, "cannot read the trace", str(error)) from error
+            raise _unreadable(
+                path, "cannot read the trace", error.strerror or str(error)
+            ) from error
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _unreadable(path, "the file is not JSON", str(error)) from error
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:

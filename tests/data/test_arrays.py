@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from purine.data import ArraySource, Field
-from purine.errors import DataError
+from purine.errors import ConfigError, DataError
 
 IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
 LABELS = np.array([0, 1, 2, 0, 1, 2], np.uint8)
@@ -70,7 +70,6 @@ def test_classes_can_exceed_the_largest_label() -> None:
         (IMAGES.astype(complex), LABELS, "cannot be complex128", "one of bool", "complex128"),
         (torch.zeros(6, 4, 5).bfloat16(), LABELS, "cannot be bfloat16", "float32", "bfloat16"),
         (IMAGES[:0], LABELS[:0], "no samples", "one row or more", "[0, 4, 5]"),
-        ([[1]], LABELS, "not an array", "numpy array or a torch tensor", "list"),
     ],
 )
 def test_wrong_arrays(images: Any, labels: Any, what: str, expected: str, found: str) -> None:
@@ -82,6 +81,13 @@ def test_wrong_arrays(images: Any, labels: Any, what: str, expected: str, found:
     assert found in str(error.found)
     assert error.where in ("image", "label")
     assert error.remedy
+
+
+def test_lists_are_no_arrays() -> None:
+    with pytest.raises(ConfigError, match=r"arrays\[1\] is \[0, 1\]") as caught:
+        ArraySource(IMAGES[:2], [0, 1])  # type: ignore[arg-type]
+    assert caught.value.expected == "a numpy array or a tensor"
+    assert caught.value.remedy == "convert it with numpy.asarray"
 
 
 def test_label_beyond_the_classes() -> None:

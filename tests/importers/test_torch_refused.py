@@ -157,8 +157,18 @@ FEATURES, LABELS = torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("module", "loss", "example", "words"),
     [
-        (lambda x: x, F.cross_entropy, (FEATURES, LABELS), ["no module", "found: a function"]),
-        (Mlp, F.cross_entropy, (FEATURES, LABELS), ["no module", "found: <class"]),
+        (
+            lambda x: x,
+            F.cross_entropy,
+            (FEATURES, LABELS),
+            ["module is a function", "into the forward"],
+        ),
+        (
+            Mlp,
+            F.cross_entropy,
+            (FEATURES, LABELS),
+            ["module is the class Mlp", "to do: make an object of the class: Mlp("],
+        ),
         (Mlp(), None, (FEATURES, LABELS), ["loss is None", "expected: a function"]),
         (
             Mlp(),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import purine.ops
-from purine.errors import KindError
+from purine.errors import ConfigError, KindError
 from purine.graph import Filler
 from purine.ops import Net, check, conv, inner_product, pool, relu, softmax_loss
 
@@ -44,7 +44,7 @@ def test_a_net_reports_what_nothing_reads_unless_told() -> None:
 def test_a_mistake_is_reported_by_the_layer_that_makes_it() -> None:
     net = Net()
     x = net.input("x", (2, 3, 4, 4))
-    with pytest.raises(KindError, match="has attribute kernel = 'big'"):
+    with pytest.raises(ConfigError, match="pool 'pool1': kernel is 'big'\n  expected: a whole"):
         pool(x, kernel="big", name="pool1")  # type: ignore[arg-type]
     with pytest.raises(KindError, match="op 'pool1'"):
         pool(x, kernel=9, name="pool1")

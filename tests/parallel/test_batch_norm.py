@@ -193,7 +193,7 @@ def caffe() -> Graph:
 
 
 def test_wrong_requests() -> None:
-    with pytest.raises(ConfigError, match="there is no batch_norm 'none'"):
+    with pytest.raises(ConfigError, match="batch_norm is 'none'\n  expected: one of replica, sync"):
         replicate(step_of(small(3)), "cpu:0-1", batch_norm="none")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="cannot be synchronised"):
         replicate(caffe(), "cpu:0-1", batch_norm="synchronised")

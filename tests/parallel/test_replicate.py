@@ -111,7 +111,11 @@ def no_solver() -> Graph:
         (lambda: replicate(lenet(4), []), ConfigError, "cannot be laid over 0"),
         (lambda: replicate(lenet(4), ["cpu:0", "cpu:0"]), ConfigError, "named twice"),
         (lambda: replicate([lenet(4)] * 3, "cpu:0-1"), ConfigError, "cannot be laid over 2"),
-        (lambda: replicate(lenet(4), "cpu:0-1", topology="star"), ConfigError, "no topology"),
+        (
+            lambda: replicate(lenet(4), "cpu:0-1", topology="star"),
+            ConfigError,
+            "topology is 'star'\n  expected: one of sharded, ",
+        ),
         (
             lambda: replicate(lenet(4), ["cpu:0", "cuda:0"], topology="native"),
             ConfigError,

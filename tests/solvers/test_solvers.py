@@ -214,7 +214,7 @@ def test_a_second_solver_is_refused():
         (sgd, {"momentum": "a"}, "momentum is 'a'"),
         (sgd, {"weight_decay": None}, "weight_decay is None"),
         (adam, {"betas": 0.9}, "betas is 0.9"),
-        (adam, {"betas": ("a", 0.9)}, "the first of betas is 'a'"),
+        (adam, {"betas": ("a", 0.9)}, r"betas is \('a', 0.9\)\n  expected: a list of 2 numbers"),
         (sgd, {"momentum": 1.0}, "momentum is 1.0"),
         (sgd, {"nesterov": True}, "nesterov needs momentum"),
         (sgd, {"weight_decay": -0.1}, "weight_decay is -0.1"),

@@ -30,7 +30,7 @@ def refused(
     assert several or sum(line.startswith("error: ") for line in called.err.splitlines()) == 1
     assert "Traceback" not in called.err
     for text in ("  expected: ", "  found: ", "  to do: ", *texts):
-        assert text in called.err
+        assert text in called.err, f"{text!r} is not in:\n{called.err}"
     assert tree(folder) == before
     return called
 

@@ -177,7 +177,7 @@ NETS: dict[str, tuple[str, str | bytes, str]] = {
     "a shape beyond all": (
         "dim: 8 dim",
         "dim: 9223372036854775807 dim",
-        "net.prototxt:3: op 'conv' (Conv) at host 127.0.0.1, cpu:",
+        "net.prototxt:2: blob 'data' is larger than a tensor can be",
     ),
     "a shape of nothing": (
         "shape { dim: 8 dim: 1 dim: 28 dim: 28 }",

@@ -272,12 +272,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "config not YAML train": (
         put("config.yaml", "net: [\n"),
         RESUME,
-        "config.yaml:2: the job file is not YAML",
+        "config.yaml:2:1: the text is not YAML",
     ),
     "config not YAML test": (
         put("config.yaml", "net: [\n"),
         TEST,
-        "config.yaml:2: the job file is not YAML",
+        "config.yaml:2:1: the text is not YAML",
     ),
     "config a list train": (
         put("config.yaml", "- a\n"),
@@ -292,12 +292,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "config not UTF-8 train": (
         put("config.yaml", b"net: \xff\n"),
         RESUME,
-        "config.yaml: cannot read the job file",
+        "config.yaml:1: the file is not UTF-8 text",
     ),
     "config not UTF-8 test": (
         put("config.yaml", b"net: \xff\n"),
         TEST,
-        "config.yaml: cannot read the job file",
+        "config.yaml:1: the file is not UTF-8 text",
     ),
     "config a folder train": (
         make_folder("config.yaml"),
@@ -370,7 +370,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "net another test": (
         put("net.yaml", "- {type: blob, name: x, size: [2, 3]}\n"),
         TEST,
-        "the graph has no ops",
+        "checkpoints/000000002: the checkpoint is of another run: its net differs",
     ),
     "metrics a folder train": (
         make_folder("metrics.jsonl"),
