@@ -116,7 +116,7 @@ def measure(trees: dict[str, Path], net: Path, options: argparse.Namespace) -> F
     sizes += ["--vocabulary", options.vocabulary]
     for _ in range(options.module_turns):
         for tree, path in trees.items():
-            output = ran([__file__, "--module", *map(str, sizes)], path, {})
+            output = ran([str(Path(__file__).resolve()), "--module", *map(str, sizes)], path, {})
             for figure, value in json.loads(output.splitlines()[-1]).items():
                 note(figure, tree, value)
     return found
@@ -126,7 +126,9 @@ def ran(arguments: list[str], tree: Path, variables: dict[str, str]) -> str:
     """What a Python process of a worktree prints. Completion is not in every one: codes differ."""
     environment = {**os.environ, **variables, "PYTHONPATH": str(tree)}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(  # in the worktree, for the current folder comes before the path
+        command, env=environment, cwd=tree, capture_output=True, text=True, check=False
+    )
     if done.returncode and "_PURINE_COMPLETE" not in variables:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return done.stdout
