@@ -16,6 +16,7 @@ from typing import Any, cast
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
+from purine.ops._sample_rules import BATCH_NORMS
 from purine.ops.batch_marks import batch_of_net
 from purine.ops.infer import with_batch
 from purine.ops.samples import MIXED
@@ -75,7 +76,11 @@ def compose(
     part = _part(net, scheme.shares)
     if scheme.data == scheme.devices > 1 and scheme.micro_batches == accumulate == 1:
         batch = batch_of_net(part, losses_of(part))
-        if any(relation is MIXED for relation in batch.relations.values()) and not batch.reduced:
+        mixes = any(relation is MIXED for relation in batch.relations.values())
+        together = scheme.batch_norm == "synchronised" and any(
+            op.kind in BATCH_NORMS for op in part.ops.values()
+        )
+        if mixes and not batch.reduced and not together:
             # What needs the whole batch is computed on one device.
             part = hybrid(part, f"cpu:0-{scheme.data - 1}", split=batch.mixing, cut=False)
     if scheme.model > 1:

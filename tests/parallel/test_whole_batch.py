@@ -214,6 +214,14 @@ def test_other_schemes_refuse_to_cut_what_mixes_samples(loss: str, scheme: str) 
     assert "mixes the samples" in str(error.value)
 
 
+def test_synchronised_batch_norm_before_what_mixes_samples_is_refused() -> None:
+    """Before a mixing op every device has its own samples, and batch norm would see these alone."""
+    imported, _ = case("contrastive", nn.BatchNorm1d(8))
+    synchronised = composed(devices="cpu:0-1", data=2, batch_norm="synchronised")
+    with pytest.raises(GraphError, match="the batch cannot be cut"):
+        synchronised(imported.net)
+
+
 def test_hybrid_refuses_a_first_part_that_mixes_samples() -> None:
     imported, _ = case("mean", _above_largest)
     with pytest.raises(GraphError, match="mixes the samples") as error:
