@@ -53,10 +53,10 @@ class Samples:
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The parts side by side."""
-        split = [
-            part.unflatten(self.axis, (self.outer, -1, self.inner)) if part.numel() else part
-            for part in parts
-        ]
+        split = []
+        for part in parts:
+            samples = part.shape[self.axis] // (self.outer * self.inner)
+            split.append(part.unflatten(self.axis, (self.outer, samples, self.inner)))
         return torch.cat(split, self.axis + 1).flatten(self.axis, self.axis + 2)
 
 

@@ -111,7 +111,8 @@ def _placed(
     for name, blob in step.blobs.items():
         builder.blobs[name] = replace(blob, location=homes[name])
     for op in step.ops.values():
-        place = homes[next(name for name in op.outputs if name != NOTHING)]
+        made = [name for name in op.outputs if name != NOTHING]
+        place = homes[made[0]] if made else spread(stage.get(op.name, 0), op.location)
         if op.name not in stage and op.kind == "GlobalNorm":
             op = partial_norms(builder, op, homes)
         builder.ops[op.name] = replace(op, location=place)

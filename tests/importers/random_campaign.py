@@ -22,6 +22,7 @@ from purine.data import ArraySource, DataSet, Reader
 from purine.errors import PurineError, RunError
 from purine.graph import Graph
 from purine.importers.torch import Imported, from_torch
+from purine.ops._sample_rules import BATCH_NORMS
 from purine.ops.infer import with_batch
 from purine.parallel import compose, replicate
 from tests.importers.random_modules import Draft, Loaded, load
@@ -38,7 +39,6 @@ _DRAWING = ("Dropout", "RandomExponential", "RandomIntegers", "RandomMask", "Ran
 _RANDOM = frozenset(
     f"{prefix}{kind}" for kind in (*_DRAWING, "RandomUniform") for prefix in ("", "sized.")
 )
-_BATCH_NORMS = frozenset({"BatchNorm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,7 @@ class _Campaign:
             with torch.no_grad():
                 for parameter in net.parameters():
                     parameter.mul_(1 + 1e-12 * torch.rand_like(parameter))
+                    parameter.add_(1e-14 * torch.rand_like(parameter))
         solver = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
         reader = Reader(data.train, batch=batch, seed=0, shuffle=True)
         tested, reported = [self.tested(made, data)], []
@@ -230,7 +231,7 @@ class _Campaign:
         return {name: float(value) for name, value in found.items()}
 
     def unsteadiness(self, batch: int) -> float:
-        """How far PyTorch's own numbers move where parameters move by a part of 1e-12."""
+        """How far PyTorch's own numbers move where parameters move by a part of 1e-12 and by 1e-14."""
         if not self.expected[batch].reported:
             return 0.0
         found = _difference(self.by_torch(batch, perturbed=True), self.expected[batch], 0.0)
@@ -254,7 +255,7 @@ def _mapping(found: Any) -> dict[str, Tensor]:
 
 def _has_batch_norm(net: Graph) -> bool:
     """Whether micro-batches are normalised by themselves, and hand their statistics on."""
-    return not _BATCH_NORMS.isdisjoint(op.kind for op in net.ops.values())
+    return not BATCH_NORMS.isdisjoint(op.kind for op in net.ops.values())
 
 
 def _difference(

@@ -227,3 +227,9 @@ def test_a_trial_leaves_torchs_random_numbers_alone() -> None:
     before = torch.random.get_rng_state()
     try_out(op_of("aten.flip", blobs((4, 5)), 1, {"dims": (1,)}), blobs((4, 5)), [X], 1)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_values_without_elements_have_samples_too() -> None:
+    inputs = blobs((4, 0), (4, 0))
+    added = op_of("aten.hypot", inputs, 1, {})
+    assert try_out(added, inputs, [X, X], 1) == (X,)

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 
 import purine as pu
 from purine.errors import ConfigError, GraphError
@@ -269,3 +270,12 @@ def test_wrong_requests(settings: dict[str, object], text: str) -> None:
 def test_a_net_has_no_step() -> None:
     with pytest.raises(GraphError, match="has no gradients"):
         pipeline(pu.zoo.lenet(batch=3), devices="cpu:0-1", micro=2)
+
+
+def test_an_op_whose_results_nobody_wants() -> None:
+    """Pooling by maxima leaves one behind, whose indices the backward makes again."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.AdaptiveMaxPool1d(2), nn.Linear(2, 3)).double()
+    example = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    net = pu.from_torch(module, nn.functional.mse_loss, example).net
+    step = pu.solvers.sgd(pu.backward(net), lr=0.1)
+    assert len(pu.parallel.devices_of(pipeline(step, devices="cpu:0-1", micro=2))) == 2
