@@ -231,7 +231,7 @@ class _Campaign:
         return {name: float(value) for name, value in found.items()}
 
     def unsteadiness(self, batch: int) -> float:
-        """How far PyTorch's own numbers move where parameters move by a part of 1e-12 and by 1e-14."""
+        """How far PyTorch's own numbers move where parameters move by 1e-12 of them and 1e-14."""
         if not self.expected[batch].reported:
             return 0.0
         found = _difference(self.by_torch(batch, perturbed=True), self.expected[batch], 0.0)
