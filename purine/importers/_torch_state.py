@@ -37,6 +37,7 @@ _MANY = 1_000_000
 _ABSENT = object()
 _NUMBERS = (bool, int, float, str, type(None))
 _OWN = frozenset(nn.Module().__dict__)  # what every module has
+_HOOKS = tuple(name for name in _OWN if name.startswith(("_forward_hooks", "_forward_pre_hooks")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,15 @@ class Change:
 
 
 class Attributes:
-    """The attributes of modules as they are now, but for parameters, buffers and submodules."""
+    """The attributes of modules as they are now, but for parameters, buffers and submodules.
+
+    A module that installs hooks in its first call notes in a new attribute that it did. Both are
+    taken back, and the note is no change: every call but the first finds both.
+    """
 
     def __init__(self, root: nn.Module) -> None:
+        hooks = [part.__dict__[name] for part in root.modules() for name in _HOOKS]
+        self.hooks = [(mapping, dict(mapping)) for mapping in hooks]
         self.parts = [
             (name, part, {key: (value, _copy(value)) for key, value in _attributes(part)})
             for name, part in root.named_modules()
@@ -64,9 +71,10 @@ class Attributes:
     def changes(self, lines: Mapping[tuple[int, str], str | None]) -> list[Change]:
         """What is different now; `lines` are those that assigned an attribute of a module."""
         found = []
+        hooked = any(mapping != before for mapping, before in self.hooks)
         for module, part, kept in self.parts:
             now = dict(_attributes(part))
-            for key in dict.fromkeys((*kept, *now)):
+            for key in kept if hooked else dict.fromkeys((*kept, *now)):
                 _, before = kept.get(key, (_ABSENT, _ABSENT))
                 after = now.get(key, _ABSENT)
                 if not _same(before, after):
@@ -76,6 +84,9 @@ class Attributes:
 
     def restore(self) -> None:
         """Give the modules the attributes back that they had, containers with what was in them."""
+        for mapping, before in self.hooks:
+            mapping.clear()
+            mapping.update(before)
         for _, part, kept in self.parts:
             for key in [key for key, _ in _attributes(part) if key not in kept]:
                 del part.__dict__[key]

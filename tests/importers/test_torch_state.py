@@ -257,3 +257,28 @@ def test_what_is_random_in_training_is_not_in_tests(
     found = pu.compute(pu.inference(imported.test, imported.outputs), {"data": x}, states=states)
     with torch.no_grad():
         torch.testing.assert_close(found[imported.outputs[0]], module.eval()(x))
+
+
+def test_hooks_that_a_first_call_installs_are_taken_back_with_its_note() -> None:
+    class Recording(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+            self.seen: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not getattr(self, "installed", False):
+                self.installed = True
+                self.fc.register_forward_hook(lambda m, given, result: self.seen.append(result))
+            self.seen.clear()
+            self.fc(x)
+            (result,) = self.seen
+            self.seen.clear()
+            return result
+
+    module = Recording()
+    x, target = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    net = from_torch(module, F.cross_entropy, (x, target)).net
+    assert not module.fc._forward_hooks
+    assert not hasattr(module, "installed")
+    assert sum(op.kind == "aten.linear" for op in net.ops.values()) == 1
