@@ -75,14 +75,7 @@ def compose(
     refuse_devices(scheme, places)
     part = _part(net, scheme.shares)
     if scheme.data == scheme.devices > 1 and scheme.micro_batches == accumulate == 1:
-        batch = batch_of_net(part, losses_of(part))
-        mixes = any(relation is MIXED for relation in batch.relations.values())
-        together = scheme.batch_norm == "synchronised" and any(
-            op.kind in BATCH_NORMS for op in part.ops.values()
-        )
-        if mixes and not batch.reduced and not together:
-            # What needs the whole batch is computed on one device.
-            part = hybrid(part, f"cpu:0-{scheme.data - 1}", split=batch.mixing, cut=False)
+        part = _gathered(part, scheme, losses_of(part))
     if scheme.model > 1:
         group = f"cpu:0-{scheme.model - 1}"
         part = hybrid(part, group) if scheme.hybrid else shard(part, group)
@@ -111,6 +104,21 @@ def compose(
         bucket=scheme.bucket,
         batch_norm=cast(BatchNorms, scheme.batch_norm),
     )
+
+
+def _gathered(net: Graph, scheme: Scheme, losses: Iterable[str]) -> Graph:
+    """A net that mixes samples, laid over all replicas: one device computes what mixes them.
+
+    Every other net is given back as it is. So is one whose batch norm is to be synchronised, since
+    before the mixing op every device has its own samples alone: `replicate` then refuses it.
+    """
+    batch = batch_of_net(net, losses)
+    mixes = any(relation is MIXED for relation in batch.relations.values())
+    normalises = any(op.kind in BATCH_NORMS for op in net.ops.values())
+    together = scheme.batch_norm == "synchronised" and normalises
+    if not mixes or batch.reduced or together:
+        return net
+    return hybrid(net, f"cpu:0-{scheme.data - 1}", split=batch.mixing, cut=False)
 
 
 def refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
