@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from purine.graph import Builder, Graph
-from purine.ops.registry import kind
+from purine.registry.kind import kind
 from purine.runtime.executor import Executor
 
 

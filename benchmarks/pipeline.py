@@ -47,8 +47,8 @@ from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, held, samples
 if TYPE_CHECKING:
     from purine.graph import Graph, Op
     from purine.parallel.schedule import Letter, Schedule, Unit
-    from purine.runtime.events import Event
-    from purine.runtime.trace import Trace
+    from purine.trace.events import Event
+    from purine.trace.trace import Trace
 
 NETS = {"googlenet": 4, "gpt2": 1, "resnet50": 2}
 """Each with the samples of a micro-batch."""
@@ -405,8 +405,8 @@ def purine_worker(options: argparse.Namespace) -> Worker:
             assert result.loss == result.loss
 
     def facts() -> dict[str, Any]:
+        from purine.lowering.packing import with_packed_filters
         from purine.parallel.schedule import named_schedule
-        from purine.runtime.packing import with_packed_filters
 
         def recorded(record: bool | Literal["segments"], steps: int) -> Trace:
             with pu.Run(graph, data=data, seed=0, threads=1, record=record) as other:
@@ -459,7 +459,7 @@ def unit_times(
     others wait for. A sum of gradients belongs to the unit that made the last part of it, and what
     is done once to the last unit of its device.
     """
-    from purine.ops.infer import check
+    from purine.analysis.infer import check
     from purine.parallel._flow import flow_of, weight_ops
     from purine.parallel._halves import halve
     from purine.parallel.cut import balanced_cut

@@ -194,7 +194,7 @@ def purine_steps(options: argparse.Namespace) -> Worker:
             assert result.loss == result.loss
 
     def hidden() -> float:
-        from purine.runtime.overlap import overlap
+        from purine.trace.overlap import overlap
 
         run.close()
         with pu.Run(step, data=data, seed=0, threads=1, record=True) as other:

@@ -109,10 +109,10 @@ def cases() -> dict[str, Callable[[], object]]:
         return solver(pu.backward(net))
 
     def replicas(net: Any) -> Any:
-        return pu.parallel.compose(net, solver=solver, devices="cpu:0-1", data=2)
+        return pu.compose(net, solver=solver, devices="cpu:0-1", data=2)
 
     def pipeline(net: Any) -> Any:
-        return pu.parallel.compose(net, solver=solver, devices="cpu:0-1", pipeline=2, micro=3)
+        return pu.compose(net, solver=solver, devices="cpu:0-1", pipeline=2, micro=3)
 
     def compared(
         make: Callable[[], nn.Module],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import purine as pu
-from purine.ops import (
+from purine.kinds import (
     Net,
     Var,
     accuracy,
@@ -23,7 +23,7 @@ from purine.ops import (
     pool,
     softmax_loss,
 )
-from purine.ops.registry import kind
+from purine.registry.kind import kind
 
 
 @kind

@@ -9,25 +9,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from purine import _environment as _environment
+from purine.machine import environment as _environment  # noqa: F401  (before torch)
 
 if TYPE_CHECKING:
-    from purine import data, graph, ops, optimize, parallel, solvers, zoo
+    from purine import analysis, data, graph, kinds, optimize, parallel, solvers, zoo
+    from purine.analysis.infer import check, with_batch
     from purine.autodiff import backward
     from purine.errors import PurineError
     from purine.graph import Blob, Builder, Graph, Location, Op, State
     from purine.importers.caffe import from_caffe, from_caffe_solver
     from purine.importers.torch import from_torch
-    from purine.ops import Net, check
+    from purine.kinds.net import Net
     from purine.optimize.fuse import fuse
     from purine.optimize.join import join
     from purine.optimize.layout import layout
     from purine.optimize.mixed import mixed
     from purine.optimize.prune import evaluation, inference, prune
     from purine.optimize.recompute import recompute
-    from purine.parallel import to_device
+    from purine.placement.place import to_device
+    from purine.recipe import compose
     from purine.runtime.run import Result, Run, compute
-    from purine.runtime.trace import Trace
+    from purine.trace.trace import Trace
 
 __all__ = [
     "Blob",
@@ -41,8 +43,10 @@ __all__ = [
     "Run",
     "State",
     "Trace",
+    "analysis",
     "backward",
     "check",
+    "compose",
     "compute",
     "data",
     "evaluation",
@@ -53,30 +57,33 @@ __all__ = [
     "graph",
     "inference",
     "join",
+    "kinds",
     "layout",
     "mixed",
-    "ops",
     "optimize",
     "parallel",
     "prune",
     "recompute",
     "solvers",
     "to_device",
+    "with_batch",
     "zoo",
 ]
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("data", "graph", "ops", "optimize", "parallel", "solvers", "zoo")
+_PACKAGES = ("analysis", "data", "graph", "kinds", "optimize", "parallel", "solvers", "zoo")
 _HOMES = {
     **dict.fromkeys(("Blob", "Builder", "Graph", "Location", "Op", "State"), "purine.graph"),
-    "Net": "purine.ops",
+    "Net": "purine.kinds.net",
     "PurineError": "purine.errors",
     "Result": "purine.runtime.run",
     "Run": "purine.runtime.run",
-    "Trace": "purine.runtime.trace",
+    "Trace": "purine.trace.trace",
     "backward": "purine.autodiff",
-    "check": "purine.ops",
+    "check": "purine.analysis.infer",
+    "with_batch": "purine.analysis.infer",
+    "compose": "purine.recipe",
     "compute": "purine.runtime.run",
     "evaluation": "purine.optimize",
     "from_caffe": "purine.importers.caffe",

@@ -15,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from purine.analysis.infer import check
 from purine.errors import PurineError
 from purine.graph import from_yaml, to_yaml
 from purine.importers.caffe import from_caffe
 from purine.importers.caffe.schema import read
 from purine.importers.caffe.solver import solver_of
-from purine.ops import check
 from purine.zoo import lenet
 from tests.importers.mutations import mutated, nets, solvers
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from purine.graph import NOTHING, Graph
-from purine.ops.fillers import fill
-from purine.ops.registry import lookup
+from purine.registry.fillers import fill
+from purine.registry.lookup import lookup
 
 __all__ = ["following", "run", "start"]
 

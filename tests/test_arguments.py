@@ -114,7 +114,7 @@ def test_values_are_shown_in_few_words() -> None:
 
 
 def test_annotations_of_all_public_functions_can_be_read() -> None:
-    modules = (pu, pu.data, pu.graph, pu.ops, pu.optimize, pu.parallel, pu.solvers, pu.zoo)
+    modules = (pu, pu.data, pu.graph, pu.kinds, pu.optimize, pu.parallel, pu.solvers, pu.zoo)
     for module in modules:
         for name in module.__all__:
             function = getattr(module, name)

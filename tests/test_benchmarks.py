@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from purine.runtime.events import Event
-from purine.runtime.trace import Trace
+from purine.trace.events import Event
+from purine.trace.trace import Trace
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

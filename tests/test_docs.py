@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from purine.analysis.infer import problems
 from purine.errors import GraphError
 from purine.graph import Blob, Filler, State, from_yaml
-from purine.ops import problems
-from purine.ops.fillers import filler_problems
+from purine.registry.fillers import filler_problems
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(

@@ -12,7 +12,7 @@ import pytest
 from purine.errors import ConfigError
 from purine.files import write_whole
 from purine.graph import save_yaml
-from purine.runtime.trace import Trace
+from purine.trace.trace import Trace
 from purine.zoo import mlp
 from tests.command import call, tree
 

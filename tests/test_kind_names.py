@@ -17,41 +17,42 @@ import pytest
 import torch
 
 import purine
+from purine.analysis.infer import complete
 from purine.graph import from_yaml
-from purine.ops import aten, complete, sized
-from purine.ops.registry import kinds
+from purine.registry import aten, sized
+from purine.registry.lookup import kinds
 
 SOURCES = sorted(Path(purine.__file__).parent.rglob("*.py"))
 ATEN = re.compile(r"(?:sized\.)?(?:aten|mkldnn)\.[a-z_]\w*(?:\.[A-Za-z_]\w*)?")
 
 PACKETS = {
-    "purine/importers/_torch_export.py": {"aten.native_dropout", "aten._native_batch_norm"},
+    "purine/importers/torch/export.py": {"aten.native_dropout", "aten._native_batch_norm"},
     "purine/optimize/layout.py": {"aten.conv_transpose2d"},
 }
 """Names that stand for all kinds that begin with them."""
 
 NO_KINDS = {
-    "purine/ops/fillers.py",  # kinds of fillers
+    "purine/registry/fillers.py",  # kinds of fillers
     "purine/importers/caffe/sources.py",
     "purine/data/arrays.py",  # kinds of numpy's dtypes
     "purine/data/hdf5.py",
 }
 
 TABLES = {
-    "purine.autodiff": ["_STOPS"],
+    "purine.autodiff.reverse": ["_STOPS"],
     "purine.graph.nodes": ["COLLECTIVES"],
-    "purine.importers._torch_graph": ["_DROPLESS", "_SPECIAL"],
-    "purine.importers._torch_sizes": ["_SIZELESS"],
-    "purine.ops._packed_filters": ["_FILTERS"],
-    "purine.ops.aten": ["OVERWRITES"],
-    "purine.ops.gradient": ["RULES"],
+    "purine.importers.torch.graph": ["_DROPLESS", "_SPECIAL"],
+    "purine.importers.torch.sizes": ["_SIZELESS"],
+    "purine.kinds.packed_filters": ["_FILTERS"],
+    "purine.registry.aten": ["OVERWRITES"],
+    "purine.registry.gradient": ["RULES"],
     "purine.optimize.fuse": ["_APART"],
     "purine.optimize.join": ["_KINDS"],
     "purine.parallel._shard_rules": ["ATTENTION", "FOLLOW", "WEIGHTED", "_LINEAR"],
     "purine.parallel.batch_norm": ["_PER_SAMPLE"],
     "purine.parallel.hybrid": ["_FULL"],
-    "purine.runtime.overlap": ["_TRANSFER_KINDS"],
-    "purine.runtime.shares": ["_ELEMENTWISE"],
+    "purine.trace.overlap": ["_TRANSFER_KINDS"],
+    "purine.lowering.shares": ["_ELEMENTWISE"],
 }
 """The tables of kinds by module."""
 

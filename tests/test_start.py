@@ -18,7 +18,7 @@ from purine.cli import names
 from purine.data.open import _NAMED
 from purine.graph import save_yaml
 from purine.job.config import Job
-from purine.ops.registry import kinds
+from purine.registry.lookup import kinds
 
 HEAVY = ("sympy", "torch", "torch._dynamo", "torch._inductor", "triton")
 
@@ -102,8 +102,8 @@ def test_kinds_of_graph_files_are_registered_by_the_ops_alone() -> None:
     """A file may name any kind; kinds of the runtime stand in graphs that it makes itself."""
     code = """
 import json, sys
-import purine.ops
-from purine.ops.registry import kinds
+import purine.kinds
+from purine.registry.lookup import kinds
 assert not any(name.startswith(("purine.runtime", "purine.solvers")) for name in sys.modules)
 print(json.dumps(sorted(kinds())))
 """

@@ -36,9 +36,9 @@ def check(
     purine check net.yaml
     purine check train_val.prototxt --image 3,256,256
     """
+    from purine.analysis.infer import problems
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
-    from purine.ops import problems
 
     size = parse_image(image)
     if size is not None and not any(file.suffix == ".prototxt" for file in files):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from purine.job import Plan
 from purine.job.placing import placement, scheme_of
-from purine.parallel import Scheme, parse_devices
+from purine.parallel import Scheme
+from purine.placement.devices import parse_devices
 
 __all__ = ["placement_text", "where_text"]
 

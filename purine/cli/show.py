@@ -121,11 +121,10 @@ def _graph(
     file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
 ) -> Graph:
     from purine import zoo
+    from purine.analysis.infer import check, with_batch
     from purine.cli.check import refuse_folder
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
-    from purine.ops import check
-    from purine.ops.infer import with_batch
 
     if (file is None) == (net is None):
         raise ConfigError(
@@ -191,8 +190,8 @@ def _graph_text(graph: Graph, format: Format, depth: int | None) -> str:
 
 def _table_text(graph: Graph, depth: int | None) -> str:
     """A row for each op, or for each block of ops whose names share `depth` parts."""
+    from purine.analysis.infer import cost, size_in_bytes
     from purine.graph.fold import blocks, fold
-    from purine.ops.infer import cost, size_in_bytes
 
     members = {name: (name,) for name in graph.order} if depth is None else blocks(graph, depth)
     shown = graph if depth is None else fold(graph, depth)
@@ -223,9 +222,9 @@ def _shapes(graph: Graph, op: str) -> str:
 
 
 def _kinds_text() -> str:
-    import purine.ops  # noqa: F401  (registers all kinds)
+    import purine.kinds  # noqa: F401  (registers all kinds)
     from purine.arguments import describe
-    from purine.ops.registry import kinds
+    from purine.registry.lookup import kinds
 
     lines = []
     for name, kind in sorted(kinds().items()):

@@ -29,9 +29,9 @@ def trace(
     purine train --net lenet --iters 50 --trace --out runs/a
     purine trace runs/a --top 5
     """
-    from purine.runtime.overlap import devices_of_trace, overlap
-    from purine.runtime.summary import summary
-    from purine.runtime.trace import Trace
+    from purine.trace.overlap import devices_of_trace, overlap
+    from purine.trace.summary import summary
+    from purine.trace.trace import Trace
 
     recorded = Trace.load(_trace_of(path) if os.path.isdir(path) else path)
     typer.echo(summary(recorded).text(top=top), nl=False)

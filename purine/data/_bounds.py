@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from purine.errors import DataError
-from purine.runtime.capacity import available_memory
+from purine.machine.capacity import available_memory
 
 __all__ = ["refuse_larger_than_memory"]
 

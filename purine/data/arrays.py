@@ -17,7 +17,7 @@ import torch
 from purine.arguments import checked
 from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError
-from purine.ops.aten import dtype_name
+from purine.registry.aten import dtype_name
 
 __all__ = ["Array", "ArraySource", "array_dataset"]
 

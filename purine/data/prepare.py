@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from purine.analysis.infer import infer_op, spec_of
 from purine.arguments import at_least, checked, finite
 from purine.data.source import Field, Source
 from purine.errors import DataError
 from purine.graph import NOTHING, Attribute, Builder, Filler, Graph, Op
-from purine.ops.infer import infer_op, spec_of
 
 __all__ = ["MEAN_IMAGE", "prepare"]
 

@@ -17,7 +17,7 @@ from purine.arguments import checked, shown
 from purine.data.source import DataSet, Field, Indices, Source, check_indices
 from purine.errors import DataError, in_a_line
 from purine.graph import DTYPES
-from purine.ops.aten import dtype_name
+from purine.registry.aten import dtype_name
 
 __all__ = ["Columns", "TensorSource", "tensors"]
 

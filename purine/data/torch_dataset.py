@@ -18,7 +18,7 @@ import torch
 from purine.arguments import at_least, checked, shown
 from purine.data.source import DTYPES, Field, Indices, Source, check_indices
 from purine.errors import DataError, in_a_line
-from purine.ops.aten import dtype_name
+from purine.registry.aten import dtype_name
 
 __all__ = ["IterableSource", "MapDataset", "TorchSource", "count_values"]
 

@@ -34,7 +34,7 @@ _SUGGESTIONS = 8  # a nearest name costs a walk over all names, so only the firs
 
 
 class Kinds(Protocol):
-    """What the kinds of ops say about one op and its blobs; implemented by `purine.ops`."""
+    """What the kinds of ops say about one op and its blobs; implemented by `purine.kinds`."""
 
     def problems(
         self, op: Op, inputs: Sequence[Blob], outputs: Sequence[Blob | None]

@@ -18,11 +18,12 @@ from typing import Any, Literal, TypeAlias
 from purine.arguments import conforms, describe
 from purine.errors import ConfigError
 from purine.graph.yaml import flow
-from purine.graph.yaml_nodes import List, Map, Node, Scalar, document, read_text
-from purine.graph.yaml_nodes import describe as describe_node
+from purine.graph.yaml.nodes import List, Map, Node, Scalar, document, read_text
+from purine.graph.yaml.nodes import describe as describe_node
 from purine.nearest import nearest_name
 from purine.optimize.layout import Layout
-from purine.parallel import Scheme, parse_devices
+from purine.parallel import Scheme
+from purine.placement.devices import parse_devices
 
 __all__ = ["Job", "Options", "Precision", "job_text", "merge", "missing_keys", "read_options"]
 

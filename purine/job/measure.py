@@ -16,8 +16,8 @@ from purine.job.identity import identity, refuse_foreign
 from purine.job.placing import laid_out, measuring_threads, moved
 from purine.job.plan import measuring, open_for
 from purine.job.training import accuracy_of
-from purine.ops.clock import ITERATION
-from purine.parallel import parse_devices
+from purine.placement.devices import parse_devices
+from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
 from purine.runtime.run import Run
 

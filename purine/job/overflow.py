@@ -12,7 +12,7 @@ import math
 from purine.errors import RunError
 from purine.graph import Builder, Graph
 from purine.job.folder import RunFolder
-from purine.ops.loss_scale import FINITE, LOSS_SCALE
+from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.runtime.run import Result
 
 __all__ = ["MOST_IN_A_ROW", "Overflows", "telling_overflow"]

@@ -8,25 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from purine.analysis.infer import size_in_bytes
+from purine.analysis.memory import peak_memory
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
-from purine.ops.aten import device_of
-from purine.ops.infer import size_in_bytes
+from purine.lowering.packing import with_packed_filters
+from purine.machine import capacity
+from purine.machine.cores import cores_of, threads_of, threads_of_all
 from purine.optimize import fuse, join, layout
-from purine.parallel import (
-    Scheme,
-    bytes_moved,
-    compose,
-    parse_devices,
-    peak_memory,
-    to_device,
-)
-from purine.parallel.compose import refuse_devices
-from purine.parallel.devices import as_locations
-from purine.runtime import capacity
-from purine.runtime.devices import cores_of, threads_of, threads_of_all
-from purine.runtime.packing import with_packed_filters
+from purine.parallel import Scheme
+from purine.placement.copies import bytes_moved
+from purine.placement.devices import as_locations, parse_devices
+from purine.placement.place import to_device
+from purine.recipe import compose, refuse_devices
+from purine.registry.aten import device_of
 
 __all__ = [
     "Placement",

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from purine.analysis.infer import check, complete, with_batch
 from purine.autodiff import backward
 from purine.data import (
     DataSet,
@@ -51,14 +52,14 @@ from purine.job.placing import (
     threads_for,
 )
 from purine.job.start import absolute_weights, read_mean_file, read_start
+from purine.kinds.loss_scale import FINITE
 from purine.nearest import nearest_name
-from purine.ops.infer import check, complete, with_batch
-from purine.ops.loss_scale import FINITE
-from purine.ops.registry import lookup
 from purine.optimize import evaluation, mixed
+from purine.parallel.accumulate import accumulate
+from purine.registry.lookup import lookup
 from purine.runtime.checkpoint import LARGEST
 from purine.runtime.feeding import batch_of, data_ops, read_stream
-from purine.solvers import SOLVERS, Rate, accumulate, clip_by_norm, parse_rate
+from purine.solvers import SOLVERS, Rate, clip_by_norm, parse_rate
 from purine.zoo import NETS
 
 __all__ = [

@@ -30,7 +30,8 @@ from purine.job.plan import (
     reported,
 )
 from purine.job.start import read_mean_file
-from purine.parallel import Scheme, parse_devices
+from purine.parallel import Scheme
+from purine.placement.devices import parse_devices
 
 __all__ = ["resume"]
 

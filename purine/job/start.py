@@ -19,8 +19,8 @@ from purine.files import expanded
 from purine.graph import Graph
 from purine.importers.caffe.files import read_bytes
 from purine.importers.caffe.weights import StoredLayer, read_file, read_mean
-from purine.ops.aten import dtype_of
-from purine.ops.clock import ITERATION, SEED
+from purine.registry.aten import dtype_of
+from purine.registry.clock import ITERATION, SEED
 
 __all__ = ["absolute_weights", "read_mean_file", "read_start"]
 

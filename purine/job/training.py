@@ -26,8 +26,8 @@ from purine.job.identity import RUN, identity, refuse_foreign
 from purine.job.overflow import Overflows, telling_overflow
 from purine.job.placing import compiles, fused
 from purine.job.plan import Plan
-from purine.ops.loss_scale import LOSS_SCALE
-from purine.parallel import parse_devices
+from purine.kinds.loss_scale import LOSS_SCALE
+from purine.placement.devices import parse_devices
 from purine.runtime import checkpoint
 from purine.runtime.run import Result, Run
 

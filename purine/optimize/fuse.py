@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from purine.analysis.infer import cost, families, size_in_bytes
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
-from purine.ops.fused import FUSED, fused_op
-from purine.ops.infer import cost, families, size_in_bytes
-from purine.ops.registry import lookup
+from purine.kinds.fused import FUSED, fused_op
+from purine.registry.lookup import lookup
 
 __all__ = ["fuse"]
 

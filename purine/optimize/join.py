@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from purine.analysis.infer import complete, spec_of
 from purine.arguments import checked
 from purine.graph import Attribute, Builder, Graph, Op
-from purine.ops.infer import complete, spec_of
 
 __all__ = ["join"]
 

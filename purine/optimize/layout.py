@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
+from purine.analysis.infer import complete, cost
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op
+from purine.kinds.fused import refuse_fused
 from purine.nearest import nearest_name
-from purine.ops.fused import refuse_fused
-from purine.ops.infer import complete, cost
-from purine.ops.sized import PREFIX as SIZED
+from purine.registry.sized import PREFIX as SIZED
 
 __all__ = ["Layout", "layout"]
 

@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from purine.analysis.infer import complete, infer_op, spec_of
 from purine.arguments import checked
 from purine.autodiff import GRADIENT, losses_of
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
-from purine.ops.infer import complete, infer_op, spec_of
-from purine.ops.loss_scale import LOSS_SCALE, add_loss_scale
-from purine.ops.registry import IMPLIED, lookup
-from purine.ops.sized import PREFIX as SIZED
+from purine.kinds.loss_scale import LOSS_SCALE, add_loss_scale
+from purine.registry.kind import IMPLIED
+from purine.registry.lookup import lookup
+from purine.registry.sized import PREFIX as SIZED
 
 __all__ = ["DTYPES", "PRECISION", "Class", "mixed", "precision_of"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from purine.analysis.infer import complete
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
 from purine.nearest import nearest_names
-from purine.ops.infer import complete
-from purine.ops.registry import lookup
+from purine.registry.lookup import lookup
 
 __all__ = ["evaluation", "inference", "prune"]
 

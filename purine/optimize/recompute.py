@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from purine.analysis.infer import complete, cost
 from purine.arguments import checked
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
+from purine.kinds.fused import refuse_fused
 from purine.nearest import nearest_names
-from purine.ops.fused import refuse_fused
-from purine.ops.infer import complete, cost
 
 __all__ = ["AGAIN", "recompute"]
 

@@ -1,14 +1,10 @@
 """Schemes of parallelism: functions from graph to graph."""
 
-from purine.ops.values import gather_values, shard_values
-from purine.parallel.compose import compose
-from purine.parallel.copies import bytes_moved, insert_copies
+from purine.analysis.memory import peak_memory
+from purine.parallel.accumulate import accumulate
 from purine.parallel.cut import balanced_cut, cut_at, times_of_step
-from purine.parallel.devices import devices_of, parse_devices
 from purine.parallel.hybrid import hybrid
-from purine.parallel.memory import peak_memory
 from purine.parallel.pipeline import pipeline
-from purine.parallel.place import place, place_at_cut, to_device
 from purine.parallel.replicate import replicate
 from purine.parallel.schedule import (
     SCHEDULES,
@@ -22,16 +18,20 @@ from purine.parallel.schedule import (
 )
 from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
+from purine.placement.copies import bytes_moved, insert_copies
+from purine.placement.devices import devices_of, parse_devices
+from purine.placement.place import place, place_at_cut, to_device
+from purine.placement.values import gather_values, shard_values
 
 __all__ = [
     "SCHEDULES",
     "Schedule",
     "Scheme",
+    "accumulate",
     "balanced_cut",
     "bubble",
     "bubble_formula",
     "bytes_moved",
-    "compose",
     "cut_at",
     "devices_of",
     "gather_values",

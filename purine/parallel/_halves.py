@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Graph, Op
-from purine.ops.clock import ITERATION
-from purine.ops.fused import refuse_fused
-from purine.ops.loss_scale import scaled_of
+from purine.kinds.fused import refuse_fused
+from purine.kinds.loss_scale import scaled_of
+from purine.registry.clock import ITERATION
 
 __all__ = ["Halves", "batch_of", "halve"]
 

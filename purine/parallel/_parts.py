@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
-from purine.ops.registry import lookup
 from purine.parallel._halves import Halves, batch_of
 from purine.parallel._joined import NONE, Joined, scale_of
+from purine.registry.lookup import lookup
 
 __all__ = ["BESIDE", "Part", "add_joined", "add_part", "average", "is_scalar"]
 

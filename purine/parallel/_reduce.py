@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
-import purine.ops.update  # noqa: F401  (registers the kinds)
+import purine.kinds.update  # noqa: F401  (registers the kinds)
+from purine.analysis.infer import size_in_bytes
 from purine.graph import Attribute, Blob, Builder, Location
-from purine.ops.infer import size_in_bytes
 from purine.parallel._parts import BESIDE
 
 __all__ = ["TOPOLOGIES", "Reduction", "Topology"]

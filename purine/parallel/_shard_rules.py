@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from purine.graph import Attribute, Op
-from purine.ops.registry import lookup
 from purine.parallel._layout import Cannot, Layout, Shape, evenly, reshaped
+from purine.registry.lookup import lookup
 
 __all__ = [
     "ATTENTION",

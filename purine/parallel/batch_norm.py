@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import purine.ops.average  # noqa: F401  (registers the kinds)
+import purine.kinds.average  # noqa: F401  (registers the kinds)
+from purine.analysis.infer import infer_op, spec_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Lane, Location, Op
-from purine.ops.infer import infer_op, spec_of
 from purine.parallel._parts import BESIDE
 
 __all__ = ["synchronise"]

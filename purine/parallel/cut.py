@@ -14,19 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate as running
 from itertools import pairwise
 
+from purine.analysis.cost import BYTES_PER_SECOND, seconds
+from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import checked
 from purine.errors import ConfigError
-from purine.graph import NOTHING, Blob, Graph, Op
+from purine.graph import NOTHING, Graph
 from purine.nearest import nearest_name
-from purine.ops.infer import check, cost, size_in_bytes
-from purine.ops.registry import lookup
 from purine.parallel._flow import Flow, flow_of
 from purine.parallel._halves import halve
 
-__all__ = ["balanced_cut", "cut_at", "seconds", "times_of_step"]
+__all__ = ["balanced_cut", "cut_at", "times_of_step"]
 
-_FLOPS = 1e11
-_BYTES = 1e10
 _PART = re.compile(r"(?P<turn>(?:replica\d+/)?micro\d+)/(?P<base>.+)")
 _SLACK = 1.01  # how much longer than the best possible the longest stage may take to move less
 
@@ -163,14 +161,6 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def seconds(op: Op, blobs: Mapping[str, Blob]) -> float:
-    """About how long an op takes: a share of what a core of today can do."""
-    if op.kind == "Data" or lookup(op).view or op.attributes.get("alias"):
-        return 0.0
-    found = cost(op, blobs)
-    return found.flops / _FLOPS + found.bytes / _BYTES
-
-
 def _stages(flow: Flow, firsts: Sequence[int]) -> Mapping[str, int]:
     return {name: bisect_right(firsts, position) for name, position in flow.position.items()}
 
@@ -236,7 +226,7 @@ def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> l
                 if begin in best[-1]:
                     # Squares favour even stages; bytes count for the time that they travel.
                     spent = (ends[end] - ends[begin]) ** 2 / (limit or 1.0)
-                    moved = crossing[begin] / _BYTES if begin else 0.0
+                    moved = crossing[begin] / BYTES_PER_SECOND if begin else 0.0
                     total = best[-1][begin][0] + spent + moved
                     row[end] = min(row.get(end, (math.inf, 0)), (total, begin))
         best.append(row)

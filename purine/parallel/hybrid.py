@@ -13,22 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import purine.ops.average  # noqa: F401  (registers the kinds)
+import purine.kinds.average  # noqa: F401  (registers the kinds)
+from purine.analysis.infer import check, complete, size_in_bytes, with_batch
+from purine.analysis.samples import MIXED, Samples
 from purine.arguments import checked
 from purine.autodiff import losses_of
+from purine.autodiff.batch_marks import batch_of_net
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
-from purine.ops.batch_marks import batch_of_net
-from purine.ops.clock import ITERATION, SEED
-from purine.ops.infer import check, complete, size_in_bytes, with_batch
-from purine.ops.registry import lookup
-from purine.ops.samples import MIXED, Samples
 from purine.parallel._halves import Halves, batch_of
 from purine.parallel._parts import Part, add_part, average, is_scalar
-from purine.parallel.copies import insert_copies, without_copies
-from purine.parallel.devices import as_locations, devices_of
-from purine.parallel.place import no_match, refuse_casts, refuse_gradients, to_device
 from purine.parallel.shard import shard
+from purine.placement.copies import insert_copies, without_copies
+from purine.placement.devices import as_locations, devices_of
+from purine.placement.place import no_match, refuse_casts, refuse_gradients, to_device
+from purine.registry.clock import ITERATION, SEED
+from purine.registry.lookup import lookup
 
 __all__ = ["hybrid"]
 

@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-import purine.ops.average  # noqa: F401  (registers the kinds)
+import purine.kinds.average  # noqa: F401  (registers the kinds)
+from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
-from purine.ops.custom_gradient import refuse_parts
-from purine.ops.infer import check, size_in_bytes
+from purine.kinds.custom_gradient import refuse_parts
 from purine.parallel._halves import Halves, batch_of, halve
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
 from purine.parallel._parts import BESIDE, Part, add_joined, add_part, average, is_scalar
 from purine.parallel._reduce import Reduction, Topology
 from purine.parallel.batch_norm import synchronise
-from purine.parallel.copies import insert_copies, without_copies
-from purine.parallel.devices import as_locations, devices_of, is_cpu, refuse_repeated
+from purine.placement.copies import insert_copies, without_copies
+from purine.placement.devices import as_locations, devices_of, is_cpu, refuse_repeated
 
 __all__ = ["BatchNorms", "replicate"]
 

@@ -16,11 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from purine.analysis.infer import check, complete
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
-from purine.ops.fillers import Shard, shard_of
-from purine.ops.infer import check, complete
 from purine.parallel._layout import Cannot, Layout, reshaped_axis
 from purine.parallel._shard_rules import (
     ATTENTION,
@@ -33,9 +32,10 @@ from purine.parallel._shard_rules import (
     blocks_of,
     order_of,
 )
-from purine.parallel.copies import insert_copies, without_copies
-from purine.parallel.devices import as_locations, devices_of
-from purine.parallel.place import matching, refuse_casts, refuse_gradients
+from purine.placement.copies import insert_copies, without_copies
+from purine.placement.devices import as_locations, devices_of
+from purine.placement.place import matching, refuse_casts, refuse_gradients
+from purine.registry.fillers import Shard, shard_of
 
 __all__ = ["shard"]
 

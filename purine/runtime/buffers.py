@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from purine.core import Plan
 from purine.errors import KernelError
 from purine.graph import Graph, Op
-from purine.runtime.core import Plan
+from purine.lowering.segments import SegmentError
 from purine.runtime.program import Program, Step
-from purine.runtime.segments import SegmentError
 
 __all__ = ["Buffers"]
 

@@ -34,8 +34,8 @@ from safetensors.torch import save_file
 from purine.errors import CheckpointError, ConfigError
 from purine.files import read_bounded
 from purine.graph import Graph
-from purine.ops.aten import dtype_name
-from purine.ops.clock import ITERATION, SEED
+from purine.registry.aten import dtype_name
+from purine.registry.clock import ITERATION, SEED
 
 __all__ = [
     "LARGEST",

@@ -19,24 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purine.compile.script import keep_order
+from purine.core import Core, Station, compile_plan
 from purine.errors import RunError, StallError
 from purine.graph import Graph, Location, Op
-from purine.ops.registry import Kernel
-from purine.ops.script import keep_order
-from purine.runtime.aliases import without_aliases
+from purine.lowering.aliases import without_aliases
+from purine.lowering.collectives import without_collectives
+from purine.lowering.packing import with_packed_filters
+from purine.lowering.segments import Segmented, joined
+from purine.lowering.shares import in_shares
+from purine.machine.cores import pin, threads_of_all
+from purine.machine.settings import hold, let_go
+from purine.machine.threads import set_kernel_threads
+from purine.registry.kind import Kernel
 from purine.runtime.buffers import Buffers
-from purine.runtime.collectives import without_collectives
-from purine.runtime.core import Core, Station, compile_plan
-from purine.runtime.devices import pin, threads_of_all
-from purine.runtime.events import FETCH, Event
-from purine.runtime.packing import with_packed_filters
 from purine.runtime.program import compile_program
-from purine.runtime.segments import Segmented, joined
-from purine.runtime.settings import hold, let_go
-from purine.runtime.shares import in_shares
 from purine.runtime.streams import OUTBOUND, Streams, is_gpu
-from purine.runtime.threads import set_kernel_threads
-from purine.runtime.trace import Trace, edges_of
+from purine.trace.events import FETCH, Event
+from purine.trace.trace import Trace, edges_of
 
 __all__ = ["Executor"]
 

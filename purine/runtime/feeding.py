@@ -13,8 +13,8 @@ from torch import Tensor
 from purine.data import DataSet, Field, Reader, Source
 from purine.errors import DataError
 from purine.graph import NOTHING, Blob, Graph, Op
-from purine.ops.aten import dtype_of
-from purine.ops.registry import Kernel
+from purine.registry.aten import dtype_of
+from purine.registry.kind import Kernel
 from purine.runtime.layout import laid_out
 from purine.runtime.streams import is_gpu
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from purine.analysis.infer import families, results_of, size_in_bytes, spec_of
+from purine.core import Plan
 from purine.graph import NOTHING, Blob, Graph, Op
-from purine.ops import aten
-from purine.ops._filter_products import in_parts
-from purine.ops._packed_filters import with_packed
-from purine.ops.fused import FUSED
-from purine.ops.infer import families, results_of, size_in_bytes, spec_of
-from purine.ops.registry import Kernel, lookup
-from purine.runtime.core import Plan
-from purine.runtime.segments import segment_kernel
+from purine.kinds.filter_products import in_parts
+from purine.kinds.fused import FUSED
+from purine.kinds.packed_filters import with_packed
+from purine.lowering.segments import segment_kernel
+from purine.registry import aten
+from purine.registry.kind import Kernel
+from purine.registry.lookup import lookup
 
 __all__ = ["Program", "Step", "compile_program"]
 

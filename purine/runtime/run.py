@@ -20,30 +20,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from purine.analysis.infer import check, with_batch
 from purine.arguments import at_least, checked, shown
 from purine.autodiff import reported_losses
+from purine.compile.fused import FusedKernel, as_kernel, captured, compiled
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError, in_a_line
 from purine.graph import Graph, Op
+from purine.lowering.segments import pays
+from purine.machine.cores import cores_of
+from purine.machine.heap import tune_heap
+from purine.machine.threads import release_host_pool
 from purine.nearest import nearest_name
-from purine.ops.aten import device_of, dtype_name, dtype_of
-from purine.ops.clock import ITERATION, SEED
-from purine.ops.fillers import fill
-from purine.ops.infer import check, with_batch
-from purine.ops.registry import Kernel, lookup
-from purine.ops.values import gather_values, shard_values
+from purine.placement.values import gather_values, shard_values
+from purine.registry.aten import device_of, dtype_name, dtype_of
+from purine.registry.clock import ITERATION, SEED
+from purine.registry.fillers import fill
+from purine.registry.kind import Kernel
+from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
-from purine.runtime.compiled import FusedKernel, as_kernel, captured, compiled
-from purine.runtime.devices import cores_of
 from purine.runtime.executor import Executor
 from purine.runtime.feeding import batch_of, data_ops, pinned, read_rows, read_stream
 from purine.runtime.layout import laid_out
-from purine.runtime.memory import tune_heap
-from purine.runtime.segments import pays
 from purine.runtime.streams import is_gpu
-from purine.runtime.threads import release_host_pool
-from purine.runtime.trace import Trace
+from purine.trace.trace import Trace
 
 __all__ = ["Result", "Run", "compute"]
 
@@ -590,7 +591,7 @@ def compute(
 
     Values may also be numpy arrays, lists and numbers.
 
-    >>> from purine.ops import Net, relu
+    >>> from purine.kinds import Net, relu
     >>> net = Net()
     >>> y = relu(net.input("x", (2,)), name="y")
     >>> compute(net.graph(), {"x": torch.tensor([-1.0, 2.0])})["y"].tolist()

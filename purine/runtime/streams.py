@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purine.core import Plan
 from purine.graph import NOTHING, Graph, Location, Op
-from purine.ops.aten import device_of
+from purine.registry.aten import device_of
 from purine.runtime.buffers import Buffers
-from purine.runtime.core import Plan
 
 __all__ = ["OUTBOUND", "StreamPlan", "Streams", "is_gpu", "stream_plan"]
 

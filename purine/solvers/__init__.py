@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from purine.graph import Graph
-from purine.solvers.accumulate import accumulate
 from purine.solvers.adaptive import adadelta, adagrad, adam, adamw, rmsprop
 from purine.solvers.clip import clip_by_norm
 from purine.solvers.lars import lars
@@ -38,7 +37,6 @@ __all__ = [
     "Sigmoid",
     "Step",
     "Warmup",
-    "accumulate",
     "adadelta",
     "adagrad",
     "adam",

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import purine.ops.update  # noqa: F401  (registers the kinds)
+import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import not_negative
 from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import Attribute, Blob, Builder, Filler, Graph
-from purine.ops.clock import ITERATION
-from purine.ops.loss_scale import FINITE, UPDATES
-from purine.ops.registry import kinds
-from purine.parallel.copies import insert_copies
+from purine.kinds.loss_scale import FINITE, UPDATES
+from purine.placement.copies import insert_copies
+from purine.registry.clock import ITERATION
+from purine.registry.lookup import kinds
 from purine.solvers.rates import Rate, add_rate
 
 __all__ = ["attach", "parameters"]

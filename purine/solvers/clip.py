@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import purine.ops.update  # noqa: F401  (registers the kinds)
+import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import checked, positive
 from purine.autodiff import GRADIENT, gradient_of
 from purine.graph import Builder, Graph, Location
-from purine.parallel.copies import insert_copies
+from purine.placement.copies import insert_copies
 from purine.solvers._attach import parameters
 
 __all__ = ["clip_by_norm"]

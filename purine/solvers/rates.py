@@ -1,6 +1,6 @@
 """Learning-rate policies as values that check their own settings, and their text form.
 
-Each policy stands for an op of the kind of its name in `purine.ops.rates`, with its fields as the
+Each policy stands for an op of the kind of its name in `purine.kinds.rates`, with its fields as the
 op's attributes; `add_rate` adds that op to a graph.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import TypeAlias
 
-import purine.ops.rates  # noqa: F401  (registers the kinds)
+import purine.kinds.rates  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, check_fields, checked, not_negative, positive
 from purine.errors import ConfigError
 from purine.graph import Attribute, Builder
 from purine.nearest import nearest_name
-from purine.ops.clock import ITERATION, add_clock
+from purine.registry.clock import ITERATION, add_clock
 
 __all__ = [
     "POLICIES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from purine.graph import Filler
-from purine.ops import (
+from purine.kinds import (
     Var,
     attention,
     batch_norm,

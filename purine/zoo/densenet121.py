@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.ops import (
+from purine.kinds import (
     Net,
     Var,
     accuracy,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.ops import (
+from purine.kinds import (
     Net,
     Var,
     accuracy,

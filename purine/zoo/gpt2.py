@@ -6,7 +6,7 @@ import math
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.ops import Net, accuracy, layer_norm, softmax_loss
+from purine.kinds import Net, accuracy, layer_norm, softmax_loss
 from purine.zoo._layers import drop, transformer_block
 
 __all__ = ["gpt2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.ops import Net, accuracy, inner_product, relu, softmax_loss
+from purine.kinds import Net, accuracy, inner_product, relu, softmax_loss
 
 __all__ = ["mlp"]
 

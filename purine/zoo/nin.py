@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.ops import (
-    Net,
-    Var,
-    accuracy,
-    conv,
-    flatten,
-    global_pool,
-    pool,
-    relu,
-    softmax_loss,
-)
+from purine.kinds import Net, Var, accuracy, conv, flatten, global_pool, pool, relu, softmax_loss
 from purine.zoo._layers import drop
 
 __all__ = ["nin"]

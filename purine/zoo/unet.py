@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.ops import Net, Var, accuracy, concat, conv, deconv, pool, softmax_loss
+from purine.kinds import Net, Var, accuracy, concat, conv, deconv, pool, softmax_loss
 from purine.zoo._layers import conv_norm_relu
 
 __all__ = ["unet"]

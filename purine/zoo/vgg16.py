@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.ops import Net, accuracy, conv, inner_product, pool, relu, softmax_loss
+from purine.kinds import Net, accuracy, conv, inner_product, pool, relu, softmax_loss
 from purine.zoo._layers import drop
 
 __all__ = ["vgg16"]

@@ -208,7 +208,7 @@ def test_a_topology_alone_is_of_replicas() -> None:
 
 
 def test_batches_read_ahead_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purine.runtime.capacity.available_memory", lambda device: 20_000_000)
+    monkeypatch.setattr("purine.machine.capacity.available_memory", lambda device: 20_000_000)
     called = call(*SMALL, "--dry-run", "--prefetch", "1000")
     assert called.code == 2
     assert "1000 batches that are read ahead do not fit into memory" in called.err

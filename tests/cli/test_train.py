@@ -20,7 +20,7 @@ from purine.job import read_options
 from purine.job.config import Job, merge
 from purine.job.placing import laid_out, low_precision
 from purine.job.plan import make_plan
-from purine.runtime.trace import Trace
+from purine.trace.trace import Trace
 from tests.cli.runs import SMALL, metrics, same_bits, states
 from tests.command import call
 from tests.data.caffe_files import datum, write_lmdb

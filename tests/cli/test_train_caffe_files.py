@@ -16,7 +16,7 @@ from purine.data.prepare import MEAN_IMAGE
 from purine.job import Job, make_plan
 from tests.cli.runs import same_bits, states
 from tests.command import call
-from tests.importers.test_caffe_data import (
+from tests.importers.caffe.test_data import (
     IMAGES,
     LABELS,
     NET,
@@ -24,7 +24,7 @@ from tests.importers.test_caffe_data import (
     write_database,
     write_mean,
 )
-from tests.importers.test_caffe_weights import draw, write
+from tests.importers.caffe.test_weights import draw, write
 
 TRANSFORM = 'mean_file: "mean.binaryproto" scale: 0.01 crop_size: 4 mirror: true'
 WEIGHT, BIAS = draw(4, 48).float(), draw(4).float()

@@ -39,8 +39,8 @@ class Stream(IterableDataset[tuple[Tensor, int]]):  # type: ignore[misc]
 def vectors(batch: int = 4) -> pu.Graph:
     net = pu.Net()
     data, label = net.source([("data", (batch, 8), "float32"), ("label", (batch,), "int64")])
-    x = pu.ops.inner_product(data, 3, name="fc")
-    net.output(pu.ops.softmax_loss(x, label, name="loss"))
+    x = pu.kinds.inner_product(data, 3, name="fc")
+    net.output(pu.kinds.softmax_loss(x, label, name="loss"))
     return net.graph()
 
 
@@ -96,9 +96,9 @@ def test_names_and_paths_of_job_files(tmp_path: Path) -> None:
 def regression(x: tuple[int, ...], y: tuple[int, ...]) -> pu.Graph:
     net = pu.Net()
     data, target = net.source([("x", (4, *x), "float32"), ("y", (4, *y), "float32")])
-    made = pu.ops.inner_product(pu.ops.flatten(data), int(np.prod(y)), name="fc")
-    made = pu.ops.reshape(made, (0, *y))
-    net.output(pu.ops.euclidean_loss(made, target, name="distance"))
+    made = pu.kinds.inner_product(pu.kinds.flatten(data), int(np.prod(y)), name="fc")
+    made = pu.kinds.reshape(made, (0, *y))
+    net.output(pu.kinds.euclidean_loss(made, target, name="distance"))
     return net.graph()
 
 
@@ -162,7 +162,7 @@ def test_imported_nets_take_token_matrices_on_one_device_and_on_several(
     if scheme is None:
         step = solver(pu.backward(imported.net))
     else:
-        step = pu.parallel.compose(imported.net, solver=solver, devices="cpu:0-1", **scheme)
+        step = pu.compose(imported.net, solver=solver, devices="cpu:0-1", **scheme)
     with pu.Run(step, data=(ids, targets), share_cores=True) as run:
         run.set_states(imported.values)
         found = [result.loss for result in run.steps(6)]

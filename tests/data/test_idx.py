@@ -44,7 +44,7 @@ def write_dataset(
         for content, axes, array in (("images", 3, images), ("labels", 1, labels)):
             data = idx_bytes(array)
             name = f"{part}-{content}{mark}idx{axes}-ubyte" + (".gz" if compress else "")
-            (folder / name).write_bytes(gzip.compress(data) if compress else data)
+            (folder / name).write_bytes(gzip.compress(data, mtime=0) if compress else data)
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -53,7 +53,7 @@ def test_reads_every_dtype(tmp_path: Path, dtype: str, suffix: str) -> None:
     array = (np.arange(24).reshape(2, 3, 4) * 5).astype(dtype)
     data = idx_bytes(array)
     path = tmp_path / f"array{suffix}"
-    path.write_bytes(gzip.compress(data) if suffix else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if suffix else data)
     read = read_idx(path)
     assert read.dtype == np.dtype(dtype)
     assert read.tolist() == array.tolist()
@@ -74,13 +74,13 @@ BOMB = gzip.compress(b"\0\0\x08\x03" + b"\0\1\0\0" * 3 + bytes(17 << 20), 1)
         ("a", b"\x89PNG" + GOOD, "not an IDX file", "00 00", "89 50 4e 47"),
         ("a", b"\0\0\x07\x03" + GOOD, "not an IDX file", "08 09 0b 0c 0d 0e", "00 00 07 03"),
         ("a", b"\0\0\x08\x00", "not an IDX file", "1 or more axes", "00 00 08 00"),
-        ("a", gzip.compress(GOOD), "not an IDX file", "00 00", "1f 8b"),
+        ("a", gzip.compress(GOOD, mtime=0), "not an IDX file", "00 00", "1f 8b"),
         ("a.gz", GOOD, "is not gzip", "1f 8b", "00 00"),
         ("a.gz", b"", "is not gzip", "1f 8b", "0 bytes"),
-        ("a.gz", gzip.compress(GOOD)[:-9], "damaged", "complete gzip stream", "bytes)"),
-        ("a.gz", gzip.compress(GOOD)[:20] + b"\xff" * 30, "damaged", "complete gzip", "bytes)"),
-        ("a.gz", gzip.compress(GOOD[:-1]), "cut short", "46 bytes", "45 bytes"),
-        ("a.gz", gzip.compress(GOOD + b"x"), "bytes follow", "46 bytes", "more than 46 bytes"),
+        ("a.gz", gzip.compress(GOOD, mtime=0)[:-9], "damaged", "complete gzip stream", "bytes)"),
+        ("a.gz", gzip.compress(GOOD, mtime=0)[:20] + b"\xff" * 30, "damaged", "complete gzip", "bytes)"),
+        ("a.gz", gzip.compress(GOOD[:-1], mtime=0), "cut short", "46 bytes", "45 bytes"),
+        ("a.gz", gzip.compress(GOOD + b"x", mtime=0), "bytes follow", "46 bytes", "more than 46 bytes"),
         ("a.gz", BOMB, "the array is too large", "memory that is available", "281,474,976,710,656"),
     ],
 )
@@ -100,7 +100,7 @@ def test_wrong_files(
 
 
 def test_compressed_file_without_gz_in_its_name_says_so(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(gzip.compress(GOOD))
+    (tmp_path / "a").write_bytes(gzip.compress(GOOD, mtime=0))
     with pytest.raises(DataError, match=r"add \.gz to its name"):
         read_idx(tmp_path / "a")
 

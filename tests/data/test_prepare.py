@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from purine import Run, backward, evaluation
+from purine.analysis.infer import check
 from purine.data import ArraySource, DataSet, prepare
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import DataError
 from purine.graph import Graph, from_yaml, to_yaml
-from purine.ops import check
-from purine.solvers import accumulate, sgd
+from purine.parallel.accumulate import accumulate
+from purine.solvers import sgd
 from purine.zoo import mlp
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 1, 6, 6), np.uint8)

@@ -17,7 +17,7 @@ import torch
 import purine as pu
 from purine.data.synthetic import synthetic_tokens
 from purine.graph import Graph
-from purine.ops import (
+from purine.kinds import (
     Net,
     batch_norm,
     concat,
@@ -28,9 +28,9 @@ from purine.ops import (
     relu,
     softmax_loss,
 )
-from purine.ops.aten import KERNELS
 from purine.parallel import pipeline, replicate
-from purine.runtime.overlap import overlap
+from purine.registry.aten import KERNELS
+from purine.trace.overlap import overlap
 from tests.gpu.states import trained
 
 pytestmark = [
@@ -155,7 +155,7 @@ def test_rows_are_added_up_in_a_fixed_order() -> None:
 def test_a_row_for_nowhere_is_an_error() -> None:
     """In a process of its own: a GPU's error is the end of it."""
     script = """
-import torch, purine.ops
+import torch, purine.kinds
 places = torch.tensor([0, 4], device="cuda")
 torch.ops.purine.row_sums(places, torch.ones(2, 3, device="cuda"), 4)
 torch.cuda.synchronize()

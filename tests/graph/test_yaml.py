@@ -24,8 +24,8 @@ from purine.graph import (
     save_yaml,
     to_yaml,
     verify,
-    yaml_nodes,
 )
+from purine.graph.yaml import nodes as yaml_nodes
 
 TEXT = """\
 - {type: blob, name: bottom, size: [8, 3, 227, 227]}

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import purine as pu
+from purine.analysis.infer import with_batch
+from purine.analysis.sample_rules import BATCH_NORMS
 from purine.data import ArraySource, DataSet, Reader
 from purine.errors import PurineError, RunError
 from purine.graph import Graph
 from purine.importers.torch import Imported, from_torch
-from purine.ops._sample_rules import BATCH_NORMS
-from purine.ops.infer import with_batch
-from purine.parallel import compose, replicate
+from purine.parallel import replicate
+from purine.recipe import compose
 from tests.importers.random_modules import Draft, Loaded, load
 
 __all__ = ["SCHEMES", "Outcome", "compare"]
@@ -74,7 +75,7 @@ def _replicas(net: Graph, sizes: Sequence[int]) -> Graph:
 SCHEMES: Mapping[str, Callable[[Graph], Graph]] = {
     "replicas": lambda net: _composed(net, 2, data=2),
     "uneven": lambda net: _replicas(net, (8, 4, 4)),
-    "accumulated": lambda net: pu.solvers.accumulate(_step(net, WHOLE // 4), 4),
+    "accumulated": lambda net: pu.parallel.accumulate(_step(net, WHOLE // 4), 4),
     "pipeline": lambda net: _composed(net, 2, pipeline=2, micro=2),
     "grid": lambda net: _composed(net, 4, data=2, pipeline=2, micro=2),
     "shards": lambda net: _composed(net, 2, model=2),

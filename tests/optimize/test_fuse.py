@@ -8,9 +8,9 @@ import torch
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph, from_yaml, to_yaml, verify
-from purine.ops.fused import FUSED, body_of
-from purine.ops.registry import kinds
+from purine.kinds.fused import FUSED, body_of
 from purine.parallel import pipeline, replicate
+from purine.registry.lookup import kinds
 
 
 def made(net: str = "lenet", batch: int = 8) -> Graph:
@@ -210,7 +210,7 @@ def test_what_cannot_be_compiled_runs_op_by_op(
     def fails(*_: object) -> None:
         raise AssertionError("of the compiler")
 
-    monkeypatch.setattr("purine.runtime.compiled.compile_function", fails)
+    monkeypatch.setattr("purine.compile.fused.compile_function", fails)
     step = made("mlp")
     losses, _ = trained(pu.fuse(step), compiled=True)
     assert losses == pytest.approx(trained(step)[0], rel=1e-5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import purine as pu
 from purine.graph import Graph
-from purine.ops import Net, Var, conv
+from purine.kinds import Net, Var, conv
 from purine.optimize import join
 from tests.parallel.nets import agree, float64, images, trained
 

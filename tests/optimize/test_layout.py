@@ -11,13 +11,17 @@ import pytest
 import torch
 
 import purine as pu
+from purine.analysis.infer import complete, with_batch
 from purine.errors import ConfigError, GraphError
 from purine.graph import CHANNELS_LAST, Builder, Graph, Location, from_yaml, to_yaml
-from purine.ops import Net, conv
-from purine.ops.fused import FUSED, body_of
-from purine.ops.infer import complete, with_batch
-from purine.parallel import compose, hybrid, insert_copies, pipeline, place, replicate, shard
-from purine.solvers import SOLVERS, accumulate, clip_by_norm
+from purine.kinds import Net, conv
+from purine.kinds.fused import FUSED, body_of
+from purine.parallel import hybrid, pipeline, replicate, shard
+from purine.parallel.accumulate import accumulate
+from purine.placement.copies import insert_copies
+from purine.placement.place import place
+from purine.recipe import compose
+from purine.solvers import SOLVERS, clip_by_norm
 
 DATA = pu.data.fashion_mini()
 FORM = torch.channels_last
@@ -192,8 +196,8 @@ def test_samples_for_a_gpu_are_read_as_they_are_stored() -> None:
 
 
 def test_compute_lays_out_what_it_is_fed() -> None:
-    net = pu.ops.Net()
-    pu.ops.relu(net.input("x", (2, 3, 4, 5)), name="y")
+    net = pu.kinds.Net()
+    pu.kinds.relu(net.input("x", (2, 3, 4, 5)), name="y")
     graph = replace(net.graph(), outputs=("y",))
     given = torch.randn(2, 3, 4, 5)
     found = [pu.compute(pu.layout(graph, form), {"x": given})["y"] for form in FORMS]

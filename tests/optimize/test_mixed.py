@@ -11,15 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import purine as pu
+from purine.analysis.infer import with_batch
 from purine.data.synthetic import synthetic_tokens
 from purine.errors import ConfigError, GraphError
 from purine.graph import Builder, Graph, from_yaml, to_yaml
-from purine.ops.infer import with_batch
-from purine.ops.loss_scale import FINITE, LOSS_SCALE, UPDATES
+from purine.kinds.loss_scale import FINITE, LOSS_SCALE, UPDATES
 from purine.optimize import evaluation, mixed, recompute
 from purine.optimize.mixed import PRECISION, precision_of
-from purine.parallel import compose, hybrid, pipeline, replicate, shard
-from purine.solvers import accumulate, adam, clip_by_norm, sgd
+from purine.parallel import hybrid, pipeline, replicate, shard
+from purine.parallel.accumulate import accumulate
+from purine.recipe import compose
+from purine.solvers import adam, clip_by_norm, sgd
 from tests.parallel.nets import Trained, trained
 
 LOW = {"bf16": "bfloat16", "fp16": "float16"}
@@ -331,7 +333,7 @@ def test_modules_of_torch_run_in_the_same_precisions() -> None:
 
 
 def test_whole_numbers_and_float64_are_left_alone() -> None:
-    net = pu.ops.Net()
+    net = pu.kinds.Net()
     x = net.input("x", (2, 4), "float64")
     weight = net.parameter("weight", (3, 4), pu.graph.Filler())
     builder = Builder(net.graph())

@@ -6,7 +6,7 @@ import pytest
 
 import purine as pu
 from purine.errors import GraphError
-from purine.ops import Net, batch_norm, conv, flatten, inner_product, softmax_loss
+from purine.kinds import Net, batch_norm, conv, flatten, inner_product, softmax_loss
 
 
 def normalised() -> pu.Graph:

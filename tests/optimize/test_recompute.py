@@ -8,13 +8,15 @@ import pytest
 import torch
 
 import purine as pu
+from purine.analysis.infer import size_in_bytes
+from purine.analysis.memory import peak_memory
+from purine.core import compile_plan
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Graph
-from purine.ops.infer import size_in_bytes
 from purine.optimize import recompute
-from purine.parallel import SCHEDULES, peak_memory, pipeline, replicate
-from purine.runtime.core import compile_plan
-from purine.solvers import accumulate, adam, sgd
+from purine.parallel import SCHEDULES, pipeline, replicate
+from purine.parallel.accumulate import accumulate
+from purine.solvers import adam, sgd
 from tests.parallel.nets import Trained, lenet, same_bits, trained
 
 SMALL = {"image": (3, 32, 32), "classes": 10}
@@ -159,17 +161,17 @@ def test_blocks_that_lie_across_each_other() -> None:
     """Two chains through both blocks, in opposite orders: neither may wait for the other."""
     net = pu.Net()
     data, label = net.data((6, 3, 32, 32))
-    start = pu.ops.inner_product(data, 8, name="start")
+    start = pu.kinds.inner_product(data, 8, name="start")
     ends = []
     for order in ("ab", "ba"):
         x = start
         for number, block in enumerate(order):
             name = f"{block}/{order}{number}"
-            x = pu.ops.inner_product(x, 8, name=f"{name}/fc")
-            x = pu.ops.relu(pu.ops.tanh(x, name=f"{name}/tanh"), name=f"{name}/relu")
+            x = pu.kinds.inner_product(x, 8, name=f"{name}/fc")
+            x = pu.kinds.relu(pu.kinds.tanh(x, name=f"{name}/tanh"), name=f"{name}/relu")
         ends.append(x)
-    x = pu.ops.inner_product(pu.ops.eltwise(ends, name="join"), 10, name="fc")
-    net.output(pu.ops.softmax_loss(x, label, name="loss"))
+    x = pu.kinds.inner_product(pu.kinds.eltwise(ends, name="join"), 10, name="fc")
+    net.output(pu.kinds.softmax_loss(x, label, name="loss"))
     step = sgd(pu.backward(net.graph()), lr=0.05)
     less = pu.check(recompute(step, ["a", "b"]))
     assert again(less)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from hypothesis import strategies as st
 
 from purine.graph import Filler, Graph
-from purine.ops import (
+from purine.kinds import (
     Net,
     Var,
     attention,

@@ -10,7 +10,7 @@ import torch
 
 import purine as pu
 from purine.graph import Graph
-from purine.ops import (
+from purine.kinds import (
     Net,
     batch_norm,
     concat,
@@ -22,7 +22,7 @@ from purine.ops import (
     scale,
     softmax_loss,
 )
-from purine.parallel import gather_values
+from purine.placement.values import gather_values
 from tests.parallel.nets import Trained, agree, float64, images, trained
 
 __all__ = ["CASES", "STEPS", "Case", "serial", "step_of", "trains_as"]

@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import purine as pu
+from purine.analysis.infer import check
 from purine.data import ArraySource, DataSet
 from purine.errors import ConfigError, GraphError
 from purine.graph import Builder, Graph, Location
-from purine.ops import Net, batch_norm, check, conv, inner_product, relu, softmax_loss
-from purine.parallel import insert_copies, replicate
-from purine.solvers import accumulate, sgd
+from purine.kinds import Net, batch_norm, conv, inner_product, relu, softmax_loss
+from purine.parallel import replicate
+from purine.parallel.accumulate import accumulate
+from purine.placement.copies import insert_copies
+from purine.solvers import sgd
 from tests.parallel.nets import Trained, agree, float64, images, trained
 
 SHAPE = (3, 32, 32)

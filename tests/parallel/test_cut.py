@@ -14,7 +14,7 @@ from purine.parallel._flow import flow_of
 from purine.parallel._halves import halve
 from purine.parallel.cut import seconds
 from tests.importers.models import CASES
-from tests.importers.test_torch import imported_from, made
+from tests.importers.torch.test_imported import imported_from, made
 from tests.parallel.test_pipeline import NETS, step_of
 
 
@@ -173,7 +173,7 @@ def test_times_of_replicas_of_a_pipeline() -> None:
     net = pu.zoo.lenet(batch=4)
     settings = {"data": 2, "pipeline": 2, "micro": 2}
     solver = partial(pu.solvers.sgd, lr=0.1)
-    graph = pu.parallel.compose(net, solver=solver, devices="cpu:0-3", **settings)
+    graph = pu.compose(net, solver=solver, devices="cpu:0-3", **settings)
     found = times_of_step(graph, dict.fromkeys(graph.ops, 1.0))
     assert found["conv1"] == found["grad/fc2/mm"] == 1.0
     assert not [name for name in found if "micro" in name or "replica" in name]

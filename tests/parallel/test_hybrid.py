@@ -12,7 +12,10 @@ from torch import nn
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph
-from purine.parallel import bytes_moved, gather_values, hybrid, place, replicate
+from purine.parallel import hybrid, replicate
+from purine.placement.copies import bytes_moved
+from purine.placement.place import place
+from purine.placement.values import gather_values
 from tests.parallel.nets import Trained, agree, trained
 from tests.parallel.sharded import CASES, STEPS, step_of, trains_as
 
@@ -42,7 +45,7 @@ def test_groups_of_hybrids() -> None:
 
 def test_micro_batches_of_a_hybrid() -> None:
     step = step_of(hybrid(CASES["alexnet"].net(2), "cpu:0-1"))
-    trains_as(pu.solvers.accumulate(step, 2), "alexnet")
+    trains_as(pu.parallel.accumulate(step, 2), "alexnet")
 
 
 def test_the_same_bits_twice() -> None:

@@ -13,19 +13,12 @@ from torch import nn
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Builder, Graph, Location
-from purine.parallel import (
-    Schedule,
-    gpipe,
-    insert_copies,
-    one_f_one_b,
-    pipeline,
-    replicate,
-    zero_bubble,
-)
+from purine.parallel import Schedule, gpipe, one_f_one_b, pipeline, replicate, zero_bubble
+from purine.parallel.accumulate import accumulate
 from purine.parallel.schedule import Unit
-from purine.solvers import accumulate
+from purine.placement.copies import insert_copies
 from tests.importers.models import CASES
-from tests.importers.test_torch import imported_from, made
+from tests.importers.torch.test_imported import imported_from, made
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
 
 MICRO = 4

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import purine as pu
+from purine.analysis.infer import with_batch
 from purine.graph import Graph
-from purine.ops import (
+from purine.kinds import (
     Net,
     Var,
     batch_norm,
@@ -22,7 +23,6 @@ from purine.ops import (
     softmax_loss,
     tanh,
 )
-from purine.ops.infer import with_batch
 from purine.parallel import replicate
 from tests.parallel.nets import agree, images, trained
 

@@ -21,19 +21,15 @@ from hypothesis import HealthCheck, Phase, event, given, reject, settings
 from hypothesis import strategies as st
 
 import purine as pu
+from purine.analysis.infer import with_batch
 from purine.errors import ConfigError, PurineError
 from purine.graph import Graph
-from purine.ops.infer import with_batch
-from purine.parallel import (
-    SCHEDULES,
-    Scheme,
-    compose,
-    devices_of,
-    gather_values,
-    place,
-    shard,
-)
-from purine.solvers import accumulate
+from purine.parallel import SCHEDULES, Scheme, shard
+from purine.parallel.accumulate import accumulate
+from purine.placement.devices import devices_of
+from purine.placement.place import place
+from purine.placement.values import gather_values
+from purine.recipe import compose
 from tests.parallel.nets import Trained, agree, in_order, trained
 from tests.parallel.random_nets import SHAPE, Recipe, recipes
 

@@ -8,8 +8,9 @@ import torch
 import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph, from_yaml, to_yaml
-from purine.parallel import insert_copies, place, replicate
-from purine.parallel.copies import bytes_moved
+from purine.parallel import replicate
+from purine.placement.copies import bytes_moved, insert_copies
+from purine.placement.place import place
 from tests.parallel.nets import agree, lenet, same_bits, trained
 
 
@@ -75,12 +76,12 @@ def test_a_native_reduction_reads_gradients_where_they_are() -> None:
 def test_native_reductions_inside_of_other_schemes() -> None:
     inner = replicate(lenet(6), "cpu:0-1", topology="native")
     expected = trained(lenet(24))
-    agree(trained(pu.solvers.accumulate(inner, 2)), expected)
+    agree(trained(pu.parallel.accumulate(inner, 2)), expected)
     agree(trained(replicate(inner, "cpu:0-3", topology="native")), expected)
 
 
 def test_replicas_of_accumulated_steps() -> None:
-    step = pu.solvers.accumulate(lenet(6), 2)
+    step = pu.parallel.accumulate(lenet(6), 2)
     agree(trained(replicate(step, "cpu:0-1")), trained(lenet(24)))
 
 

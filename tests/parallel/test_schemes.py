@@ -22,20 +22,14 @@ import torch
 from torch import Tensor
 
 import purine as pu
+from purine.analysis.infer import with_batch
 from purine.graph import Graph
-from purine.ops.infer import with_batch
-from purine.parallel import (
-    devices_of,
-    gather_values,
-    hybrid,
-    pipeline,
-    replicate,
-    shard,
-    shard_values,
-)
-from purine.solvers import accumulate
+from purine.parallel import hybrid, pipeline, replicate, shard
+from purine.parallel.accumulate import accumulate
+from purine.placement.devices import devices_of
+from purine.placement.values import gather_values, shard_values
 from tests.importers.models import CASES as MODULES
-from tests.importers.test_torch import imported_from
+from tests.importers.torch.test_imported import imported_from
 from tests.parallel.nets import Trained, agree, float64, in_order, same_bits
 
 STEPS, BATCH, MICRO, COUNT = 10, 8, 2, 48

@@ -13,10 +13,12 @@ import purine as pu
 from purine.errors import ConfigError, GraphError, KindError
 from purine.graph import Filler, Graph, from_yaml, to_yaml
 from purine.importers.torch import Imported
-from purine.ops.fillers import Shard, fill
-from purine.parallel import devices_of, gather_values, replicate, shard, shard_values
+from purine.parallel import replicate, shard
+from purine.placement.devices import devices_of
+from purine.placement.values import gather_values, shard_values
+from purine.registry.fillers import Shard, fill
 from tests.importers.models import CASES as MODULES
-from tests.importers.test_torch import imported_from, made
+from tests.importers.torch.test_imported import imported_from, made
 from tests.parallel.nets import Trained, agree, trained
 from tests.parallel.sharded import CASES, STEPS, serial, step_of, trains_as
 
@@ -126,7 +128,7 @@ def test_data_times_model_parallelism(name: str) -> None:
 
 
 def test_micro_batches_of_a_sharded_step() -> None:
-    step = pu.solvers.accumulate(step_of(shard(CASES["alexnet"].net(4), "cpu:0-1")), 2)
+    step = pu.parallel.accumulate(step_of(shard(CASES["alexnet"].net(4), "cpu:0-1")), 2)
     trains_as(step, "alexnet")
 
 

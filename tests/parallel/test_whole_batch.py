@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import purine as pu
+from purine.analysis.infer import with_batch
 from purine.errors import GraphError
 from purine.graph import Graph
 from purine.importers.torch import Imported
-from purine.ops.infer import with_batch
 from tests.parallel.nets import agree, float64, in_order, trained
 
 BATCH, STEPS, CLASSES = 12, 2, 5
@@ -113,7 +113,7 @@ def step_of(net: Graph, batch: int) -> Graph:
 
 def composed(**settings: object) -> Callable[[Graph], Graph]:
     def make(net: Graph) -> Graph:
-        return pu.parallel.compose(net, solver=solver, **settings)  # type: ignore[arg-type]
+        return pu.compose(net, solver=solver, **settings)  # type: ignore[arg-type]
 
     return make
 
@@ -123,12 +123,12 @@ SCHEMES: dict[str, Callable[[Graph], Graph]] = {
     "uneven replicas": lambda net: pu.parallel.replicate(
         [step_of(net, size) for size in (2, 6, 4)], "cpu:0-2"
     ),
-    "micro-batches": lambda net: pu.solvers.accumulate(step_of(net, 4), 3),
+    "micro-batches": lambda net: pu.parallel.accumulate(step_of(net, 4), 3),
     "pipeline": composed(devices="cpu:0-1", pipeline=2, micro=3, schedule="1f1b"),
     "zero-bubble": composed(devices="cpu:0-1", pipeline=2, micro=3, schedule="zero-bubble"),
     "replicas of pipelines": composed(devices="cpu:0-3", data=2, pipeline=2, micro=2),
     "replicas of micro-batches": lambda net: pu.parallel.replicate(
-        pu.solvers.accumulate(step_of(net, 2), 3), "cpu:0-1", topology="ring"
+        pu.parallel.accumulate(step_of(net, 2), 3), "cpu:0-1", topology="ring"
     ),
     "shards": composed(devices="cpu:0-3", data=2, model=2),
 }
@@ -234,11 +234,11 @@ def test_our_own_losses_with_ignored_labels_are_means_over_the_whole_batch(
     ignored: int | None,
 ) -> None:
     def net(batch: int) -> Graph:
-        made = pu.ops.Net()
+        made = pu.kinds.Net()
         x, label = made.data((batch, 1, 28, 28))
-        scores = pu.ops.inner_product(x, 10, name="fc")
-        made.output(pu.ops.softmax_loss(scores, label, ignore_label=ignored, name="loss"))
-        made.output(pu.ops.accuracy(scores, label, ignore_label=ignored, name="accuracy"))
+        scores = pu.kinds.inner_product(x, 10, name="fc")
+        made.output(pu.kinds.softmax_loss(scores, label, ignore_label=ignored, name="loss"))
+        made.output(pu.kinds.accuracy(scores, label, ignore_label=ignored, name="accuracy"))
         return in_order(float64(made.graph()))
 
     def step(batch: int) -> Graph:
@@ -247,7 +247,7 @@ def test_our_own_losses_with_ignored_labels_are_means_over_the_whole_batch(
     serial = trained(step(24))
     for cut in (
         pu.parallel.replicate(step(12), "cpu:0-1"),
-        pu.solvers.accumulate(step(8), 3),
+        pu.parallel.accumulate(step(8), 3),
     ):
         agree(trained(cut), serial)
 

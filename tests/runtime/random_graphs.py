@@ -7,9 +7,9 @@ import random
 import torch
 from torch import Tensor
 
+from purine.analysis.infer import check
 from purine.graph import Builder, Filler, Graph
-from purine.ops import check
-from purine.ops.registry import lookup
+from purine.registry.lookup import lookup
 from purine.runtime.run import initial_states
 
 SIZE = 4

@@ -22,12 +22,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from purine.compile import fused as compiled
+from purine.compile.fused import FusedKernel
 from purine.graph import Op
-from purine.ops import aten
-from purine.ops.fused import over_of
-from purine.ops.registry import lookup
-from purine.runtime import compiled, run, streams
-from purine.runtime.compiled import FusedKernel
+from purine.kinds.fused import over_of
+from purine.registry import aten
+from purine.registry.lookup import lookup
+from purine.runtime import run, streams
 from purine.runtime.streams import Streams
 
 

@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
+from purine.analysis.infer import check
 from purine.errors import KernelError, StallError
 from purine.graph import Builder, Graph
-from purine.ops import check
-from purine.ops.clock import add_clock
+from purine.registry.clock import add_clock
 from purine.runtime.executor import Executor
 from purine.runtime.run import initial_states
 from tests.runtime.random_graphs import random_graph, same_bits, serial

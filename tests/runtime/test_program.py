@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import purine as pu
+from purine.analysis.infer import check
+from purine.core import compile_plan
 from purine.graph import NOTHING, Attribute, Builder
-from purine.ops import check
-from purine.runtime.core import compile_plan
 from purine.runtime.program import compile_program
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_written_over_elements_that_share_memory() -> None:
     module = Gated()
     data = torch.randn(16, 6), torch.randn(16, 3).sign()
     imported = pu.from_torch(module, loss, data)
-    step = pu.parallel.compose(
+    step = pu.compose(
         imported.net,
         solver=lambda graph: pu.solvers.sgd(graph, lr=0.1),
         devices="cpu:0-1",

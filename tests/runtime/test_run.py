@@ -18,7 +18,7 @@ from torch import Tensor
 import purine as pu
 from purine.errors import CheckpointError, ConfigError, DataError, RunError
 from purine.graph import Builder, Graph
-from purine.ops import fill
+from purine.registry.fillers import fill
 from tests.runtime.random_graphs import same_bits
 
 
@@ -218,9 +218,9 @@ def with_losses(*names: str) -> tuple[Graph, Graph]:
     net = pu.Net()
     data, label = net.source([("data", (4, 8), "float32"), ("label", (4,), "int64")])
     for name in names:
-        x = pu.ops.inner_product(data, 3, name=f"{name}/fc")
-        net.output(x, pu.ops.softmax_loss(x, label, name=name))
-    net.output(pu.ops.accuracy(x, label, name="accuracy"))
+        x = pu.kinds.inner_product(data, 3, name=f"{name}/fc")
+        net.output(x, pu.kinds.softmax_loss(x, label, name=name))
+    net.output(pu.kinds.accuracy(x, label, name="accuracy"))
     return net.graph(), pu.solvers.sgd(pu.backward(net.graph()), lr=0.1)
 
 
@@ -235,9 +235,9 @@ OWN = (torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), torch.ara
         lambda net, step: pu.fuse(step),
         lambda net, step: pu.solvers.sgd(pu.backward(pu.mixed(net, "fp16"))),
         lambda net, step: pu.parallel.replicate(
-            pu.solvers.sgd(pu.backward(pu.ops.with_batch(net, 2))), "cpu:0-1"
+            pu.solvers.sgd(pu.backward(pu.kinds.with_batch(net, 2))), "cpu:0-1"
         ),
-        lambda net, step: pu.parallel.compose(
+        lambda net, step: pu.compose(
             net, solver=pu.solvers.sgd, devices="cpu:0-1", data=2, micro=2
         ),
     ],
@@ -283,7 +283,7 @@ def test_values_may_be_arrays_lists_and_numbers() -> None:
             run.set_states({"loss/fc/weight": np.zeros((3, 8))})
         assert caught.value.found == "float64 [3, 8]"
     net = pu.Net()
-    pu.ops.relu(net.input("x", (2,)), name="y")
+    pu.kinds.relu(net.input("x", (2,)), name="y")
     for value in ([-1.0, 2.0], np.array([-1, 2], np.float32), (-1, 2)):
         assert pu.compute(net.graph(), {"x": value})["y"].tolist() == [0.0, 2.0]
 
@@ -594,7 +594,7 @@ def test_what_has_no_mean_is_not_evaluated() -> None:
 def test_a_step_with_inputs_is_not_run() -> None:
     net = pu.Net()
     x, label = net.input("x", (4, 3)), net.input("label", (4,), "int64")
-    pu.ops.softmax_loss(pu.ops.inner_product(x, 2, name="fc"), label, name="loss")
+    pu.kinds.softmax_loss(pu.kinds.inner_product(x, 2, name="fc"), label, name="loss")
     run = pu.Run(pu.solvers.sgd(pu.backward(net.graph()), lr=0.1))
     assert run.states()["fc/weight"].shape == (2, 3)
     with pytest.raises(ConfigError, match=r"nothing makes blob 'x'[^$]*inputs x, label"):
@@ -673,7 +673,7 @@ def test_a_field_that_nobody_reads_is_dropped() -> None:
 
 def test_fed_values_have_to_fit() -> None:
     net = pu.Net()
-    pu.ops.relu(net.input("x", (4,)), name="y")
+    pu.kinds.relu(net.input("x", (4,)), name="y")
     with pytest.raises(RunError, match="blob 'x' cannot take this value"):
         pu.compute(net.graph(), {"x": torch.zeros(3)})
     with pytest.raises(RunError, match="not fed"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import purine as pu
+from purine.core import Plan, compile_plan
 from purine.graph import Builder, Graph, Location
-from purine.parallel import insert_copies, replicate, to_device
+from purine.parallel import replicate
+from purine.placement.copies import insert_copies
+from purine.placement.place import to_device
 from purine.runtime.buffers import Buffers
-from purine.runtime.core import Plan, compile_plan
 from purine.runtime.program import compile_program
 from purine.runtime.streams import StreamPlan, stream_plan
 from purine.solvers import sgd

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from purine.graph import Builder, Graph
-from purine.ops import Net, dropout, inner_product, softmax_loss, tanh
+from purine.kinds import Net, dropout, inner_product, softmax_loss, tanh
 from tests.reference import following, run, start
 
 NAMES = ("fc1/weight", "fc1/bias", "fc2/weight", "fc2/bias")

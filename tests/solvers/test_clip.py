@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import optim
 
+from purine.analysis.infer import check
 from purine.autodiff import backward
 from purine.errors import ConfigError
-from purine.ops import check
 from purine.solvers import clip_by_norm, sgd
 from tests.reference import run
 from tests.solvers.small import NAMES, assert_same, batches, small_net, train, train_torch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from purine.analysis.infer import check
 from purine.errors import ConfigError
 from purine.graph import Builder
-from purine.ops import check
 from purine.solvers.rates import (
     POLICIES,
     Cosine,

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import optim
 
+from purine.analysis.infer import check
 from purine.autodiff import backward
 from purine.errors import ConfigError, GraphError
 from purine.graph import Builder, Location, to_text
-from purine.ops import Net, check, inner_product, softmax_loss
+from purine.kinds import Net, inner_product, softmax_loss
 from purine.solvers import (
     SOLVERS,
     Cosine,

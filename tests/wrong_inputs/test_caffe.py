@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.command import call
-from tests.importers.test_caffe_weights import write
+from tests.importers.caffe.test_weights import write
 from tests.wrong_inputs.refused import refused
 
 BIG = "9" * 400

@@ -103,7 +103,7 @@ def test_wrong_job_files(tmp_path: Path, name: str) -> None:
 def test_a_net_that_does_not_fit(
     tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purine.runtime.capacity.available_memory", lambda device: 5_000_000)
+    monkeypatch.setattr("purine.machine.capacity.available_memory", lambda device: 5_000_000)
     texts = ["does not fit into the memory of cpu", "at most 5.0 MB", "found: ", "recompute="]
     arguments = ["train", *options.split(), "--out", str(tmp_path / "out")]
     refused(tmp_path, arguments, texts)

@@ -23,7 +23,7 @@ import purine as pu
 from purine import from_caffe_solver
 from purine.errors import PurineError
 from purine.graph import Filler
-from purine.ops import kind
+from purine.kinds import kind
 
 Call = Callable[[Any], object]
 
@@ -67,8 +67,8 @@ class Endless(IterableDataset[tuple[Tensor, int]]):  # type: ignore[misc]
 def classifier(batch: int = 4) -> pu.Graph:
     net = pu.Net()
     data, label = net.source([("data", (batch, 8), "float32"), ("label", (batch,), "int64")])
-    x = pu.ops.inner_product(data, 3, name="fc")
-    net.output(pu.ops.softmax_loss(x, label, name="loss"))
+    x = pu.kinds.inner_product(data, 3, name="fc")
+    net.output(pu.kinds.softmax_loss(x, label, name="loss"))
     return net.graph()
 
 
@@ -76,14 +76,14 @@ def two_losses() -> pu.Graph:
     net = pu.Net()
     data, label = net.source([("data", (4, 8), "float32"), ("label", (4,), "int64")])
     for name in ("one", "two"):
-        x = pu.ops.inner_product(data, 3, name=f"fc_{name}")
-        net.output(pu.ops.softmax_loss(x, label, name=name))
+        x = pu.kinds.inner_product(data, 3, name=f"fc_{name}")
+        net.output(pu.kinds.softmax_loss(x, label, name=name))
     return net.graph()
 
 
 def fed() -> pu.Graph:
     net = pu.Net()
-    pu.ops.relu(net.input("x", (2, 3)), name="y")
+    pu.kinds.relu(net.input("x", (2, 3)), name="y")
     return net.graph()
 
 
@@ -149,7 +149,7 @@ def Relu(x: Tensor) -> Tensor:
 
 def compose(g: Any, **options: Any) -> pu.Graph:
     settings = {"solver": pu.solvers.sgd, "devices": "cpu:0-1", **options}
-    return pu.parallel.compose(settings.pop("net", g.net), **settings)
+    return pu.compose(settings.pop("net", g.net), **settings)
 
 
 def lazily() -> nn.Module:
@@ -395,9 +395,9 @@ SOLVERS: dict[str, Call] = {
     "rmsprop with alpha 2": lambda g: pu.solvers.rmsprop(g.back, alpha=2.0),
     "adadelta with rho None": lambda g: pu.solvers.adadelta(g.back, rho=None),
     "lars with trust a text": lambda g: pu.solvers.lars(g.back, trust="1"),
-    "accumulate None": lambda g: pu.solvers.accumulate(None, 2),
-    "accumulate 0 times": lambda g: pu.solvers.accumulate(g.back, 0),
-    "accumulate 1.5 times": lambda g: pu.solvers.accumulate(g.back, 1.5),
+    "accumulate None": lambda g: pu.parallel.accumulate(None, 2),
+    "accumulate 0 times": lambda g: pu.parallel.accumulate(g.back, 0),
+    "accumulate 1.5 times": lambda g: pu.parallel.accumulate(g.back, 1.5),
     "clip None": lambda g: pu.solvers.clip_by_norm(None, 1.0),
     "clip to 0": lambda g: pu.solvers.clip_by_norm(g.back, 0.0),
     "clip to a text": lambda g: pu.solvers.clip_by_norm(g.back, "1"),
@@ -536,19 +536,19 @@ TRANSFORMS: dict[str, Call] = {
     "recompute 0 blocks": lambda g: pu.recompute(g.step, 0),
     "recompute half a block": lambda g: pu.recompute(g.step, 0.5),
     "recompute of no block": lambda g: pu.recompute(g.step, ["none"]),
-    "with_batch 0": lambda g: pu.ops.with_batch(g.net, 0),
-    "with_batch -1": lambda g: pu.ops.with_batch(g.net, -1),
-    "with_batch a text": lambda g: pu.ops.with_batch(g.net, "8"),
-    "with_batch of a fraction": lambda g: pu.ops.with_batch(g.net, 2.5),
-    "with_batch of None": lambda g: pu.ops.with_batch(None, 8),
-    "complete None": lambda g: pu.ops.complete(None),
-    "problems of None": lambda g: pu.ops.problems(None),
-    "fill with a text": lambda g: pu.ops.fill("xavier", (2,), "float32", seed=0, name="x"),
-    "fill of another kind": lambda g: pu.ops.fill(
+    "with_batch 0": lambda g: pu.with_batch(g.net, 0),
+    "with_batch -1": lambda g: pu.with_batch(g.net, -1),
+    "with_batch a text": lambda g: pu.with_batch(g.net, "8"),
+    "with_batch of a fraction": lambda g: pu.with_batch(g.net, 2.5),
+    "with_batch of None": lambda g: pu.with_batch(None, 8),
+    "complete None": lambda g: pu.analysis.complete(None),
+    "problems of None": lambda g: pu.analysis.problems(None),
+    "fill with a text": lambda g: pu.kinds.fill("xavier", (2,), "float32", seed=0, name="x"),
+    "fill of another kind": lambda g: pu.kinds.fill(
         Filler("xaver"), (2, 2), "float32", seed=0, name="x"
     ),
-    "fill of another dtype": lambda g: pu.ops.fill(Filler(), (2, 2), "real", seed=0, name="x"),
-    "fill of size -1": lambda g: pu.ops.fill(Filler(), (-2, 2), "float32", seed=0, name="x"),
+    "fill of another dtype": lambda g: pu.kinds.fill(Filler(), (2, 2), "real", seed=0, name="x"),
+    "fill of size -1": lambda g: pu.kinds.fill(Filler(), (-2, 2), "float32", seed=0, name="x"),
 }
 
 NETS: dict[str, Call] = {
@@ -614,85 +614,85 @@ def _with_input(shape: tuple[int, ...], dtype: str = "float32") -> pu.Graph:
 
 LAYERS: dict[str, Call] = {
     **{
-        f"{name} of None": partial(lambda name, g: getattr(pu.ops, name)(None), name)
+        f"{name} of None": partial(lambda name, g: getattr(pu.kinds, name)(None), name)
         for name in ("relu", "tanh", "gelu", "softmax", "mirror", "batch_norm", "dropout", "lrn")
     },
     **{
-        f"{name} of a tensor": partial(lambda name, g: getattr(pu.ops, name)(g.x), name)
+        f"{name} of a tensor": partial(lambda name, g: getattr(pu.kinds, name)(g.x), name)
         for name in ("relu6", "sigmoid", "elu", "leaky_relu", "flatten", "layer_norm", "bias")
     },
-    "relu named by a number": lambda g: pu.ops.relu(g.v, name=3),
+    "relu named by a number": lambda g: pu.kinds.relu(g.v, name=3),
     "relu named by a space": lambda g: pu.check(_named("a b")),
-    "gelu of another form": lambda g: pu.ops.gelu(g.v, approximate="fast"),
-    "leaky_relu of a text": lambda g: pu.ops.leaky_relu(g.v, slope="0.1"),
-    "conv without a kernel": lambda g: pu.ops.conv(g.v, 4),
-    "conv of kernel 0": lambda g: pu.ops.conv(g.v, 4, kernel=0),
-    "conv of kernel a text": lambda g: pu.ops.conv(g.v, 4, kernel="3"),
-    "conv of kernel too large": lambda g: pu.ops.conv(g.v, 4, kernel=99),
-    "conv of 0 channels": lambda g: pu.ops.conv(g.v, 0, kernel=3),
-    "conv of -1 channels": lambda g: pu.ops.conv(g.v, -1, kernel=3),
-    "conv of stride 0": lambda g: pu.ops.conv(g.v, 4, kernel=3, stride=0),
-    "conv of groups that do not divide": lambda g: pu.ops.conv(g.v, 4, kernel=3, groups=2),
-    "conv of 0 groups": lambda g: pu.ops.conv(g.v, 4, kernel=3, groups=0),
-    "conv of vectors": lambda g: pu.ops.conv(g.f, 4, kernel=3),
-    "conv with a text as filler": lambda g: pu.ops.conv(g.v, 4, kernel=3, weight_filler="xavier"),
-    "deconv of kernel 0": lambda g: pu.ops.deconv(g.v, 4, kernel=0),
-    "deconv of vectors": lambda g: pu.ops.deconv(g.f, 4, kernel=2),
-    "pool of kernel 0": lambda g: pu.ops.pool(g.v, kernel=0),
-    "pool of another method": lambda g: pu.ops.pool(g.v, kernel=2, method="min"),
-    "pool of vectors": lambda g: pu.ops.pool(g.f, kernel=2),
-    "pool of stride 0": lambda g: pu.ops.pool(g.v, kernel=2, stride=0),
-    "global_pool of vectors": lambda g: pu.ops.global_pool(g.f),
-    "inner_product of 0": lambda g: pu.ops.inner_product(g.v, 0),
-    "inner_product of a text": lambda g: pu.ops.inner_product(g.v, "10"),
-    "inner_product of None": lambda g: pu.ops.inner_product(None, 10),
-    "embedding of floats": lambda g: pu.ops.embedding(g.f, 10, 4),
-    "embedding of 0 words": lambda g: pu.ops.embedding(g.f, 0, 4),
-    "dropout of 1": lambda g: pu.ops.dropout(g.v, ratio=1.0),
-    "dropout of a text": lambda g: pu.ops.dropout(g.v, ratio="0.5"),
-    "dropout of NaN": lambda g: pu.ops.dropout(g.v, ratio=float("nan")),
-    "batch_norm of a text": lambda g: pu.ops.batch_norm(g.v, eps="1e-5"),
-    "concat of one var": lambda g: pu.ops.concat(g.v),
-    "concat of nothing": lambda g: pu.ops.concat([]),
-    "concat of other shapes": lambda g: pu.ops.concat([g.v, g.f]),
-    "concat along a text": lambda g: pu.ops.concat([g.v, g.v], axis="1"),
-    "concat along axis 9": lambda g: pu.ops.concat([g.v, g.v], axis=9),
-    "eltwise of nothing": lambda g: pu.ops.eltwise([]),
-    "eltwise of one": lambda g: pu.ops.eltwise(g.v),
-    "eltwise of another operation": lambda g: pu.ops.eltwise([g.v, g.v], operation="mean"),
-    "eltwise of other shapes": lambda g: pu.ops.eltwise([g.v, g.f]),
-    "split in 0": lambda g: pu.ops.split(g.f, 0),
-    "split that does not divide": lambda g: pu.ops.split(g.f, 4),
-    "slice behind the end": lambda g: pu.ops.slice(g.f, 4, 99),
-    "reshape to another size": lambda g: pu.ops.reshape(g.f, (7, 7)),
-    "reshape to a text": lambda g: pu.ops.reshape(g.f, "7x7"),
-    "transpose by two axes of four": lambda g: pu.ops.transpose(g.v, (0, 1)),
-    "transpose by a number": lambda g: pu.ops.transpose(g.v, 1),
-    "flatten behind the last axis": lambda g: pu.ops.flatten(g.f, axis=7),
-    "prepend to vectors": lambda g: pu.ops.prepend(g.f, 1),
-    "batch_norm of numbers": lambda g: pu.ops.batch_norm(g.one),
-    "conv of numbers": lambda g: pu.ops.conv(g.one, 4, kernel=3),
-    "layer_norm of 0 dimensions": lambda g: pu.ops.layer_norm(g.f, dims=0),
-    "layer_norm of 9 dimensions": lambda g: pu.ops.layer_norm(g.f, dims=9),
-    "inner_product from axis 9": lambda g: pu.ops.inner_product(g.f, 3, axis=9),
-    "scale along axis 9": lambda g: pu.ops.scale(g.f, axis=9),
-    "scale of a tensor": lambda g: pu.ops.scale(g.f, g.x),
-    "pool of half a kernel": lambda g: pu.ops.pool(g.v, kernel=1.5),
-    "softmax along axis 9": lambda g: pu.ops.softmax(g.f, axis=9),
-    "accuracy without labels": lambda g: pu.ops.accuracy(g.f),
-    "lrn of size 0": lambda g: pu.ops.lrn(g.v, size=0),
-    "crop of size 0": lambda g: pu.ops.crop(g.v, size=0),
-    "center_crop too large": lambda g: pu.ops.center_crop(g.v, size=99),
-    "normalize by a text": lambda g: pu.ops.normalize(g.v, scale="1"),
-    "attention of None": lambda g: pu.ops.attention(None, heads=2),
-    "attention of heads that do not divide": lambda g: pu.ops.attention(g.f, heads=4),
-    "softmax_loss without labels": lambda g: pu.ops.softmax_loss(g.f),
-    "softmax_loss of float labels": lambda g: pu.ops.softmax_loss(g.f, g.f),
-    "softmax_loss with a tensor": lambda g: pu.ops.softmax_loss(g.f, g.y),
-    "euclidean_loss of two shapes": lambda g: pu.ops.euclidean_loss(g.f, g.v),
-    "hinge_loss of None": lambda g: pu.ops.hinge_loss(g.f, None),
-    "sigmoid_cross_entropy_loss of None": lambda g: pu.ops.sigmoid_cross_entropy_loss(g.f, None),
-    "accuracy of the top 0": lambda g: pu.ops.accuracy(g.f, g.f, top=0),
+    "gelu of another form": lambda g: pu.kinds.gelu(g.v, approximate="fast"),
+    "leaky_relu of a text": lambda g: pu.kinds.leaky_relu(g.v, slope="0.1"),
+    "conv without a kernel": lambda g: pu.kinds.conv(g.v, 4),
+    "conv of kernel 0": lambda g: pu.kinds.conv(g.v, 4, kernel=0),
+    "conv of kernel a text": lambda g: pu.kinds.conv(g.v, 4, kernel="3"),
+    "conv of kernel too large": lambda g: pu.kinds.conv(g.v, 4, kernel=99),
+    "conv of 0 channels": lambda g: pu.kinds.conv(g.v, 0, kernel=3),
+    "conv of -1 channels": lambda g: pu.kinds.conv(g.v, -1, kernel=3),
+    "conv of stride 0": lambda g: pu.kinds.conv(g.v, 4, kernel=3, stride=0),
+    "conv of groups that do not divide": lambda g: pu.kinds.conv(g.v, 4, kernel=3, groups=2),
+    "conv of 0 groups": lambda g: pu.kinds.conv(g.v, 4, kernel=3, groups=0),
+    "conv of vectors": lambda g: pu.kinds.conv(g.f, 4, kernel=3),
+    "conv with a text as filler": lambda g: pu.kinds.conv(g.v, 4, kernel=3, weight_filler="xavier"),
+    "deconv of kernel 0": lambda g: pu.kinds.deconv(g.v, 4, kernel=0),
+    "deconv of vectors": lambda g: pu.kinds.deconv(g.f, 4, kernel=2),
+    "pool of kernel 0": lambda g: pu.kinds.pool(g.v, kernel=0),
+    "pool of another method": lambda g: pu.kinds.pool(g.v, kernel=2, method="min"),
+    "pool of vectors": lambda g: pu.kinds.pool(g.f, kernel=2),
+    "pool of stride 0": lambda g: pu.kinds.pool(g.v, kernel=2, stride=0),
+    "global_pool of vectors": lambda g: pu.kinds.global_pool(g.f),
+    "inner_product of 0": lambda g: pu.kinds.inner_product(g.v, 0),
+    "inner_product of a text": lambda g: pu.kinds.inner_product(g.v, "10"),
+    "inner_product of None": lambda g: pu.kinds.inner_product(None, 10),
+    "embedding of floats": lambda g: pu.kinds.embedding(g.f, 10, 4),
+    "embedding of 0 words": lambda g: pu.kinds.embedding(g.f, 0, 4),
+    "dropout of 1": lambda g: pu.kinds.dropout(g.v, ratio=1.0),
+    "dropout of a text": lambda g: pu.kinds.dropout(g.v, ratio="0.5"),
+    "dropout of NaN": lambda g: pu.kinds.dropout(g.v, ratio=float("nan")),
+    "batch_norm of a text": lambda g: pu.kinds.batch_norm(g.v, eps="1e-5"),
+    "concat of one var": lambda g: pu.kinds.concat(g.v),
+    "concat of nothing": lambda g: pu.kinds.concat([]),
+    "concat of other shapes": lambda g: pu.kinds.concat([g.v, g.f]),
+    "concat along a text": lambda g: pu.kinds.concat([g.v, g.v], axis="1"),
+    "concat along axis 9": lambda g: pu.kinds.concat([g.v, g.v], axis=9),
+    "eltwise of nothing": lambda g: pu.kinds.eltwise([]),
+    "eltwise of one": lambda g: pu.kinds.eltwise(g.v),
+    "eltwise of another operation": lambda g: pu.kinds.eltwise([g.v, g.v], operation="mean"),
+    "eltwise of other shapes": lambda g: pu.kinds.eltwise([g.v, g.f]),
+    "split in 0": lambda g: pu.kinds.split(g.f, 0),
+    "split that does not divide": lambda g: pu.kinds.split(g.f, 4),
+    "slice behind the end": lambda g: pu.kinds.slice(g.f, 4, 99),
+    "reshape to another size": lambda g: pu.kinds.reshape(g.f, (7, 7)),
+    "reshape to a text": lambda g: pu.kinds.reshape(g.f, "7x7"),
+    "transpose by two axes of four": lambda g: pu.kinds.transpose(g.v, (0, 1)),
+    "transpose by a number": lambda g: pu.kinds.transpose(g.v, 1),
+    "flatten behind the last axis": lambda g: pu.kinds.flatten(g.f, axis=7),
+    "prepend to vectors": lambda g: pu.kinds.prepend(g.f, 1),
+    "batch_norm of numbers": lambda g: pu.kinds.batch_norm(g.one),
+    "conv of numbers": lambda g: pu.kinds.conv(g.one, 4, kernel=3),
+    "layer_norm of 0 dimensions": lambda g: pu.kinds.layer_norm(g.f, dims=0),
+    "layer_norm of 9 dimensions": lambda g: pu.kinds.layer_norm(g.f, dims=9),
+    "inner_product from axis 9": lambda g: pu.kinds.inner_product(g.f, 3, axis=9),
+    "scale along axis 9": lambda g: pu.kinds.scale(g.f, axis=9),
+    "scale of a tensor": lambda g: pu.kinds.scale(g.f, g.x),
+    "pool of half a kernel": lambda g: pu.kinds.pool(g.v, kernel=1.5),
+    "softmax along axis 9": lambda g: pu.kinds.softmax(g.f, axis=9),
+    "accuracy without labels": lambda g: pu.kinds.accuracy(g.f),
+    "lrn of size 0": lambda g: pu.kinds.lrn(g.v, size=0),
+    "crop of size 0": lambda g: pu.kinds.crop(g.v, size=0),
+    "center_crop too large": lambda g: pu.kinds.center_crop(g.v, size=99),
+    "normalize by a text": lambda g: pu.kinds.normalize(g.v, scale="1"),
+    "attention of None": lambda g: pu.kinds.attention(None, heads=2),
+    "attention of heads that do not divide": lambda g: pu.kinds.attention(g.f, heads=4),
+    "softmax_loss without labels": lambda g: pu.kinds.softmax_loss(g.f),
+    "softmax_loss of float labels": lambda g: pu.kinds.softmax_loss(g.f, g.f),
+    "softmax_loss with a tensor": lambda g: pu.kinds.softmax_loss(g.f, g.y),
+    "euclidean_loss of two shapes": lambda g: pu.kinds.euclidean_loss(g.f, g.v),
+    "hinge_loss of None": lambda g: pu.kinds.hinge_loss(g.f, None),
+    "sigmoid_cross_entropy_loss of None": lambda g: pu.kinds.sigmoid_cross_entropy_loss(g.f, None),
+    "accuracy of the top 0": lambda g: pu.kinds.accuracy(g.f, g.f, top=0),
     "kind of a number": lambda g: kind(3),
     "kind of None by name": lambda g: kind("Swish"),
     "kind of a lambda": lambda g: kind(lambda x: x),
@@ -708,7 +708,7 @@ LAYERS: dict[str, Call] = {
 
 def _named(name: str) -> pu.Graph:
     net = pu.Net()
-    pu.ops.relu(net.input("x", (2,)), name=name)
+    pu.kinds.relu(net.input("x", (2,)), name=name)
     return net.graph()
 
 

@@ -28,9 +28,9 @@ from purine.importers.caffe.net import NetState, build, layers_of
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
-from purine.ops.aten import dtype_of
-from purine.ops.values import gather_values
 from purine.optimize import evaluation
+from purine.placement.values import gather_values
+from purine.registry.aten import dtype_of
 
 __all__ = ["Imported", "Transform", "from_caffe", "from_caffe_solver"]
 
@@ -249,7 +249,7 @@ def from_caffe_solver(path: StrPath) -> CaffeSolver:
     """The solver that a prototxt file defines: a function from a net with gradients to a step.
 
     It goes where solvers of `purine.solvers` go: `solver(pu.backward(net))`, or `solver=` of
-    `purine.parallel.compose`. The net that the file names is not read; `from_caffe` reads both, and
+    `purine.recipe`. The net that the file names is not read; `from_caffe` reads both, and
     has the same as `imported.solver`.
     """
     return read_solver(path)

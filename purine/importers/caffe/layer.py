@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from purine.analysis.infer import infer_op, spec_of
 from purine.errors import FormatError
 from purine.graph import Attribute, Filler, Op
 from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.weights import Slot, StoredLayer
-from purine.ops.clock import ITERATION, SEED, add_clock
-from purine.ops.infer import infer_op, spec_of
-from purine.ops.net import Net, Var
-from purine.ops.registry import IMPLIED, lookup
+from purine.kinds.net import Net, Var
+from purine.registry.clock import ITERATION, SEED, add_clock
+from purine.registry.kind import IMPLIED
+from purine.registry.lookup import lookup
 
 __all__ = ["Layer", "Scope", "filler_of", "usable"]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from purine.graph import Attribute, Filler
 from purine.importers.caffe.layer import Layer, filler_of
 from purine.importers.caffe.schema import Node
-from purine.ops.net import Var
+from purine.kinds.net import Var
 
 __all__ = [
     "absolute",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from purine.graph import Attribute
 from purine.importers.caffe.layer import Layer
 from purine.importers.caffe.schema import Node
-from purine.ops.net import Var
+from purine.kinds.net import Var
 
 __all__ = [
     "accuracy",

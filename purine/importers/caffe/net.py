@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from purine.analysis.infer import check
 from purine.errors import FormatError
 from purine.graph import Graph
 from purine.importers.caffe import layers, losses, rarer, recurrent, sources
@@ -14,9 +15,8 @@ from purine.importers.caffe.layer import Layer, Scope, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
 from purine.importers.caffe.weights import StoredLayer
+from purine.kinds.net import Net, Var
 from purine.nearest import nearest_name
-from purine.ops.infer import check
-from purine.ops.net import Net, Var
 
 __all__ = ["LAYERS", "NetState", "build", "layers_of"]
 

@@ -8,7 +8,7 @@ from math import prod
 from purine.graph import Filler
 from purine.importers.caffe.layer import Layer, filler_of
 from purine.importers.caffe.schema import Node
-from purine.ops.net import Var
+from purine.kinds.net import Var
 
 __all__ = ["lstm", "rnn"]
 

@@ -12,6 +12,7 @@ from purine.arguments import checked
 from purine.autodiff import gradient_of
 from purine.graph import Builder, Graph
 from purine.importers.caffe.schema import Node
+from purine.parallel.accumulate import accumulate
 from purine.solvers import (
     Exp,
     Fixed,
@@ -21,7 +22,6 @@ from purine.solvers import (
     Rate,
     Sigmoid,
     Step,
-    accumulate,
     adadelta,
     adagrad,
     adam,

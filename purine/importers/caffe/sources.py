@@ -13,8 +13,8 @@ from purine.importers.caffe.files import located, within
 from purine.importers.caffe.layer import Layer, filler_of, usable
 from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
-from purine.ops.clock import ITERATION, SEED, add_clock
-from purine.ops.net import Var
+from purine.kinds.net import Var
+from purine.registry.clock import ITERATION, SEED, add_clock
 
 __all__ = ["data", "dummy_data", "hdf5_data", "image_data", "input_layer", "memory_data"]
 

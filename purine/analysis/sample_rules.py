@@ -1,0 +1,459 @@
+"""What common ops do with the samples of a batch, without trying them out.
+
+A rule gives the relation that all results of an op have to those of the whole batch, or None where
+it cannot tell. Inputs are `SAME` or `Samples`. Tests compare every rule with a trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from purine.analysis.samples import ANY, EVERY, MEAN, SAME, SUM, Relation, Samples, try_out
+from purine.graph import Attribute, Blob, Op
+from purine.registry import sized
+from purine.registry.lookup import lookup
+
+__all__ = ["BATCH_NORMS", "relate"]
+
+Shape: TypeAlias = tuple[int, ...]
+Rule: TypeAlias = Callable[[Op, Sequence[Shape], Sequence[Relation]], Relation | None]
+
+BATCH_NORMS = frozenset(
+    {
+        "BatchNorm",
+        "CaffeBatchNorm",
+        "CaffeBatchNormAlways",
+        "aten._native_batch_norm_legit",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten._native_batch_norm_legit_functional",
+        "aten.native_batch_norm",
+    }
+)
+"""Kinds that normalise by the statistics of the samples they see. In a part of a batch these are
+the samples of the part, unless replicas are synchronised: what every scheme says of batch norm."""
+
+_ROWS = frozenset(
+    {
+        "Attention",
+        "BatchNormTest",
+        "Bias",
+        "CaffeBatchNormTest",
+        "CenterCrop",
+        "Conv",
+        "Crop",
+        "Deconv",
+        "Dropout",
+        "Eltwise",
+        "Elu",
+        "Exp",
+        "Flatten",
+        "Gelu",
+        "GlobalPool",
+        "InnerProduct",
+        "LRN",
+        "LeakyRelu",
+        "Log",
+        "MVN",
+        "Mirror",
+        "Normalize",
+        "PRelu",
+        "Pool",
+        "Power",
+        "Prepend",
+        "Relu",
+        "Relu6",
+        "Scale",
+        "Sigmoid",
+        "Softmax",
+        "Tanh",
+        "Threshold",
+        "aten._native_batch_norm_legit_no_training",
+        "aten.adaptive_avg_pool1d",
+        "aten.adaptive_avg_pool2d",
+        "aten.avg_pool1d",
+        "aten.avg_pool2d",
+        "aten.conv1d",
+        "aten.conv2d",
+        "aten.conv3d",
+        "aten.conv_transpose1d",
+        "aten.conv_transpose2d.input",
+        "aten.convolution",
+        "aten.group_norm",
+        "aten.max_pool1d",
+        "aten.max_pool2d",
+        "aten.max_pool2d_with_indices",
+        "aten.native_group_norm",
+    }
+)
+"""Kinds whose row k along the first of two or more axes depends on row k of their inputs alone, and
+on what is the same for all rows."""
+
+_KEEP = frozenset(
+    {
+        "Copy",
+        "FixedBatch",
+        "StopGradient",
+        "aten._to_copy",
+        "aten.alias",
+        "aten.clone",
+        "aten.contiguous",
+        "aten.detach",
+    }
+)
+"""Kinds that give their first input as it is, but for dtype and layout."""
+
+
+def relate(
+    op: Op, blobs: Mapping[str, Blob], relations: Mapping[str, Relation]
+) -> tuple[Relation, ...] | None:
+    """How the results of an op relate to those of the whole batch; None where it mixes samples.
+
+    `relations` are those of the inputs.
+    """
+    given = [relations[name] for name in op.inputs]
+    count = len(op.outputs)
+    if op.attributes.get("scale_grad_by_freq") is True:
+        return None  # gradients of rows are divided by how often the batch has them
+    if {"offset", "shape", "stream"} <= lookup(op).attributes.keys():
+        drawn = _drawn(op)
+        return None if drawn is None else (drawn,)
+    if all(relation is SAME for relation in given) and not op.kind.startswith(sized.PREFIX):
+        return (SAME,) * count
+    condition = _condition(op, given)
+    if condition is not None:
+        return (condition,)
+    if op.kind in BATCH_NORMS and op.attributes.get("training", True):
+        x = given[0]
+        whole = isinstance(x, Samples) and x.axis == 0 and all(r is SAME for r in given[1:])
+        return (x, *(SAME,) * (count - 1)) if whole else None
+    shapes = [_shape(blobs[name]) for name in op.inputs]
+    if all(r is SAME or (isinstance(r, Samples) and not r.numbers) for r in given):
+        found = _by_rule(op, shapes, given)
+        if found is not None:
+            return (found,) * count
+    if {"offset", "stream"} <= lookup(op).attributes.keys():
+        return None  # it draws by the number of the sample, which has to be along the first axis
+    if any(relation in (ANY, EVERY) for relation in given):
+        return None
+    inputs = [blobs[name] for name in op.inputs]
+    key = (
+        op.kind,
+        repr(sorted(op.attributes.items())),
+        count,
+        tuple(_template(blob, relation) for blob, relation in zip(inputs, given, strict=True)),
+    )
+    if key not in _TRIED:
+        _TRIED[key] = try_out(op, inputs, given, count)
+    return _TRIED[key]
+
+
+def _drawn(op: Op) -> Relation | None:
+    """Random numbers: by sample along the first axis, or the same for all parts of a batch."""
+    if op.attributes.get("shared") is True:
+        return SAME
+    shape = op.attributes["shape"]
+    first = str(shape[0]) if isinstance(shape, tuple) and shape else ""
+    rows, _, batch = first.rpartition("*")
+    whole = op.kind.startswith(sized.PREFIX) and batch == "batch" and (rows or "1").isdigit()
+    return Samples(0, inner=int(rows or "1")) if whole else None
+
+
+def _condition(op: Op, given: Sequence[Relation]) -> Relation | None:
+    """Conditions on all samples, and what depends on these: a part that fails is enough."""
+    kinds = set(given)
+    if op.kind == "Expect" and kinds - {given[0]} <= {EVERY, SAME} and given[0] is not ANY:
+        return given[0]
+    if op.kind in ("aten.all", "aten.any") and isinstance(given[0], Samples):
+        return EVERY if op.kind == "aten.all" else ANY
+    if op.kind in (*_KEEP, "aten.reshape", "aten.view") and given[0] in (EVERY, ANY):
+        return given[0]
+    if op.kind == "aten.logical_not" and kinds <= {EVERY, ANY}:
+        return ANY if EVERY in kinds else EVERY
+    if op.kind == "aten.logical_and" and EVERY in kinds <= {EVERY, SAME}:
+        return EVERY
+    if op.kind == "aten.logical_or" and ANY in kinds <= {ANY, SAME}:
+        return ANY
+    return None
+
+
+_TRIED: dict[tuple[object, ...], tuple[Relation, ...] | None] = {}
+
+
+def _template(blob: Blob, relation: Relation) -> tuple[object, ...]:
+    """What a trial depends on: a blob's shape for any number of samples."""
+    shape = _shape(blob)
+    if isinstance(relation, Samples):
+        return tuple(relation.sized(shape, 1)), blob.dtype, relation
+    return shape, blob.dtype, relation
+
+
+def _shape(blob: Blob) -> Shape:
+    assert blob.shape is not None
+    return blob.shape
+
+
+def _by_rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    if op.kind in _KEEP:
+        return given[0]
+    if op.kind in _ROWS:
+        return _rows(op, shapes, given)
+    rule = _RULES.get(op.kind)
+    if rule is not None:
+        return rule(op, shapes, given)
+    if op.kind.startswith("aten."):
+        overload = lookup(op).function
+        if torch.Tag.pointwise in getattr(overload, "tags", ()):
+            return _pointwise(op, shapes, given)
+    return None
+
+
+def _only(given: Sequence[Relation]) -> Samples | None:
+    """The one relation of all inputs that have samples."""
+    found = {relation for relation in given if isinstance(relation, Samples)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _rows(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    samples = _only(given)
+    axis = lookup(op).attributes.get("axis")
+    if axis is not None and op.attributes.get("axis", axis.default) == 0:
+        return None
+    if samples is None or samples.axis != 0 or given[0] is SAME or len(shapes[0]) < 2:
+        return None
+    return samples
+
+
+def _pointwise(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    """Elements of one place, as broadcasting aligns them: from the last axis on."""
+    most = max(map(len, shapes))
+    found: set[Samples] = set()
+    for shape, relation in zip(shapes, given, strict=True):
+        if isinstance(relation, Samples):
+            before = most - len(shape)
+            found.add(Samples(relation.axis + before, relation.outer, relation.inner))
+    if len(found) != 1:
+        return None
+    (samples,) = found
+    for shape, relation in zip(shapes, given, strict=True):
+        axis = samples.axis - (most - len(shape))
+        if relation is SAME and axis >= 0 and shape[axis] != 1:
+            return None
+    return samples
+
+
+def _reduction(inside: Relation | None) -> Rule:
+    """Reductions over the axes `dim`; `inside` is what they give over the samples."""
+
+    def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+        samples, rank = given[0], len(shapes[0])
+        if not isinstance(samples, Samples) or len(given) != 1:
+            return None
+        dims = _dims(op, rank)
+        if dims is None or samples.axis in dims:
+            return inside
+        if op.attributes.get("keepdim"):
+            return samples
+        before = sum(dim < samples.axis for dim in dims)
+        return Samples(samples.axis - before, samples.outer, samples.inner)
+
+    return rule
+
+
+def _dims(op: Op, rank: int) -> set[int] | None:
+    """The axes that an op reduces; None for all."""
+    value: Attribute = op.attributes.get("dim")
+    if value is None or value == ():
+        return None
+    dims = value if isinstance(value, tuple) else (value,)
+    return {dim % rank for dim in dims if isinstance(dim, int)}
+
+
+def _own_reshape(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    shape = op.attributes["shape"]
+    kept = isinstance(shape, tuple) and shape[:1] == (0,)
+    return given[0] if kept and given[0] == Samples(0) else None
+
+
+def _linear(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    x = given[0]
+    if not isinstance(x, Samples) or x.axis == len(shapes[0]) - 1:
+        return None
+    return x if all(relation is SAME for relation in given[1:]) else None
+
+
+def _product(first: int) -> Rule:
+    """Products of matrices, of which the one at `first` is the left factor."""
+
+    def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+        left, right = given[first : first + 2]
+        if any(relation is not SAME for relation in given[:first]):
+            return None
+        rows, columns = len(shapes[first]) - 2, len(shapes[first + 1]) - 1
+        if right is SAME and isinstance(left, Samples):
+            flat = len(shapes[first + 1]) == 2 <= len(shapes[first])
+            return left if flat and left.axis <= rows else None
+        if left is SAME and isinstance(right, Samples):
+            flat = len(shapes[first]) == len(shapes[first + 1]) == 2
+            return right if flat and right.axis == columns else None
+        if isinstance(left, Samples) and left == right and rows == columns - 1:
+            return left if left.axis < rows else None
+        return None
+
+    return rule
+
+
+def _attention(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    samples = _only(given)
+    inside = samples is not None and samples.axis < len(shapes[0]) - 2
+    return samples if inside and all(r == samples for r in given[:3]) else None
+
+
+def _embedding(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    return given[1] if given[0] is SAME else None
+
+
+def _own_embedding(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    return given[0] if given[1] is SAME else None
+
+
+def _layer_norm(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    x, sizes = given[0], op.attributes.get("normalized_shape", op.attributes.get("shape", ()))
+    if not isinstance(x, Samples) or not isinstance(sizes, tuple):
+        return None
+    inside = x.axis < len(shapes[0]) - len(sizes)
+    return x if inside and all(relation is SAME for relation in given[1:]) else None
+
+
+def _reshape(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    """Reshapes keep the order of elements: those before the samples, and those behind."""
+    samples, shape = given[0], op.attributes.get("shape", op.attributes.get("size"))
+    if not isinstance(samples, Samples) or not isinstance(shape, tuple):
+        return None
+    batch = shapes[0][samples.axis] // (samples.outer * samples.inner)
+    sizes = [size for size in shape if isinstance(size, int)]
+    total = math.prod(shapes[0])
+    if batch < 2 or len(sizes) != len(shape) or total == 0:
+        return None
+    known = math.prod(size for size in sizes if size != -1)
+    sizes = [total // known if size == -1 else size for size in sizes]
+    before = math.prod(shapes[0][: samples.axis]) * samples.outer
+    for axis, size in enumerate(sizes):
+        outer, rest = divmod(before, math.prod(sizes[:axis]))
+        if outer and rest == 0 and size % (outer * batch) == 0:
+            return Samples(axis, outer, size // (outer * batch))
+    return None
+
+
+def _moved(places: Callable[[Op, int], Sequence[int] | None]) -> Rule:
+    """Ops that put axes into another order: `places` has for each result axis the old one."""
+
+    def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+        samples, order = given[0], places(op, len(shapes[0]))
+        if not isinstance(samples, Samples) or order is None:
+            return None
+        return replace(samples, axis=list(order).index(samples.axis))
+
+    return rule
+
+
+def _permuted(op: Op, rank: int) -> Sequence[int] | None:
+    dims = op.attributes.get("dims", op.attributes.get("axes"))
+    if not isinstance(dims, tuple):
+        return None
+    return [dim % rank for dim in dims if isinstance(dim, int)]
+
+
+def _transposed(op: Op, rank: int) -> Sequence[int] | None:
+    one, other = op.attributes.get("dim0", 0), op.attributes.get("dim1", 1)
+    if not isinstance(one, int) or not isinstance(other, int):
+        return None
+    order = list(range(rank))
+    order[one], order[other] = order[other], order[one]
+    return order
+
+
+def _across(key: str, default: int) -> Rule:
+    """Ops that cut or join blobs along the axis `key`."""
+
+    def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+        samples, axis = _only(given), op.attributes.get(key, default)
+        if samples is None or not isinstance(axis, int) or any(r is SAME for r in given):
+            return None
+        return None if axis % len(shapes[0]) == samples.axis else samples
+
+    return rule
+
+
+def _selected(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    samples, dim = _across("dim", 0)(op, shapes, given), op.attributes["dim"]
+    if not isinstance(samples, Samples) or not isinstance(dim, int):
+        return None
+    return replace(samples, axis=samples.axis - (dim % len(shapes[0]) < samples.axis))
+
+
+def _softmax_loss(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    """Losses and measures of scores and labels, each of which counts once."""
+    rows = _only(given)
+    if rows is None or rows.axis != 0 or any(relation is SAME for relation in given[:2]):
+        return None
+    if op.attributes.get("axis", 1) == 0:
+        return None
+    if op.attributes.get("normalization") == "none":
+        return SUM
+    return MEAN if op.attributes.get("ignore_label") is None else None
+
+
+def _cross_entropy(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    rows = _only(given)
+    if rows is None or rows.axis != 0 or given[0] != given[1]:
+        return None
+    return SUM if op.attributes.get("reduction", 1) == 2 and len(shapes[0]) > 1 else None
+
+
+_RULES: Mapping[str, Rule] = {
+    "Accuracy": _softmax_loss,
+    "Concat": _across("axis", 1),
+    "Embedding": _own_embedding,
+    "EmbeddingPart": _own_embedding,
+    "LayerNorm": _layer_norm,
+    "Reshape": _own_reshape,
+    "Slice": _across("axis", 1),
+    "SoftmaxLoss": _softmax_loss,
+    "Split": _across("axis", 1),
+    "Transpose": _moved(_permuted),
+    "aten._log_softmax": _across("dim", -1),
+    "aten._softmax": _across("dim", -1),
+    "aten.addmm": _product(1),
+    "aten.amax": _reduction(None),
+    "aten.amin": _reduction(None),
+    "aten.bmm": _product(0),
+    "aten.cat": _across("dim", 0),
+    "aten.cross_entropy_loss": _cross_entropy,
+    "aten.cumsum": _across("dim", -1),
+    "aten.embedding": _embedding,
+    "aten.layer_norm": _layer_norm,
+    "aten.linear": _linear,
+    "aten.log_softmax.int": _across("dim", -1),
+    "aten.matmul": _product(0),
+    "aten.mean": _reduction(MEAN),
+    "aten.mean.dim": _reduction(MEAN),
+    "aten.mm": _product(0),
+    "aten.native_layer_norm": _layer_norm,
+    "aten.nll_loss_nd": _cross_entropy,
+    "aten.permute": _moved(_permuted),
+    "aten.reshape": _reshape,
+    "aten.scaled_dot_product_attention": _attention,
+    "aten.select.int": _selected,
+    "aten.slice.Tensor": _across("dim", 0),
+    "aten.softmax.int": _across("dim", -1),
+    "aten.sum": _reduction(SUM),
+    "aten.sum.dim_IntList": _reduction(SUM),
+    "aten.t": _moved(_transposed),
+    "aten.transpose.int": _moved(_transposed),
+    "aten.view": _reshape,
+}

@@ -1,0 +1,335 @@
+"""Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
+
+It touches private parts of torch (fake tensors, proxy tracing, the flop counter's registry), which
+no other modules but `script` and `purity` do, so that a new release of torch is a change in few
+places. What comes out is plain data. The flop counter imports Triton, so it is imported when
+something is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from purine.analysis.purity import watched
+from purine.graph import Attribute
+from purine.registry import aten
+from purine.registry.kind import Kernel
+
+__all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
+
+
+# What torch thinks of an op's inputs becomes an error of ours; a logged traceback would be noise.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+
+_META = "meta"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The shape, dtype and torch device of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call. Values are numbered: inputs, then cotangents, then results of calls.
+
+    `results` has one entry per result: its number and spec, or None where nobody uses it.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    attributes: dict[str, Attribute]
+    results: tuple[tuple[int, Spec] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A function and its gradient as calls, split at the cotangent.
+
+    `outputs` are the numbers of the function's results, `gradients` those of the gradients of its
+    inputs (None where there is none), `pulled` says which outputs have a cotangent.
+    """
+
+    forward: tuple[Call, ...]
+    backward: tuple[Call, ...]
+    outputs: tuple[int, ...]
+    gradients: tuple[int | None, ...]
+    pulled: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What is known of a call's results without computing them.
+
+    `specs` has None where a result is absent. `aliases` has for each result the first input that it
+    shares memory with, or None. `several` says that results come in a sequence, even if it is one.
+    """
+
+    specs: tuple[Spec | None, ...]
+    aliases: tuple[int | None, ...]
+    several: bool
+
+
+def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> Inferred:
+    """Call a function on tensors without values and look at what it returns.
+
+    With `watch`, an `ImpureCall` where the function writes over an input or draws random numbers.
+    Meta tensors come first, being several times quicker. Where they do not do (no inputs, several
+    devices, anything that goes wrong) fake ones are asked, which know devices.
+    """
+    devices = {spec.device for spec in inputs}
+    if len(devices) == 1:
+        with suppress(Exception):
+            found = _inferred(function, [replace(spec, device=_META) for spec in inputs], watch)
+            if all(spec is None or spec.device == _META for spec in found.specs):
+                (device,) = devices
+                specs = (spec and replace(spec, device=device) for spec in found.specs)
+                return replace(found, specs=tuple(specs))
+    with FakeTensorMode():
+        return _inferred(function, inputs, watch)
+
+
+def _inferred(function: Kernel, inputs: Sequence[Spec], watch: bool) -> Inferred:
+    with torch.no_grad():
+        values = [_empty(spec) for spec in inputs]
+        with watched(values) if watch else nullcontext():
+            returned = function(*values)
+        results = _as_tuple(returned)
+        memory = {value.untyped_storage()._cdata: n for n, value in reversed([*enumerate(values)])}
+        aliases = tuple(
+            None if result is None else memory.get(result.untyped_storage()._cdata)
+            for result in results
+        )
+    specs = tuple(None if result is None else _spec(result) for result in results)
+    return Inferred(specs, aliases, not isinstance(returned, Tensor))
+
+
+def has_flops(function: Kernel) -> bool:
+    """Whether torch's flop counter may count something in a function.
+
+    It counts some overloads, and looks into those that are made of others.
+    """
+    if not isinstance(function, OpOverload):
+        return True
+    from torch.utils.flop_counter import flop_registry
+
+    made_of_others = function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    return function._overloadpacket in flop_registry or made_of_others
+
+
+def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
+    """The floating-point operations of a call, as torch's flop counter has them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function(*map(_empty, inputs))
+    return int(counter.get_total_flops())
+
+
+def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]) -> Joint:
+    """Record a function together with the gradient of its `wanted` inputs.
+
+    Calls that do not depend on a cotangent are the forward part, saved values included; the others
+    are the backward part.
+    """
+    count = len(inputs)
+    fake = FakeTensorMode()
+    with fake:
+        values = [
+            _empty(spec).requires_grad_(want) for spec, want in zip(inputs, wanted, strict=True)
+        ]
+        results = _as_tuple(function(*values))
+        pulled = tuple(result.requires_grad for result in results)
+        cotangents = [
+            torch.empty_like(result.detach())
+            for result, pull in zip(results, pulled, strict=True)
+            if pull
+        ]
+
+    def joint(*arguments: Tensor) -> tuple[Tensor | None, ...]:
+        values, cotangents = arguments[:count], arguments[count:]
+        results = _as_tuple(function(*values))
+        sources = [value for value, want in zip(values, wanted, strict=True) if want]
+        pulls = [result for result, pull in zip(results, pulled, strict=True) if pull]
+        found = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
+        return (*results, *(next(found) if want else None for want in wanted))
+
+    with fake:  # also what the function creates has to be fake
+        module = make_fx(joint)(*values, *cotangents)
+        if any(map(_writes_through_view, module.graph.nodes)):
+            pure = torch.func.functionalize(module, remove="mutations")
+            module = make_fx(pure)(*(value.detach() for value in (*values, *cotangents)))
+    return _Recorder(module.graph.nodes, count, len(results), pulled).joint()
+
+
+def _writes_through_view(node: Node) -> bool:
+    """Whether a call writes in place what another value shows too: then no pure form will do."""
+    overload: Any = node.target
+    if node.op != "call_function" or not getattr(overload, "_schema", None):
+        return False
+    return any(
+        argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(value, Node)
+        and any(_is_view(other) for other in (value, *value.users))
+        for argument, value in zip(overload._schema.arguments, node.args, strict=False)
+    )
+
+
+def _is_view(node: Node) -> bool:
+    overload: Any = node.target
+    if node.op != "call_function" or not getattr(overload, "_schema", None):
+        return False
+    shown = [result.alias_info for result in overload._schema.returns]
+    return any(info is not None and not info.is_write for info in shown)
+
+
+class _Recorder:
+    """Turns the nodes of a traced joint into numbered calls."""
+
+    def __init__(self, nodes: Any, inputs: int, outputs: int, pulled: tuple[bool, ...]) -> None:
+        self.nodes: list[Node] = list(nodes)
+        self.inputs = inputs
+        self.outputs = outputs
+        self.pulled = pulled
+        self.numbers: dict[Node, int] = {}
+        self.late: set[int] = set()
+        self.transposed: dict[int, int] = {}
+        self.next = 0
+
+    def joint(self) -> Joint:
+        forward: list[Call] = []
+        backward: list[Call] = []
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.numbers[node] = self._new()
+                if self.numbers[node] >= self.inputs:
+                    self.late.add(self.numbers[node])
+            elif node.op == "call_function" and node.target is not getitem:
+                for call in self._calls(node):
+                    late = any(number in self.late for number in call.inputs)
+                    (backward if late else forward).append(call)
+                    if late:
+                        self.late.update(r[0] for r in call.results if r is not None)
+        final = [None if n is None else self.numbers[n] for n in self.nodes[-1].args[0]]
+        results, gradients = final[: self.outputs], final[self.outputs :]
+        assert None not in results
+        live = {number for number in final if number is not None}
+        backward = _without_dead(backward, live)
+        forward = _without_dead(forward, live)
+        return Joint(
+            tuple(forward),
+            tuple(backward),
+            tuple(number for number in results if number is not None),
+            tuple(gradients),
+            self.pulled,
+        )
+
+    def _new(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+    def _calls(self, node: Node) -> tuple[Call, ...]:
+        call = self._call(node)
+        if call is None:
+            return ()
+        return _split_convolution_backward(call)
+
+    def _call(self, node: Node) -> Call | None:
+        overload: Any = node.target
+        kind = _out_of_place(aten.name_of(overload))
+        inputs, attributes = aten.attributes_of(overload, node.args, node.kwargs, self._number)
+        if kind in ("aten.detach", "aten.alias"):
+            self.numbers[node] = inputs[0]
+            return None
+        if kind == "aten.t" and inputs[0] in self.transposed:
+            self.numbers[node] = self.transposed[inputs[0]]
+            return None
+        if kind in ("aten.view", "aten._unsafe_view"):
+            # A view asks for strides that the recorded layout had and the run's need not have.
+            kind, attributes = "aten.reshape", {"shape": attributes["size"]}
+        value = node.meta.get("val")
+        if value is None:
+            assert not overload._schema.is_mutable, overload
+            return None  # a check that has no result
+        if not isinstance(value, tuple | list):
+            number = self.numbers[node] = self._new()
+            if kind == "aten.t":
+                self.transposed[number] = inputs[0]
+            return Call(kind, tuple(inputs), attributes, ((number, _spec(value)),))
+        used = {user.args[1]: user for user in node.users if user.target is getitem and user.users}
+        results: list[tuple[int, Spec] | None] = []
+        for index, item in enumerate(value):
+            if index in used and item is not None:
+                number = self.numbers[used[index]] = self._new()
+                results.append((number, _spec(item)))
+            else:
+                results.append(None)
+        return Call(kind, tuple(inputs), attributes, tuple(results))
+
+    def _number(self, value: object) -> int | None:
+        return self.numbers[value] if isinstance(value, Node) else None
+
+
+def _without_dead(calls: Sequence[Call], live: set[int]) -> list[Call]:
+    """The calls that something live depends on; `live` grows by what they read."""
+    kept = []
+    for call in reversed(calls):
+        if any(result is not None and result[0] in live for result in call.results):
+            live.update(call.inputs)
+            kept.append(call)
+    return kept[::-1]
+
+
+def _out_of_place(kind: str) -> str:
+    """The kind that returns what an in-place one writes: every recorded value is written once."""
+    space, name, *overload = kind.split(".")
+    plain = ".".join((space, name.removesuffix("_"), *overload))
+    return plain if name.endswith("_") and aten.kind_of(plain) is not None else kind
+
+
+def _split_convolution_backward(call: Call) -> tuple[Call, ...]:
+    """The input gradient of a convolution and its weight gradient as two calls.
+
+    Nothing but the solver waits for a weight gradient: pipelines defer it, and the input gradient
+    need not wait for it.
+    """
+    wanted = [result is not None for result in call.results]
+    if call.kind != "aten.convolution_backward" or not (wanted[0] and any(wanted[1:])):
+        return (call,)
+    parts = []
+    for mask in ((False, wanted[1], wanted[2]), (True, False, False)):
+        results = tuple(r if keep else None for r, keep in zip(call.results, mask, strict=True))
+        parts.append(
+            Call(call.kind, call.inputs, {**call.attributes, "output_mask": mask}, results)
+        )
+    return tuple(parts)
+
+
+def _empty(spec: Spec) -> Tensor:
+    return torch.empty(spec.shape, dtype=aten.dtype_of(spec.dtype), device=spec.device)
+
+
+def _spec(value: Tensor) -> Spec:
+    return Spec(tuple(value.shape), aten.dtype_name(value.dtype), str(value.device))
+
+
+def _as_tuple(results: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)

@@ -1,0 +1,310 @@
+"""Where a net needs values of its whole batch: marked, so that any scheme can cut the batch.
+
+`mark_batch` walks a net from its data to its losses and says for every blob how a part of the batch
+relates to the whole (`samples`). Plain means over samples need no mark: gradients of parts are
+averaged anyway. Marks are added
+
+- behind sums over samples that are minimised, reported or carried on in a state,
+- in front of ops that are not linear in a sum or a mean, such as the square root of a mean or the
+  quotient of a weighted mean,
+- in front of ops that mix samples: a batch with such an op cannot be cut (`WholeBatch`).
+
+Means over those labels that count (`ignore_index`, weights of classes) are one op in torch. They
+are taken apart into a numerator and a denominator, which depends on the labels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import purine.kinds.batch_reduce  # noqa: F401  (registers the kinds)
+from purine.analysis.sample_rules import BATCH_NORMS, relate
+from purine.analysis.samples import MEAN, MIXED, SAME, SUM, Relation, Samples
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Op
+
+__all__ = ["Batch", "batch_of_net", "mark_batch"]
+
+_COUNTING = frozenset({"aten.cross_entropy_loss", "aten.nll_loss_nd"})
+"""Torch's losses whose mean is over the labels that count, by their weights."""
+_IGNORING = {
+    "Accuracy": "valid",
+    "InfogainLoss": "valid",
+    "SigmoidCrossEntropyLoss": "batch",
+    "SoftmaxLoss": "valid",
+}
+"""Our kinds that can leave labels out, with their default normalization."""
+_COPIES = frozenset({"aten.alias", "aten.clone", "aten.detach", "aten.lift_fresh_copy"})
+_MEAN_OF_TORCH = 1
+_SUM_OF_TORCH = 2
+
+
+def mark_batch(net: Graph, losses: Iterable[str]) -> Graph:
+    """The net with ops where a value of the whole batch is needed; itself where there are none."""
+    marking = _marking(net, losses)
+    return net if marking is None else marking.graph()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a net does with its batch.
+
+    `relations` says for each blob how a part of the batch relates to the whole. `reduced` are the
+    blobs of which values of the whole batch are needed, `mixing` the ops that mix samples, with
+    those that count them.
+    """
+
+    relations: Mapping[str, Relation]
+    reduced: tuple[str, ...]
+    mixing: tuple[str, ...]
+
+
+def batch_of_net(net: Graph, losses: Iterable[str]) -> Batch:
+    """What a net does with its batch, op by op."""
+    marking = _marking(net, losses)
+    if marking is None:
+        return Batch(dict.fromkeys(net.blobs, SAME), (), ())
+    marked = marking.graph()
+    reduced = (op.inputs[0] for op in marked.ops.values() if op.kind == "BatchReduce")
+    mixing = (op.attributes["op"] for op in marked.ops.values() if op.kind == "WholeBatch")
+    relations = marking.relations
+    counting = (
+        maker.name
+        for blob, maker in net.producers.items()
+        if isinstance(found := relations.get(blob), Samples) and found.numbers
+    )
+    return Batch(relations, tuple(reduced), tuple(dict.fromkeys([*map(str, mixing), *counting])))
+
+
+def _marking(net: Graph, losses: Iterable[str]) -> _Marking | None:
+    sources = {
+        name: blob
+        for name, blob in net.blobs.items()
+        if name in net.inputs or (name in net.producers and net.producers[name].kind == "Data")
+    }
+    batch = next((blob.shape[0] for blob in sources.values() if blob.shape), None)
+    return None if batch is None else _Marking(net, set(losses), sources, batch)
+
+
+class _Marking:
+    """One walk over a net; the new graph grows beside it."""
+
+    def __init__(
+        self, net: Graph, losses: set[str], sources: Mapping[str, Blob], batch: int
+    ) -> None:
+        self.net = net
+        self.builder = Builder(net)
+        self.reported = losses | set(net.outputs)
+        self.carried = {
+            state.next
+            for state in net.states.values()
+            if state.next in net.producers and net.producers[state.next].kind not in BATCH_NORMS
+        }
+        self.relations: dict[str, Relation] = {NOTHING: SAME, **dict.fromkeys(net.states, SAME)}
+        for name, blob in sources.items():
+            whole = not blob.shape or blob.shape[0] != batch
+            self.relations[name] = SAME if whole else Samples(0)
+        self.whole: dict[str, str] = {}
+        """By a blob that is a sum or a mean of a part, that of the whole batch."""
+
+    def graph(self) -> Graph:
+        needed = self._needed()
+        for name in self.net.order:
+            op = self.net.ops[name]
+            if name not in needed or op.kind == "Data":
+                continue
+            for part in self._taken_apart(op):
+                self._visit(part)
+        if self.whole:
+            self._find_shared()
+        return self.builder.graph()
+
+    def _needed(self) -> set[str]:
+        """The ops that a loss, an output or a state depends on."""
+        wanted = {*self.reported, *(state.next for state in self.net.states.values())}
+        needed: set[str] = set()
+        for name in reversed(self.net.order):
+            op = self.net.ops[name]
+            if not wanted.isdisjoint(op.outputs):
+                needed.add(name)
+                wanted.update(op.inputs)
+        return needed
+
+    def _visit(self, op: Op) -> None:
+        op = self._reading_whole(op)
+        if any(self.relations[name] is MIXED for name in op.inputs):
+            self.builder.ops[op.name] = op
+            self.relations.update(dict.fromkeys(op.outputs, MIXED))
+            return
+        found = relate(op, self.builder.blobs, self.relations)
+        if found is None:
+            partial = [name for name in op.inputs if self.relations[name] in (SUM, MEAN)]
+            for name in dict.fromkeys(partial):
+                self._reduce(name)
+            if partial:
+                op = self._reading_whole(op)
+                found = relate(op, self.builder.blobs, self.relations)
+        if found is None:
+            self._refuse_cuts(op)
+            return
+        self.builder.ops[op.name] = op
+        for name, relation in zip(op.outputs, found, strict=True):
+            self.relations[name] = relation
+            reported = name in self.reported and relation is SUM
+            if reported or (name in self.carried and relation in (SUM, MEAN)):
+                self._reduce(name, keep_name=True)
+
+    def _reading_whole(self, op: Op) -> Op:
+        inputs = tuple(self.whole.get(name, name) for name in op.inputs)
+        return op if inputs == op.inputs else replace(op, inputs=inputs)
+
+    def _reduce(self, name: str, *, keep_name: bool = False) -> None:
+        """Add the value of the whole batch; under the blob's own name if others know it by that."""
+        builder, relation = self.builder, self.relations[name]
+        blob = builder.blobs[name]
+        part, whole = name, builder.fresh(f"{name}/whole")
+        if keep_name:
+            part, whole = builder.fresh(f"{name}/part"), name
+            maker = next(op for op in builder.ops.values() if name in op.outputs)
+            outputs = tuple(part if item == name else item for item in maker.outputs)
+            builder.ops[maker.name] = replace(maker, outputs=outputs)
+            builder.add(replace(blob, name=part))
+            self.relations[part] = relation
+        else:
+            builder.add(replace(blob, name=whole))
+            self.whole[name] = whole
+        operation = "sum" if relation is SUM else "mean"
+        reduce = builder.fresh(f"{name}/reduce")
+        settings: dict[str, Attribute] = {"operation": operation}
+        builder.op(reduce, "BatchReduce", [part], [whole], settings, location=blob.location)
+        self.relations[whole] = SAME
+        self.whole.setdefault(whole, whole)
+
+    def _refuse_cuts(self, op: Op) -> None:
+        """Mark what an op reads that mixes samples."""
+        builder = self.builder
+        (name, *_) = (n for n in op.inputs if self.relations[n] is not SAME)
+        blob = builder.blobs[name]
+        marked = builder.fresh(f"{name}/batch")
+        builder.add(replace(blob, name=marked))
+        settings: dict[str, Attribute] = {
+            "op": op.name,
+            "because": f"{op.kind} mixes the samples of a batch",
+            "line": op.where or "",
+        }
+        builder.op(
+            marked, "WholeBatch", [name], [marked], settings, location=op.location, where=op.where
+        )
+        inputs = tuple(marked if item == name else item for item in op.inputs)
+        builder.ops[op.name] = replace(op, inputs=inputs)
+        self.relations[marked] = MIXED
+        self.relations.update(dict.fromkeys(op.outputs, MIXED))
+
+    def _find_shared(self) -> None:
+        """Mark the reductions behind which nothing depends on single samples."""
+        graph = self.builder.graph()
+        for name, op in graph.ops.items():
+            if op.kind == "BatchReduce":
+                behind, todo = {name}, [name]
+                while todo:
+                    for after in graph.successors[todo.pop()]:
+                        if after not in behind:
+                            behind.add(after)
+                            todo.append(after)
+                made = (blob for item in behind for blob in graph.ops[item].outputs)
+                if not any(isinstance(self.relations.get(blob), Samples) for blob in made):
+                    self.builder.ops[name] = replace(
+                        op, attributes={**op.attributes, "shared": True}
+                    )
+
+    def _taken_apart(self, op: Op) -> list[Op]:
+        """A mean over the labels that count as a sum, a count and their quotient."""
+        label = self.builder.blobs[op.inputs[1]] if len(op.inputs) > 1 else None
+        if label is None or not isinstance(self.relations.get(op.inputs[1]), Samples):
+            return [op]
+        ignored, settings = self._weighting(op, label)
+        if not settings:
+            return [op]
+        builder = self.builder
+        (loss,) = op.outputs
+        blob = builder.blobs[loss]
+        total, count = builder.fresh(f"{loss}/sum"), builder.fresh(f"{loss}/count")
+        for name in (total, count):
+            builder.blob(name, (), blob.dtype, op.location)
+        weight = tuple(map(self._source, op.inputs[2:3])) if op.kind in _COUNTING else ()
+        labels, label_ops = self._apart(op.inputs[1], count)
+        counting: dict[str, Attribute] = {"ignore_label": ignored, "dtype": blob.dtype}
+        numerator = replace(
+            op, name=total, outputs=(total,), attributes={**op.attributes, **settings}
+        )
+        denominator = replace(
+            op,
+            name=count,
+            kind="LabelCount",
+            inputs=(labels, *weight),
+            outputs=(count,),
+            attributes=counting,
+        )
+        quotient = replace(op, kind="aten.div.Tensor", inputs=(total, count), attributes={})
+        del builder.ops[op.name]
+        parts = [*label_ops, numerator, denominator, quotient]
+        if op.kind not in _COUNTING:
+            least = builder.blob(builder.fresh(f"{count}/least"), (), blob.dtype, op.location)
+            clamp = replace(
+                op, name=least, kind="aten.clamp_min", inputs=(count,), outputs=(least,)
+            )
+            parts[-1:] = [
+                replace(clamp, attributes={"min": 1}),
+                replace(quotient, inputs=(total, least)),
+            ]
+        for part in parts:
+            builder.ops[part.name] = part
+        return parts
+
+    def _apart(self, name: str, prefix: str) -> tuple[str, list[Op]]:
+        """A blob made from data once more, with the ops that make it.
+
+        Who reads it then waits for data alone. It is the blob itself, without ops, where more than
+        data goes into it.
+        """
+        again = {item: f"{prefix}/{item}" for op in self._from_data(name) for item in op.outputs}
+        ops = []
+        for op in self._from_data(name):
+            inputs = tuple(again.get(item, item) for item in op.inputs)
+            outputs = tuple(again[item] for item in op.outputs)
+            ops.append(replace(op, name=f"{prefix}/{op.name}", inputs=inputs, outputs=outputs))
+        for item, copied in again.items():
+            self.builder.add(replace(self.builder.blobs[item], name=copied))
+        return again.get(name, name), ops
+
+    def _from_data(self, name: str) -> list[Op]:
+        """The ops between data and a blob, or none where more than data goes into it."""
+        wanted, cone = {name}, set()
+        for op in (self.net.ops[item] for item in reversed(self.net.order)):
+            if op.kind != "Data" and not wanted.isdisjoint(op.outputs):
+                cone.add(op.name)
+                wanted.update(op.inputs)
+        if not wanted.isdisjoint(self.net.states) or NOTHING in wanted:
+            return []
+        return [self.net.ops[item] for item in self.net.order if item in cone]
+
+    def _source(self, name: str) -> str:
+        """What a blob is a copy of: a state is there before anything is computed."""
+        maker = self.net.producers.get(name)
+        while maker is not None and maker.kind in _COPIES:
+            name = maker.inputs[0]
+            maker = self.net.producers.get(name)
+        return name
+
+    def _weighting(self, op: Op, label: Blob) -> tuple[Attribute, dict[str, Attribute]]:
+        """The label that does not count, and what makes a sum of a loss; nothing for other ops."""
+        if op.kind in _COUNTING:
+            labels = not label.dtype.startswith(("float", "bfloat"))
+            if labels and op.attributes.get("reduction", _MEAN_OF_TORCH) == _MEAN_OF_TORCH:
+                return op.attributes.get("ignore_index", -100), {"reduction": _SUM_OF_TORCH}
+        elif op.kind in _IGNORING:
+            ignored = op.attributes.get("ignore_label")
+            default = _IGNORING[op.kind]
+            if ignored is not None and op.attributes.get("normalization", default) == "valid":
+                return ignored, {"normalization": "none"}
+        return None, {}

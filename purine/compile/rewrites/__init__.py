@@ -1,0 +1,1 @@
+"""Rewrites of a recorded step, made before TorchInductor compiles it."""

@@ -1,0 +1,178 @@
+"""Several ATen ops as one call that does not need the interpreter.
+
+A lane that calls kernels one by one takes the interpreter's lock for each; with many lanes they
+wait for each other. Here a sequence of ops becomes a function in torch's own intermediate
+representation, which runs them in the same order, with the same kernels and the same bits, and
+without the lock. Beside `tracing` and `purity`, it touches private parts of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import torch
+
+from purine.graph import NOTHING, Op
+from purine.registry import aten
+from purine.registry.kind import Kernel
+
+__all__ = ["compile_ops", "is_scriptable", "keep_order"]
+
+_DTYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}
+
+
+def keep_order() -> None:
+    """Let the calling thread run compiled ops as they are written, with no optimisation."""
+    torch._C._set_graph_executor_optimize(False)
+
+
+def is_scriptable(op: Op) -> bool:
+    """Whether an op is a plain ATen call."""
+    own = (op.kind, aten.device_of(op.location).type) in aten.KERNELS
+    return op.kind.startswith("aten.") and aten.kind_of(op.kind) is not None and not own
+
+
+def compile_ops(
+    ops: Sequence[Op],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    over: Callable[[Op], int | None],
+) -> Kernel:
+    """One kernel for a sequence of ops, from blobs `inputs` to blobs `outputs`.
+
+    `over` tells which input an op may write its result over. A RuntimeError or a KeyError where
+    torch's text cannot say what the ops do.
+    """
+    graph = torch._C.parse_ir(_Text(inputs).text(ops, outputs, over))
+    for node in graph.nodes():
+        if not node.kind().startswith("prim::") and node.schema() == "(no schema)":
+            raise RuntimeError(f"torch does not know the arguments of {node.kind()}")
+    made: Kernel = torch._C._create_function_from_graph("segment", graph)
+    return made
+
+
+class _Text:
+    """The text of a function while it is written."""
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self.lines: list[str] = []
+        self.values: dict[str, str] = {name: f"%b{k}" for k, name in enumerate(inputs)}
+        self.inputs = [f"%b{k} : Tensor" for k in range(len(inputs))]
+        self.constants: dict[tuple[str, str], str] = {}
+        self.count = len(inputs)
+
+    def text(
+        self, ops: Sequence[Op], outputs: Sequence[str], over: Callable[[Op], int | None]
+    ) -> str:
+        for op in ops:
+            self._call(op, over(op))
+        given = [self.values[name] for name in outputs]
+        if len(given) == 1:
+            returned = given[0]
+        else:
+            types = ", ".join("Tensor" for _ in given)
+            returned = self._fresh()
+            self.lines.append(f"{returned} : ({types}) = prim::TupleConstruct({', '.join(given)})")
+        body = "\n".join(f"  {line}" for line in self.lines)
+        return f"graph({', '.join(self.inputs)}):\n{body}\n  return ({returned})\n"
+
+    def _fresh(self) -> str:
+        self.count += 1
+        return f"%v{self.count}"
+
+    def _call(self, op: Op, place: int | None) -> None:
+        overload, arguments = aten.written_over(op, place)
+        schema = overload._schema
+        parts = [self._argument(schema.arguments[k], value, op) for k, value in arguments]
+        results = [str(item.type) for item in schema.returns]
+        name = schema.name
+        if results == ["List[Tensor]"]:
+            whole = self._fresh()
+            self.lines.append(f"{whole} : Tensor[] = {name}({', '.join(parts)})")
+            names = []
+            for place in range(len(op.outputs)):
+                index = self._constant(place)
+                names.append(self._fresh())
+                self.lines.append(f"{names[-1]} : Tensor = aten::__getitem__({whole}, {index})")
+        else:
+            names = [self._fresh() for _ in results]
+            typed = ", ".join(f"{item} : Tensor" for item in names)
+            self.lines.append(f"{typed} = {name}({', '.join(parts)})")
+        for blob, value in zip(op.outputs, names, strict=False):
+            if blob != NOTHING:
+                self.values[blob] = value
+
+    def _argument(self, argument: Any, value: object, op: Op) -> str:
+        if isinstance(value, aten.Input):
+            return self.values[op.inputs[value.place]]
+        if isinstance(value, aten.Inputs):
+            items = [
+                self._constant(None) if place is None else self.values[op.inputs[place]]
+                for place in value.places
+            ]
+            element = "Tensor?" if "Optional[Tensor]" in str(argument.type) else "Tensor"
+            return self._list(f"{element}[]", items)
+        return self._constant(value, str(argument.type))
+
+    def _constant(self, value: object, kind: str = "") -> str:
+        if isinstance(value, torch.dtype):
+            value = _DTYPES[value]
+        elif isinstance(value, torch.memory_format):
+            value = _FORMATS[value]
+        elif isinstance(value, torch.layout):
+            value = 0
+        if isinstance(value, list | tuple):
+            if not value and "Optional[number]" in kind:
+                return self._list("Scalar?[]", [])
+            real = "float" if "float" in kind else type(value[0]).__name__ if value else "int"
+            return self._list(f"{real}[]", [self._constant(item, real) for item in value])
+        if value is None:
+            return self._declare("NoneType", "")
+        if isinstance(value, bool):
+            return self._declare("bool", f"[value={int(value)}]")
+        if isinstance(value, torch.device):
+            return self._declare("Device", f'[value="{value}"]')
+        if isinstance(value, str):
+            return self._declare("str", f'[value="{value}"]')
+        if isinstance(value, float) or kind in ("float", "Optional[float]"):
+            assert isinstance(value, int | float)
+            return self._float(float(value))
+        assert isinstance(value, int), value
+        return self._declare("int", f"[value={value}]")
+
+    def _float(self, value: float) -> str:
+        """Without an exponent, with which the reader of the text rounds."""
+        if math.isnan(value):
+            raise RuntimeError("torch's text has no word for what is not a number")
+        text = repr(value) if not math.isfinite(value) else f"{Decimal(repr(value)):f}"
+        whole = text.lstrip("-").isdigit()
+        return self._declare("float", f"[value={text}{'.' if whole else ''}]")
+
+    def _declare(self, kind: str, value: str) -> str:
+        key = (kind, value)
+        if key not in self.constants:
+            self.constants[key] = name = self._fresh()
+            self.lines.append(f"{name} : {kind} = prim::Constant{value}()")
+        return self.constants[key]
+
+    def _list(self, kind: str, items: Sequence[str]) -> str:
+        name = self._fresh()
+        self.lines.append(f"{name} : {kind} = prim::ListConstruct({', '.join(items)})")
+        return name

@@ -1,0 +1,305 @@
+"""What the entries of a YAML file mean: from plain nodes to a graph.
+
+Every node of the graph gets the line of its entry, and every mistake is a `FormatError` that names
+the line and the key; the first is raised with all others. Whether the graph makes sense is not
+asked here but by `verify`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from purine.arguments import checked
+from purine.errors import FormatError, GraphError, PurineError
+from purine.graph.builder import Builder
+from purine.graph.graph import Graph
+from purine.graph.nodes import NOTHING, Attribute, Filler, Location, Op
+from purine.graph.yaml.nodes import List, Map, Node, Scalar, describe, entries, read_text
+from purine.nearest import nearest_name
+
+__all__ = ["OP_KEYS", "from_yaml", "load_yaml"]
+
+OP_KEYS = ("type", "op_type", "name", "inputs", "outputs", "location", "thread")
+"""The keys of an op entry that are not attributes."""
+
+_HERE = Location()
+
+
+@checked
+def from_yaml(text: str, *, file: str = "<text>") -> Graph:
+    """The graph that a text in YAML describes; `file` is its name in errors.
+
+    Blobs that an op writes and no entry declares are added without a shape. Without any `output`
+    entry the graph's outputs are its sinks. The graph is not verified.
+
+    >>> print(from_yaml('''
+    ... - type: blob
+    ...   name: bottom
+    ...   size: [2, 3]
+    ... - {type: op, op_type: Relu, name: relu1, inputs: [bottom], outputs: [top], thread: 1}
+    ... '''))
+    top = relu1: Relu(bottom) lane compute:1    # float32 ?
+    input bottom: float32 2x3
+    output top
+    """
+    builder = Builder()
+    outputs_named = False
+    mistakes: list[PurineError] = []
+    try:
+        for node in entries(text, file):
+            try:
+                outputs_named |= _read_entry(node, file, builder) == "output"
+            except PurineError as error:
+                mistakes.append(error)
+    except FormatError as error:  # behind which nothing can be read
+        mistakes.append(error)
+    if mistakes:
+        mistakes[0].more = tuple(mistakes[1:])
+        raise mistakes[0]
+    for op in builder.ops.values():
+        for name in op.outputs:
+            if name != NOTHING and name not in builder.blobs:
+                builder.blob(name, None, location=op.location, where=op.where)
+    if not outputs_named:
+        builder.outputs = list(builder.graph().sinks)
+    return builder.graph()
+
+
+@checked
+def load_yaml(path: str | os.PathLike[str]) -> Graph:
+    """Read a graph from a file; errors and nodes carry `path:line`."""
+    source = Path(path)
+    return from_yaml(read_text(source, "graph", FormatError), file=str(source))
+
+
+def _read_entry(node: Node, file: str, builder: Builder) -> str:
+    """Add what an entry says, and return its type."""
+    entry = _Fields(node, "an entry", file)
+    kind = entry.text("type")
+    if kind not in _ENTRIES:
+        raise entry.unknown("type", "type of entry", kind, _ENTRIES)
+    entry.what, read_entry = _ENTRIES[kind]
+    read_entry(entry, builder)
+    return kind
+
+
+class _Fields:
+    """A mapping of the text, what it is called in errors, and readers for its values."""
+
+    def __init__(self, node: Node, what: str, file: str) -> None:
+        self.what = what
+        self.file = file
+        self.where = f"{file}:{node.line}"
+        self.keys: dict[str, Node] = {}
+        if not isinstance(node, Map):
+            raise self.wrong(node, "is not a mapping", "a mapping", "write {key: value, ...}")
+        for key_node, value in node.pairs:
+            key = self.as_text(key_node, "has a key that")
+            if key in self.keys:
+                raise self.wrong(
+                    key_node, f"has the key {key!r} twice", "every key once", "remove one"
+                )
+            self.keys[key] = value
+
+    def node(self, key: str) -> Node:
+        if key not in self.keys:
+            raise FormatError(
+                f"{self.what} has no {key!r}",
+                where=self.where,
+                expected=f"the key {key!r}",
+                found=f"the keys {', '.join(self.keys)}" if self.keys else "no keys",
+                remedy=f"add {key!r}",
+            )
+        return self.keys[key]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        if key not in self.keys and default is not None:
+            return default
+        return self.as_text(self.node(key), f"has a {key!r} that")
+
+    def texts(self, key: str, *, null: str | None = None) -> tuple[str, ...]:
+        """A list of texts, where a null may stand for the text `null`."""
+        found = []
+        for item in self.items(key):
+            if null is not None and isinstance(item, Scalar) and item.value is None:
+                found.append(null)
+            else:
+                found.append(self.as_text(item, f"has an item in {key!r} that"))
+        return tuple(found)
+
+    def items(self, key: str) -> list[Node]:
+        node = self.node(key)
+        if not isinstance(node, List):
+            raise self.wrong(
+                node, f"has a {key!r} that is not a list", "a list", "write [a], also for one item"
+            )
+        return node.items
+
+    def sizes(self, key: str) -> tuple[int, ...]:
+        found = []
+        for item in self.items(key):
+            size = item.value if isinstance(item, Scalar) else None
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise self.wrong(
+                    item, f"has a {key!r} with a wrong item", "whole numbers from 0 up"
+                )
+            found.append(size)
+        return tuple(found)
+
+    def truth(self, key: str, default: bool) -> bool:
+        if key not in self.keys:
+            return default
+        node = self.keys[key]
+        if not isinstance(node, Scalar) or not isinstance(node.value, bool):
+            raise self.wrong(node, f"has a {key!r} that is neither true nor false", "true or false")
+        return node.value
+
+    def number(self, key: str, default: float) -> float:
+        if key not in self.keys:
+            return default
+        node = self.keys[key]
+        value = node.value if isinstance(node, Scalar) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                return float(value)
+            except OverflowError:
+                pass
+        raise self.wrong(node, f"has a {key!r} that is not a number of fair size", "a number")
+
+    def value(self, key: str) -> Attribute:
+        return self.as_value(self.keys[key], key)
+
+    def location(self) -> Location:
+        if "location" not in self.keys:
+            return _HERE
+        fields = _Fields(self.keys["location"], "a location", self.file)
+        fields.only("ip", "device")
+        host = fields.text("ip", _HERE.host)
+        if "device" not in fields.keys:
+            return Location(host)
+        node = fields.keys["device"]
+        device = node.value if isinstance(node, Scalar) else None
+        if isinstance(device, int) and not isinstance(device, bool):
+            device = f"cpu:{device}"
+        try:
+            return Location(host, device if isinstance(device, str) else "?")
+        except GraphError as error:
+            expected = f"a number K for cpu:K, or {error.expected}"
+            raise fields.wrong(node, "has a wrong 'device'", expected, error.remedy) from None
+
+    def lane(self) -> str:
+        if "thread" not in self.keys:
+            return "compute"
+        node = self.keys["thread"]
+        thread = node.value if isinstance(node, Scalar) else None
+        if isinstance(thread, int) and not isinstance(thread, bool):
+            thread = f"compute:{thread}" if thread else "compute"
+        try:
+            return Op("", "", (), (), lane=thread if isinstance(thread, str) else "?").lane
+        except GraphError as error:
+            expected = f"a number K for compute:K, or {error.expected}"
+            raise self.wrong(node, "has a wrong 'thread'", expected, error.remedy) from None
+
+    def as_text(self, node: Node, whose: str) -> str:
+        if not isinstance(node, Scalar) or not isinstance(node.value, str):
+            raise self.wrong(
+                node, f"{whose} is not text", "text", "quote it if it is meant as text"
+            )
+        if not node.value:
+            raise self.wrong(node, f"{whose} is empty", "at least one character")
+        return node.value
+
+    def as_value(self, node: Node, key: str) -> Attribute:
+        if isinstance(node, Scalar):
+            return node.value
+        if isinstance(node, List):
+            return tuple([self.as_value(item, key) for item in node.items])
+        raise self.wrong(node, f"has a {key!r} that is not a value", "a number, a text or a list")
+
+    def only(self, *known: str) -> None:
+        for key in self.keys:
+            if key not in known:
+                raise self.unknown(key, f"key of {self.what}", key, known)
+
+    def unknown(self, key: str, what: str, word: str, known: Iterable[str]) -> FormatError:
+        return FormatError(
+            f"{word!r} is no {what}",
+            where=f"{self.file}:{self.keys[key].line}",
+            expected=f"one of {', '.join(known)}",
+            found=repr(word),
+            remedy=nearest_name(word, known, f"remove or correct {word!r}"),
+        )
+
+    def wrong(
+        self, node: Node, wrong: str, expected: str, remedy: str | None = None
+    ) -> FormatError:
+        return FormatError(
+            f"{self.what} {wrong}",
+            where=f"{self.file}:{node.line}",
+            expected=expected,
+            found=describe(node),
+            remedy=remedy or "correct it",
+        )
+
+
+def _blob(entry: _Fields, builder: Builder) -> None:
+    entry.only("type", "name", "size", "dtype", "layout", "location")
+    shape = entry.sizes("size") if "size" in entry.keys else None
+    dtype = entry.text("dtype", "float32")
+    layout = entry.text("layout") if "layout" in entry.keys else ""
+    builder.blob(entry.text("name"), shape, dtype, entry.location(), entry.where, layout=layout)
+
+
+def _op(entry: _Fields, builder: Builder) -> None:
+    builder.op(
+        entry.text("name"),
+        entry.text("op_type"),
+        entry.texts("inputs"),
+        entry.texts("outputs", null=NOTHING),
+        {key: entry.value(key) for key in entry.keys if key not in OP_KEYS},
+        location=entry.location(),
+        lane=entry.lane(),
+        where=entry.where,
+    )
+
+
+def _state(entry: _Fields, builder: Builder) -> None:
+    entry.only("type", "blob", "next", "filler", "trainable", "lr_mult", "decay_mult")
+    filler = Filler()
+    if "filler" in entry.keys:
+        fields = _Fields(entry.keys["filler"], "a filler", entry.file)
+        settings = {key: fields.value(key) for key in fields.keys if key != "type"}
+        filler = Filler(fields.text("type"), settings)
+    read = entry.text("blob")
+    builder.state(
+        read,
+        entry.text("next", read),
+        filler,
+        trainable=entry.truth("trainable", False),
+        lr_mult=entry.number("lr_mult", 1.0),
+        decay_mult=entry.number("decay_mult", 1.0),
+        where=entry.where,
+    )
+
+
+def _control(entry: _Fields, builder: Builder) -> None:
+    entry.only("type", "before", "after")
+    builder.control.add((entry.text("before"), entry.text("after")))
+
+
+def _output(entry: _Fields, builder: Builder) -> None:
+    entry.only("type", "blob")
+    blob = entry.node("blob")
+    if not isinstance(blob, Scalar) or blob.value is not None:  # a null says: no outputs
+        builder.outputs.append(entry.text("blob"))
+
+
+_ENTRIES: dict[str, tuple[str, Callable[[_Fields, Builder], None]]] = {
+    "blob": ("a blob entry", _blob),
+    "op": ("an op entry", _op),
+    "state": ("a state entry", _state),
+    "control": ("a control entry", _control),
+    "output": ("an output entry", _output),
+}

@@ -1,0 +1,280 @@
+"""PyTorch modules as nets: the same parameters under the same names, trained to the same numbers.
+
+A module and its loss are traced together, once as they train and once as they are tested. The
+graphs hold no bytes: the module's values are kept beside them and put into a run.
+
+    imported = from_torch(module, F.cross_entropy, (images, labels))
+    step = purine.solvers.sgd(purine.backward(imported.net), lr=0.1)
+    with purine.Run(step, data=data) as run:
+        run.set_states(imported.values)
+        ...
+        run.evaluate(imported.test)
+        imported.to_torch(run, module)
+
+Shapes are those of the example. The batch size can be changed: `purine.analysis.infer.with_batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from purine.arguments import checked
+from purine.errors import ConfigError, PurineError, in_a_line
+from purine.graph import Builder, Graph
+from purine.importers.torch.batch import Batch, Nested, batch_of
+from purine.importers.torch.export import MODULE, Program, changed, export, mode
+from purine.importers.torch.graph import add_state, translate
+from purine.importers.torch.sizes import (
+    Unfit,
+    check_constants,
+    counterpart,
+    enlarged,
+    fix_batch,
+    follow_batch,
+)
+from purine.placement.values import gather_values
+from purine.registry.clock import ITERATION, SEED
+
+__all__ = ["Imported", "from_torch"]
+
+
+@runtime_checkable
+class HasStates(Protocol):
+    """What holds the values of the states of a graph: a run."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    def states(self) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A module as graphs, and the values its states have.
+
+    `net` is to be trained, `test` measures; both report what the loss function gives. `values` are
+    the first values of the states of `net`. `names` gives the state of each entry of the module's
+    state dict: tied entries have one. `outputs` are the blobs of `test` that hold what the module
+    returns, for `purine.inference`.
+    """
+
+    net: Graph
+    test: Graph
+    values: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    outputs: tuple[str, ...]
+
+    @checked
+    def state_dict(self, run: HasStates) -> dict[str, Tensor]:
+        """The values of a run as a state dict of the module; no two entries share memory.
+
+        Values that the run has in shards are joined.
+        """
+        states = gather_values(run.graph, run.states())
+        missing = [state for state in self.names.values() if state not in states]
+        if missing:
+            raise ConfigError(
+                f"the run has no state {missing[0]!r}",
+                blob=missing[0],
+                expected="a run of the net that was imported, or of one made of it",
+                found=f"states {', '.join(list(states)[:8])}",
+                remedy="train imported.net, and pass that run",
+            )
+        return {name: states[state].clone() for name, state in self.names.items()}
+
+    @checked
+    def to_torch(self, run: HasStates, module: nn.Module) -> None:
+        """Write the values of a run into a module of the same form."""
+        values = self.state_dict(run)
+        try:
+            module.load_state_dict(values)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{type(module).__name__} does not take the values of the run",
+                expected="a module of the form that was imported",
+                found=in_a_line(error),
+                remedy="pass the module that was imported, or one made in the same way",
+            ) from error
+
+
+@checked
+def from_torch(
+    module: nn.Module,
+    loss: Callable[..., Any],
+    example: Nested,
+    *,
+    inputs: Sequence[str] | None = None,
+    targets: Sequence[str] = ("label",),
+) -> Imported:
+    """Turn a module and a loss into a net that trains with the same numbers.
+
+    `loss(outputs, *targets)` gives a scalar, or a mapping of scalars of which `loss` is minimised
+    and all are reported. `example` is a batch: the module's arguments by position, then the
+    targets; or a mapping, whose inputs are keyword arguments. `inputs` and `targets` name its
+    items, and the blobs that are read from data in this order; nested items are named by their
+    place, as in `data/0`.
+
+    The `backward` of a `torch.autograd.Function` and hooks of tensors and parameters are the
+    gradients of the net. Dropout draws by our randomness, so its numbers differ from torch's. Parts
+    of the module that are in test mode while the rest trains stay so.
+
+    `analysis.infer.with_batch` makes the graphs for another batch size; where the module depends
+    on its size in ways that tracing cannot tell, it raises an error that names the op.
+
+    >>> import torch
+    >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> example = torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
+    >>> imported = from_torch(module, nn.functional.cross_entropy, example)
+    >>> sorted(imported.values)
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+    _refuse_lazy(module)
+    batch = batch_of(example, inputs, targets)
+    builder = Builder()
+    names: dict[str, str] = {}
+    values: dict[str, Tensor] = {}
+    first: dict[int, str] = {}
+    parts = [(MODULE, module), *([("loss.", loss)] if isinstance(loss, nn.Module) else [])]
+    for prefix, part in parts:
+        for name, value in _tensors(part):
+            own = name if part is module else prefix + name
+            _check_name(module, own)
+            state = names[prefix + name] = first.setdefault(id(value), own)
+            if state == own:
+                values[own] = value.detach().clone()
+                add_state(builder, own, value, trainable=value.requires_grad)
+    base = builder.graph()
+    constants: dict[str, Tensor] = {}
+    tracer = _Tracer(module, loss, base, names)
+    traced = tracer.trace(batch, constants)
+    net, test = _following(tracer, batch, traced, constants)
+    return Imported(
+        _with_constants(net, constants),
+        test,
+        {**values, **{name: value.clone() for name, value in constants.items()}},
+        {name: names[MODULE + name] for name in module.state_dict() if MODULE + name in names},
+        traced.outputs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A module in both modes; `once` says that one trace told both."""
+
+    net: Graph
+    test: Graph
+    outputs: tuple[str, ...]
+    once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracer:
+    """What tracing a module takes, but for the batch."""
+
+    module: nn.Module
+    loss: Callable[..., Any]
+    base: Graph
+    names: Mapping[str, str]
+
+    def trace(self, batch: Batch, constants: dict[str, Tensor]) -> _Traced:
+        """The module in both modes; `constants` grows."""
+        trained = self.export(batch, training=True)
+        net = self.graph(trained, batch, constants, test=False)
+        tested = trained if trained.plain else self.export(batch, training=False)
+        test = self.graph(tested, batch, constants, test=True)
+        return _Traced(net, test, tested.outputs, trained.plain)
+
+    def export(self, batch: Batch, *, training: bool) -> Program:
+        with mode(self.module, training=training):
+            program = export(self.module, self.loss, batch)
+            if training or not program.changes_parameters:
+                return program
+            # Such as weights that are rescaled for tests, once: a flag tells that it was done.
+            with changed(program.changes):
+                again = export(self.module, self.loss, batch)
+            return replace(program, switched=not again.changes_parameters)
+
+    def graph(
+        self, program: Program, batch: Batch, constants: dict[str, Tensor], *, test: bool
+    ) -> Graph:
+        return translate(
+            program, batch, self.base, names=self.names, constants=constants, test=test
+        )
+
+
+def _following(
+    tracer: _Tracer, batch: Batch, traced: _Traced, constants: Mapping[str, Tensor]
+) -> tuple[Graph, Graph]:
+    """The graphs of a module, made to follow the batch size by what they are with more samples.
+
+    Where two traces are needed, that of the test graph, the quicker one, tells of the net what it
+    can.
+    """
+    net, test = traced.net, traced.test
+    try:
+        larger = enlarged(batch)
+        others: dict[str, Tensor] = {}
+        if traced.once:
+            again = tracer.trace(larger, others)
+            other, tested = again.net, again.test
+        else:
+            program = tracer.export(larger, training=False)
+            tested = tracer.graph(program, larger, others, test=True)
+            known = counterpart(net, test, tested)
+            if known is None:
+                program = tracer.export(larger, training=True)
+                known = tracer.graph(program, larger, others, test=False)
+            other = known
+        check_constants(constants, others)
+    except PurineError as error:
+        found = f": {error.found}" if error.found else ""
+        unfit = Unfit(f"with other batch sizes {error.what}{found}")
+    except Unfit as error:
+        unfit = error
+    else:
+        return follow_batch(net, other, batch.names), follow_batch(test, tested, batch.names)
+    return fix_batch(net, batch.names, unfit), fix_batch(test, batch.names, unfit)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    lazy = [name for name, value in _tensors(module) if is_lazy(value)]
+    if lazy:
+        raise ConfigError(
+            f"parameter {lazy[0]!r} of the module has no shape yet",
+            blob=lazy[0],
+            expected="a module whose parameters have shapes and values",
+            found="a lazy module that was not called",
+            remedy="call it once before: module(*inputs)",
+        )
+
+
+def _check_name(module: nn.Module, name: str) -> None:
+    if name in (SEED, ITERATION):
+        raise ConfigError(
+            f"module {type(module).__name__} has a tensor called {name!r}",
+            blob=name,
+            expected=f"other names than {SEED} and {ITERATION}, which every run has",
+            found=repr(name),
+            remedy="rename it in the module",
+        )
+
+
+def _with_constants(net: Graph, constants: Mapping[str, Tensor]) -> Graph:
+    """The net with the constants that only its test graph reads: a run's values reach both."""
+    builder = Builder(net)
+    for name, value in constants.items():
+        if name not in builder.states:
+            add_state(builder, name, value)
+    return builder.graph()

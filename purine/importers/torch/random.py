@@ -1,0 +1,170 @@
+"""Random numbers of a module, drawn by our kinds.
+
+The numbers differ from torch's, their distributions do not. The stream of a draw is the name of its
+op, so that equal seeds give equal bits and parts of a batch draw what the whole batch draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+from purine.graph import Attribute
+from purine.registry.clock import ITERATION, SEED
+
+if TYPE_CHECKING:
+    from purine.importers.torch.graph import Translation
+
+__all__ = ["DRAWS", "KINDS", "REMEDY"]
+
+KINDS = frozenset({"RandomExponential", "RandomIntegers", "RandomNormal", "RandomUniform"})
+"""The kinds that draw numbers of a `shape`."""
+
+REMEDY = (
+    "draw with rand, randn, randint, randperm, normal, uniform, exponential, bernoulli or dropout, "
+    "and compute from their numbers: an index by weights w is "
+    "(w.log() - torch.empty_like(w).exponential_().log()).argmax(-1)"
+)
+"""What to write in place of other draws."""
+
+
+def _drawn(t: Translation, node: Node, kind: str, **settings: Attribute) -> bool:
+    """Let a node be a draw of its own shape and dtype."""
+    t.emit(node, kind, [SEED, ITERATION], [node], _settings(t, node, **settings))
+    return True
+
+
+def _settings(t: Translation, node: Node, **settings: Attribute) -> dict[str, Attribute]:
+    shape, dtype = tuple(node.meta["val"].shape), t.dtype_of(node)
+    return {"shape": shape, "dtype": dtype, "stream": t.name_of(node), **settings}
+
+
+def _noise(t: Translation, node: Node, kind: str, dtype: str) -> str:
+    """A blob of random numbers of a node's shape."""
+    settings = _settings(t, node, dtype=dtype)
+    shape = node.meta["val"].shape
+    return t.extra(node, "noise", kind, [SEED, ITERATION], settings, shape, dtype)
+
+
+def _uniform(t: Translation, node: Node) -> bool:
+    if not node.meta["val"].is_floating_point():
+        return False
+    return _drawn(t, node, "RandomUniform")
+
+
+def _uniform_between(t: Translation, node: Node) -> bool:
+    low, high = float(t.argument(node, "from")), float(t.argument(node, "to"))
+    return _drawn(t, node, "RandomUniform", low=low, high=high)
+
+
+def _normal(t: Translation, node: Node) -> bool:
+    if not node.meta["val"].is_floating_point():
+        return False
+    return _drawn(t, node, "RandomNormal")
+
+
+def _normal_around(t: Translation, node: Node) -> bool:
+    """`torch.normal`, whose mean and deviation are numbers or tensors that get no gradient."""
+    mean, std = t.argument(node, "mean"), t.argument(node, "std")
+    if not isinstance(mean, Node) and not isinstance(std, Node):
+        return _drawn(t, node, "RandomNormal", mean=float(mean), std=float(std))
+    blob = _noise(t, node, "RandomNormal", t.dtype_of(node))
+    shape = node.meta["val"].shape
+    for label, operation, value in (("scaled", "mul", std), ("moved", "add", mean)):
+        if isinstance(value, Node):
+            kind, inputs, settings = f"aten.{operation}.Tensor", [blob, t.blobs[value]], {}
+        else:
+            kind, inputs, settings = f"aten.{operation}.Scalar", [blob], {"other": float(value)}
+        blob = t.extra(node, label, kind, inputs, settings, shape)
+    t.emit(node, "StopGradient", [blob], [node])
+    return True
+
+
+def _exponential(t: Translation, node: Node) -> bool:
+    return _drawn(t, node, "RandomExponential", rate=float(t.argument(node, "lambd")))
+
+
+def _integers(t: Translation, node: Node) -> bool:
+    given = {argument.name for argument in _schema(node)}
+    low = int(t.argument(node, "low")) if "low" in given else 0
+    return _drawn(t, node, "RandomIntegers", low=low, high=int(t.argument(node, "high")))
+
+
+def _permutation(t: Translation, node: Node) -> bool:
+    """The order that sorts random numbers."""
+    if t.dtype_of(node) != "int64":
+        return False
+    noise = _noise(t, node, "RandomUniform", "float64")
+    t.emit(node, "aten.argsort", [noise], [node])
+    return True
+
+
+def _bernoulli(t: Translation, node: Node) -> bool:
+    """Ones with the probabilities that a tensor holds."""
+    chance = t.argument(node, "self" if "self" in {a.name for a in _schema(node)} else "p")
+    noise = _noise(t, node, "RandomUniform", t.dtype_of(chance))
+    shape = node.meta["val"].shape
+    less = t.extra(node, "less", "aten.lt.Tensor", [noise, t.blobs[chance]], {}, shape, "bool")
+    t.emit(node, "aten._to_copy", [less], [node], {"dtype": t.dtype_of(node)})
+    return True
+
+
+def _bernoulli_of(t: Translation, node: Node) -> bool:
+    """A draw of ones and zeros, as whole channels are dropped by."""
+    keep = float(t.argument(node, "p"))
+    if keep == 0.0:
+        t.emit(node, "aten.zeros_like", [t.blobs[t.argument(node, "self")]], [node])
+        return True
+    settings = _settings(t, node, keep=keep)
+    shape = node.meta["val"].shape
+    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings, shape)
+    t.emit(node, "aten.sign", [mask], [node])
+    return True
+
+
+def _dropout(t: Translation, node: Node) -> bool:
+    """Dropout under our randomness: the stream is the op's name."""
+    y, mask = t.results_of(node, 2)
+    ratio, x = float(t.argument(node, "p")), t.blobs[t.argument(node, "input")]
+    if mask is not None or y is None:
+        return y is None and mask is None
+    if ratio == 0.0 or t.argument(node, "train") is False:
+        t.blobs[y] = x
+    elif ratio == 1.0:
+        t.emit(node, "aten.zeros_like", [x], [y])
+    else:
+        settings: dict[str, Attribute] = {"ratio": ratio, "stream": t.name_of(node)}
+        t.emit(node, "Dropout", [x, SEED, ITERATION], [y], settings)
+    return True
+
+
+def _schema(node: Node) -> Any:
+    overload: Any = node.target
+    return overload._schema.arguments
+
+
+DRAWS: Mapping[str, Callable[[Translation, Node], bool]] = {
+    "aten.bernoulli": _bernoulli,
+    "aten.bernoulli.Tensor": _bernoulli,
+    "aten.bernoulli.p": _bernoulli_of,
+    "aten.exponential": _exponential,
+    "aten.native_dropout": _dropout,
+    "aten.normal.Tensor_Tensor": _normal_around,
+    "aten.normal.Tensor_float": _normal_around,
+    "aten.normal.float_Tensor": _normal_around,
+    "aten.normal.float_float": _normal_around,
+    "aten.normal_functional": _normal_around,
+    "aten.rand": _uniform,
+    "aten.rand_like": _uniform,
+    "aten.randint": _integers,
+    "aten.randint.low": _integers,
+    "aten.randint_like": _integers,
+    "aten.randint_like.low_dtype": _integers,
+    "aten.randn": _normal,
+    "aten.randn_like": _normal,
+    "aten.randperm": _permutation,
+    "aten.uniform": _uniform_between,
+}
+"""How each draw of ATen becomes ops; False leaves it to the general way, which refuses it."""

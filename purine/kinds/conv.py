@@ -1,0 +1,131 @@
+"""Convolution and its transpose."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from purine.arguments import at_least, checked
+from purine.graph import Attribute, Filler
+from purine.kinds.net import Net, Var
+from purine.registry.kind import kind
+
+__all__ = ["Conv", "Deconv", "conv", "deconv"]
+
+Pair = int | tuple[int, int]
+
+
+@kind
+def Conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: Pair = 1,
+    pad: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolution of [N, C, H, W] with [M, C / groups, h, w]."""
+    return F.conv2d(x, weight, bias, stride, pad, dilation, groups)
+
+
+@kind
+def Deconv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: Pair = 1,
+    pad: Pair = 0,
+    output_pad: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Transposed convolution of [N, C, H, W] with [C, M / groups, h, w]."""
+    return F.conv_transpose2d(x, weight, bias, stride, pad, output_pad, groups, dilation)
+
+
+@checked
+def conv(
+    x: Var,
+    outputs: int,
+    *,
+    kernel: Pair,
+    stride: Pair = 1,
+    pad: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    bias: bool = True,
+    name: str | None = None,
+    weight_filler: Filler | None = None,
+    bias_filler: Filler | None = None,
+) -> Var:
+    """A convolution layer with its own weight and bias."""
+    at_least("groups", groups, 1)
+    name = x.net.builder.fresh(name or "conv")
+    shape = (outputs, x.extent(1) // groups, *_pair(kernel))
+    inputs = [
+        x,
+        *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
+    ]
+    settings: dict[str, Attribute] = {
+        "stride": stride,
+        "pad": pad,
+        "dilation": dilation,
+        "groups": groups,
+    }
+    return x.net.apply("Conv", inputs, settings, name=name)
+
+
+@checked
+def deconv(
+    x: Var,
+    outputs: int,
+    *,
+    kernel: Pair,
+    stride: Pair = 1,
+    pad: Pair = 0,
+    output_pad: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    bias: bool = True,
+    name: str | None = None,
+    weight_filler: Filler | None = None,
+    bias_filler: Filler | None = None,
+) -> Var:
+    """A transposed convolution layer with its own weight and bias."""
+    at_least("groups", groups, 1)
+    name = x.net.builder.fresh(name or "deconv")
+    shape = (x.extent(1), outputs // groups, *_pair(kernel))
+    inputs = [
+        x,
+        *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
+    ]
+    settings: dict[str, Attribute] = {
+        "stride": stride,
+        "pad": pad,
+        "output_pad": output_pad,
+        "dilation": dilation,
+        "groups": groups,
+    }
+    return x.net.apply("Deconv", inputs, settings, name=name)
+
+
+def _parameters(
+    net: Net,
+    name: str,
+    shape: tuple[int, ...],
+    biases: int,
+    weight_filler: Filler | None,
+    bias_filler: Filler | None,
+) -> list[Var]:
+    """The weight of a layer, and its bias where it has one."""
+    made = [net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
+    if biases:
+        made.append(net.parameter(f"{name}/bias", (biases,), bias_filler or Filler()))
+    return made
+
+
+def _pair(size: Pair) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size

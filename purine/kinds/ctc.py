@@ -1,0 +1,129 @@
+"""The loss of connectionist temporal classification, sample by sample.
+
+Its results have the size of the batch, but the memory that torch keeps for its gradient is as large
+as the longest target. So the gradient goes over the forward once more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from purine.graph import Op
+from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.kind import kind
+
+__all__ = ["CtcLosses", "CtcLossesGradient"]
+
+aten = torch.ops.aten
+
+
+@torch.library.custom_op("purine::ctc_losses", mutates_args=())
+def ctc_losses(
+    scores: Tensor,
+    labels: Tensor,
+    times: Tensor,
+    counts: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    return torch.ctc_loss(scores, labels, times, counts, blank, 0, zero_infinity)
+
+
+@ctc_losses.register_fake
+def _(
+    scores: Tensor,
+    labels: Tensor,
+    times: Tensor,
+    counts: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    return scores.new_empty(scores.shape[1])
+
+
+@torch.library.custom_op("purine::ctc_losses_gradient", mutates_args=())
+def ctc_losses_gradient(
+    cotangent: Tensor,
+    scores: Tensor,
+    labels: Tensor,
+    times: Tensor,
+    counts: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    given = scores, labels, times, counts
+    losses, alpha = aten._ctc_loss.Tensor(*given, blank, zero_infinity)
+    if zero_infinity:
+        cotangent = cotangent.where(losses != math.inf, 0)
+    return aten._ctc_loss_backward.Tensor(cotangent, *given, losses, alpha, blank, zero_infinity)
+
+
+@ctc_losses_gradient.register_fake
+def _(
+    cotangent: Tensor,
+    scores: Tensor,
+    labels: Tensor,
+    times: Tensor,
+    counts: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@kind
+def CtcLosses(
+    scores: Tensor,
+    labels: Tensor,
+    times: Tensor,
+    counts: Tensor,
+    *,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """The loss of each sample: scores [T, N, K] are log probabilities, labels are [N, L].
+
+    `times` and `counts` are how many of the T steps and of the L labels a sample has.
+    `zero_infinity` lets samples whose labels do not fit into their steps count for nothing.
+    """
+    return ctc_losses(scores, labels, times, counts, blank, zero_infinity)
+
+
+@kind
+def CtcLossesGradient(
+    cotangent: Tensor,
+    scores: Tensor,
+    labels: Tensor,
+    times: Tensor,
+    counts: Tensor,
+    *,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """The gradient of the scores."""
+    return ctc_losses_gradient(cotangent, scores, labels, times, counts, blank, zero_infinity)
+
+
+def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
+    emit(op.kind, op.inputs, op.attributes, outputs=op.outputs)
+    return op.inputs
+
+
+def _pull(
+    emit: Emit,
+    op: Op,
+    saved: Sequence[str],
+    cotangents: Sequence[str | None],
+    wanted: Sequence[bool],
+) -> Sequence[str | None]:
+    (cotangent,) = cotangents
+    assert cotangent is not None
+    (gradient,) = emit("CtcLossesGradient", [cotangent, *saved], op.attributes)
+    return gradient, None, None, None
+
+
+RULES["CtcLosses"] = Rule(_lower, _pull)

@@ -1,0 +1,303 @@
+"""Several ops as one: the kind of an op that has a graph of its own for a body.
+
+The body is text, the YAML of a graph without locations, so a fused op is plain data like any other
+op: it can be printed, compared, moved to another device and read back. Its blobs without a producer
+are the op's inputs, in order, and its outputs the op's outputs. Ops of the body run in the order in
+which they are written. How the body becomes a kernel is the run's choice: one op after the other,
+or compiled as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from torch import Tensor
+
+from purine.analysis.infer import families, results_of
+from purine.analysis.tracing import Inferred, Spec
+from purine.errors import GraphError
+from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
+from purine.kinds.filter_products import in_parts
+from purine.registry.kind import Attr, Kernel, Kind, Results, register
+from purine.registry.lookup import lookup
+
+__all__ = ["FUSED", "bind_grouped", "body_of", "fused_op", "over_of", "refuse_fused"]
+
+FUSED = "Fused"
+
+
+def fused_op(
+    name: str,
+    graph: Graph,
+    members: Sequence[Op],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    family: Mapping[str, str],
+) -> Op:
+    """The op that does what some ops of a graph do one after the other.
+
+    A result that carries on a state which only this op could still read is written over it.
+    `family` tells which blobs share memory.
+    """
+    builder = Builder()
+    places = dict.fromkeys((*inputs, *(b for op in members for b in op.outputs if b != NOTHING)))
+    for blob in places:
+        builder.add(replace(graph.blobs[blob], location=Location(), where=None))
+    for op in members:
+        builder.add(replace(op, location=Location(), lane="compute", where=None))
+    builder.outputs = list(outputs)
+    first = members[0]
+    settings: dict[str, Attribute] = {"body": to_yaml(builder.graph())}
+    op = Op(name, FUSED, tuple(inputs), tuple(outputs), settings, first.location, first.lane)
+    over = tuple(_carried(op, members, graph, family))
+    return replace(op, attributes={**settings, "over": over}) if over else op
+
+
+def _carried(
+    op: Op, members: Sequence[Op], graph: Graph, family: Mapping[str, str]
+) -> Iterator[tuple[int, int]]:
+    """Results that carry on a state that the op reads, and can be written over its old value.
+
+    Nothing that shares memory with the old value or with the new one may be wanted once the op
+    runs: neither by the host, nor in the next iteration under another name, nor by an op that does
+    not come before. So no run ever copies a state on behalf of somebody else, and a captured op
+    finds it where it was.
+    """
+    carried = {state.next: state.read for state in graph.states.values()}
+    inside = {member.name for member in members}
+    before = _before(inside, graph)
+    sharing: dict[str, list[str]] = {}
+    for blob, first in family.items():
+        sharing.setdefault(first, []).append(blob)
+
+    def wanted(blob: str, allowed: Collection[str]) -> bool:
+        """Whether somebody wants what a blob holds, other than `allowed` ops."""
+        if blob in graph.outputs or blob in carried or blob in op.outputs:
+            return True
+        for user in graph.consumers[blob]:
+            if user.kind == "Copy" and user.attributes.get("alias"):
+                if wanted(user.outputs[0], allowed):
+                    return True
+            elif user.name not in allowed:
+                return True
+        return False
+
+    for place, new in enumerate(op.outputs):
+        old = carried.get(new, NOTHING)
+        if old not in op.inputs or family[old] == family[new] or new in graph.outputs:
+            continue
+        users = [user.name for user in graph.consumers[new]]
+        twins = [blob for blob in sharing[family[old]] if blob in op.inputs]
+        if (
+            len(twins) == 1
+            and inside.issuperset(users)
+            and not any(wanted(blob, before) for blob in sharing[family[old]])
+            and not any(wanted(blob, inside) for blob in sharing[family[new]] if blob != new)
+        ):
+            yield place, op.inputs.index(old)
+
+
+def _before(ops: Iterable[str], graph: Graph) -> set[str]:
+    """These ops, and all that come before one of them in every order."""
+    found = set(ops)
+    for name in reversed(graph.order):
+        if not found.isdisjoint(graph.successors[name]):
+            found.add(name)
+    return found
+
+
+def body_of(op: Op) -> Graph:
+    """The graph of a fused op, at the op's own location."""
+    body = _body(str(op.attributes["body"]))
+    builder = Builder(body)
+    for name, blob in body.blobs.items():
+        builder.blobs[name] = replace(blob, location=op.location)
+    for name, member in body.ops.items():
+        builder.ops[name] = replace(member, location=op.location)
+    return builder.graph()
+
+
+def refuse_fused(graph: Graph, transform: str) -> None:
+    """An error for a graph whose ops cannot be told apart any more."""
+    found = next((op for op in graph.ops.values() if op.kind == FUSED), None)
+    if found is not None:
+        raise GraphError(
+            f"the graph has a fused op, {found.name!r}",
+            op=found.name,
+            location=str(found.location),
+            expected=f"a step whose ops {transform} can tell apart",
+            found=f"{len(_body(str(found.attributes['body'])).ops)} ops in one",
+            remedy="use fuse last, behind all other transforms",
+        )
+
+
+@lru_cache(maxsize=64)
+def _body(text: str) -> Graph:
+    return from_yaml(text, file="body")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    kernel: Kernel
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _bind(op: Op) -> Kernel:
+    """One op after the other."""
+    body = body_of(op)
+    return _sequence(body, [_call(member) for member in _members(body)])
+
+
+def bind_grouped(op: Op) -> Kernel:
+    """As `bind`, with updates of many parameters as one call at the end.
+
+    What is compiled has then a fraction of the calls, and a GPU a fraction of the launches.
+    """
+    body = body_of(op)
+    read = {name for member in body.ops.values() for name in member.inputs}
+    calls: list[_Call] = []
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    for member in body.ops.values():
+        if lookup(member).each is not None and read.isdisjoint(member.outputs):
+            dtypes = tuple(body.blobs[name].dtype for name in member.inputs)
+            key = (member.kind, repr(sorted(member.attributes.items())), dtypes)
+            groups.setdefault(key, []).append(member)
+        else:
+            calls.append(_call(member))
+    return _sequence(body, [*calls, *map(_grouped, groups.values())])
+
+
+def _bind_overwrite(op: Op) -> Kernel:
+    """As `_bind`, with the new values of states written over the old ones."""
+    over, body = over_of(op), body_of(op)
+    writable, base = {body.inputs[place] for _, place in over}, families(body)
+    read = {base[name] for name in body.outputs}
+    calls = []
+    for member in reversed(_members(body)):
+        kind = lookup(member)
+        written = {member.inputs[place] for place in kind.overwrites(member)}
+        fits = written and written <= writable - read
+        calls.append(_call(member, kind.bind_overwrite(member) if fits else _on_copies(member)))
+        read.update(base.get(name, name) for name in member.inputs)
+    run = _sequence(body, calls[::-1])
+
+    def overwriting(*tensors: Tensor) -> Results:
+        found = run(*tensors)
+        results = [found] if isinstance(found, Tensor) else list(found)
+        for result, place in over:
+            if results[result] is not tensors[place]:
+                results[result] = tensors[place].copy_(results[result])
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return overwriting
+
+
+def _members(body: Graph) -> list[Op]:
+    """The ops of a body as they run one by one, those that run as several in their parts."""
+    return [part for op in body.ops.values() for part in in_parts(op, body.blobs)]
+
+
+def _on_copies(member: Op) -> Kernel:
+    """A kernel that leaves its inputs alone, with the bits of the one that writes over them."""
+    kind = lookup(member)
+    places = kind.overwrites(member)
+    if not places:
+        return kind.bind(member)
+    run = kind.bind_overwrite(member)
+
+    def kernel(*tensors: Tensor) -> Results:
+        return run(*(t.clone() if k in places else t for k, t in enumerate(tensors)))
+
+    return kernel
+
+
+def _call(member: Op, kernel: Kernel | None = None) -> _Call:
+    return _Call(kernel or lookup(member).bind(member), member.inputs, member.outputs)
+
+
+def _grouped(members: Sequence[Op]) -> _Call:
+    """One call for several ops that differ in their tensors alone."""
+    kind = lookup(members[0])
+    run, width = kind.bind_each(members[0]), len(members[0].inputs)
+
+    def kernel(*tensors: Tensor) -> Results:
+        columns = run(*(list(tensors[place::width]) for place in range(width)))
+        return tuple(value for row in zip(*columns, strict=True) for value in row)
+
+    return _Call(
+        kernel,
+        tuple(name for member in members for name in member.inputs),
+        tuple(name for member in members for name in member.outputs),
+    )
+
+
+def _sequence(body: Graph, calls: Sequence[_Call]) -> Kernel:
+    """The calls one after the other, each value held until its last reader."""
+    kept = set(body.outputs)
+    last: list[tuple[str, ...]] = []
+    for call in reversed(calls):
+        touched = dict.fromkeys((*call.inputs, *call.outputs))
+        last.append(tuple(name for name in touched if name not in kept))
+        kept.update(call.inputs)
+    steps = list(zip(calls, reversed(last), strict=True))
+    inputs, outputs = body.inputs, body.outputs
+
+    def run(*tensors: Tensor) -> Results:
+        values = dict(zip(inputs, tensors, strict=True))
+        for call, done in steps:
+            found = call.kernel(*(values[name] for name in call.inputs))
+            results = (found,) if isinstance(found, Tensor) else found
+            values.update(zip(call.outputs, results, strict=False))
+            for name in done:
+                values.pop(name, None)
+        results = tuple(values[name] for name in outputs)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def _infer(op: Op, inputs: Sequence[Spec]) -> Inferred:
+    """What results are, member by member: the same as of the ops that the fused one stands for.
+
+    Run as a whole, the body could make others: torch does not say the same of an op everywhere.
+    """
+    body = body_of(op)
+    specs = dict(zip(body.inputs, inputs, strict=True))
+    shared: dict[str, int | None] = {name: place for place, name in enumerate(body.inputs)}
+    for member in body.ops.values():
+        found = results_of(member, [specs[name] for name in member.inputs])
+        for name, spec, alias in zip(member.outputs, found.specs, found.aliases, strict=False):
+            if spec is not None:
+                specs[name] = spec
+            shared[name] = None if alias is None else shared[member.inputs[alias]]
+    outputs = body.outputs
+    return Inferred(
+        tuple(specs.get(name) for name in outputs),
+        tuple(shared[name] for name in outputs),
+        several=len(outputs) > 1,
+    )
+
+
+def over_of(op: Op) -> tuple[tuple[int, int], ...]:
+    """The pairs (result, input) of a fused op where the result may be written over the input."""
+    pairs = op.attributes.get("over", ())
+    assert isinstance(pairs, tuple)
+    return pairs  # type: ignore[return-value]
+
+
+register(
+    Kind(
+        FUSED,
+        _bind,
+        (),
+        variadic=True,
+        attributes={"body": Attr(str), "over": Attr(tuple[tuple[int, int], ...], ())},
+        binder=_bind,
+        overwriter=_bind_overwrite,
+        overwritten=lambda op: tuple(place for _, place in over_of(op)),
+        inferrer=_infer,
+    )
+)

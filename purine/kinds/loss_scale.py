@@ -1,0 +1,158 @@
+"""The loss scale of training in float16: states of the graph, and the kinds that work with them.
+
+Gradients below 6e-8 are 0 in float16, so the loss is multiplied by a scale that is as large as
+gradients stay finite. A net that has the state `loss_scale` is trained with it: `backward` starts
+from the scale and divides the gradients of parameters by it, so `grad/p` is the gradient whatever
+the scale; solvers keep a parameter and its slots where `loss_scale/finite` is false. Nothing is
+decided by the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from purine.graph import NOTHING, Builder, Filler, Graph, Location
+from purine.registry.kind import kind
+
+__all__ = [
+    "FINITE",
+    "LOSS_SCALE",
+    "UPDATES",
+    "AllTrue",
+    "CountGood",
+    "CountUpdates",
+    "LossScaleUpdate",
+    "Unscale",
+    "add_loss_scale",
+    "scaled_of",
+    "unscale",
+]
+
+LOSS_SCALE = "loss_scale"
+FINITE = "loss_scale/finite"
+"""The blob that says whether every gradient of an iteration is finite."""
+
+UPDATES = "loss_scale/updates"
+"""The state that counts the updates so far: what solvers that correct by a number of steps read."""
+
+_GOOD = "loss_scale/good"
+_INTERVAL = "loss_scale/interval"
+_LARGEST = 2.0**24
+
+
+@kind
+def Unscale(gradient: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the loss from that of the scaled loss, and whether all of it is finite.
+
+    >>> Unscale(torch.tensor([4.0, 8.0]), torch.tensor(4.0))
+    (tensor([1., 2.]), tensor(True))
+    """
+    return gradient / scale.to(gradient.dtype), torch.isfinite(gradient).all()
+
+
+@kind
+def AllTrue(*flags: Tensor) -> Tensor:
+    """Whether all flags are true."""
+    return torch.stack(flags).all()
+
+
+@kind
+def CountGood(good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
+    """How many iterations in a row were good since the loss scale last changed."""
+    return torch.where(finite, (good + 1) % interval, 0)
+
+
+@kind
+def CountUpdates(updates: Tensor, finite: Tensor) -> Tensor:
+    """How many updates there were, with that of this iteration, if it counts."""
+    return updates + finite
+
+
+@kind
+def LossScaleUpdate(scale: Tensor, good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
+    """The next loss scale, after `good` good iterations and this one.
+
+    It is halved when a gradient is not finite, and doubled after `interval` good iterations; it
+    stays between 1 and 2 ** 24.
+
+    >>> good, interval = torch.tensor(1999), torch.tensor(2000)
+    >>> LossScaleUpdate(torch.tensor(8.0), good, interval, torch.tensor(True))
+    tensor(16.)
+    >>> LossScaleUpdate(torch.tensor(8.0), good, interval, torch.tensor(False))
+    tensor(4.)
+    """
+    grown = torch.where(good + 1 >= interval, scale * 2, scale)
+    return torch.where(finite, grown, scale / 2).clamp(1.0, _LARGEST)
+
+
+def add_loss_scale(builder: Builder, *, scale: float, interval: int, location: Location) -> None:
+    """Add the states of a loss scale; `backward` adds what works with them."""
+    first: dict[str, tuple[str, float | int]] = {
+        LOSS_SCALE: ("float32", scale),
+        _GOOD: ("int64", 0),
+        _INTERVAL: ("int64", interval),
+        UPDATES: ("int64", 0),
+    }
+    for name, (dtype, value) in first.items():
+        builder.blob(name, (), dtype, location)
+        builder.state(name, filler=Filler("constant", {"value": value}))
+
+
+def scaled_of(gradient: str) -> str:
+    """The name of the gradient of the scaled loss that a gradient is made of.
+
+    >>> scaled_of("grad/fc1/weight")
+    'grad/fc1/weight/scaled'
+    """
+    return f"{gradient}/scaled"
+
+
+def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ()) -> Graph:
+    """A graph with gradients of the scaled loss, which then have the loss's own under their names.
+
+    `parameters` are gradients that must be finite for an update to count; `others` are unscaled
+    only.
+    """
+    builder = Builder(graph)
+    renamed = {name: scaled_of(name) for name in (*parameters, *others)}
+    for old, new in renamed.items():
+        builder.add(replace(builder.blobs[old], name=new))
+    for op in graph.ops.values():
+        builder.ops[op.name] = replace(
+            op,
+            inputs=tuple(renamed.get(name, name) for name in op.inputs),
+            outputs=tuple(renamed.get(name, name) for name in op.outputs),
+        )
+    flags = []
+    for name, scaled in renamed.items():
+        place, flag = builder.blobs[name].location, NOTHING
+        if name in parameters:
+            flag = builder.blob(builder.fresh(f"{name}/finite"), (), "bool", place)
+            flags.append(flag)
+        builder.op(
+            builder.fresh(f"{name}/unscale"),
+            "Unscale",
+            [scaled, LOSS_SCALE],
+            [name, flag],
+            location=place,
+        )
+    if not flags:
+        return builder.graph()
+    home = builder.blobs[LOSS_SCALE].location
+    builder.blob(FINITE, (), "bool", home)
+    builder.op(FINITE, "AllTrue", flags, [FINITE], location=home)
+    for name, update, read in (
+        (LOSS_SCALE, "LossScaleUpdate", [LOSS_SCALE, _GOOD, _INTERVAL, FINITE]),
+        (_GOOD, "CountGood", [_GOOD, _INTERVAL, FINITE]),
+        (UPDATES, "CountUpdates", [UPDATES, FINITE]),
+    ):
+        following = builder.blob(f"{name}/next", (), builder.blobs[name].dtype, home)
+        builder.states[name] = replace(builder.states[name], next=following)
+        builder.op(f"update/{name}", update, read, [following], location=home)
+    if LOSS_SCALE not in builder.outputs:
+        builder.outputs.append(LOSS_SCALE)
+    return builder.graph()

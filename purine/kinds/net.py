@@ -1,0 +1,233 @@
+"""Writing a net: handles to blobs that know the net they belong to.
+
+Layer functions (`conv`, `pool`, ...) take a `Var` and return one: a net reads from top to bottom.
+
+    net = Net()
+    image, label = net.data((64, 1, 28, 28))
+    x = relu(conv(image, 20, kernel=5, name="conv1"))
+    softmax_loss(inner_product(x, 10, name="fc"), label, name="loss")
+    graph = net.graph()
+
+Shapes are inferred as the net is written, so a mistake is reported at the line that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from purine.analysis.infer import infer_op, spec_of
+from purine.arguments import checked
+from purine.errors import ConfigError
+from purine.graph import DTYPES, NOTHING, Attribute, Blob, Builder, Filler, Graph, Lane, Op
+from purine.nearest import nearest_name
+from purine.registry.clock import ITERATION, SEED, add_clock
+from purine.registry.kind import IMPLIED, Kind
+from purine.registry.lookup import lookup
+
+__all__ = ["Net", "Var"]
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A blob of a net that is being written."""
+
+    net: Net
+    name: str
+
+    @property
+    def blob(self) -> Blob:
+        return self.net.builder.blobs[self.name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        assert self.blob.shape is not None
+        return self.blob.shape
+
+    def extent(self, axis: int) -> int:
+        """The size along an axis, which a layer needs to make its parameters."""
+        if axis >= len(self.shape):
+            raise ConfigError(
+                f"blob {self.name!r} has no axis {axis}",
+                blob=self.name,
+                expected=f"{axis + 1} dimensions or more",
+                found=f"shape {list(self.shape)}",
+                remedy="reshape it, or use a layer for such blobs",
+            )
+        return self.shape[axis]
+
+
+class Net:
+    """A net that is being written; `graph()` freezes it.
+
+    >>> net = Net()
+    >>> x = net.input("x", (2, 3))
+    >>> y = net.apply("Relu", [x], name="relu1")
+    >>> y.name, y.shape
+    ('relu1', (2, 3))
+    """
+
+    @checked
+    def __init__(self, *, dtype: str = "float32") -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(
+                f"dtype is {dtype!r}",
+                expected=f"one of {', '.join(sorted(DTYPES))}",
+                found=repr(dtype),
+                remedy=nearest_name(dtype, DTYPES, "use one of these"),
+            )
+        self.dtype = dtype
+        self.builder = Builder()
+
+    @checked
+    def input(self, name: str, shape: Sequence[int], dtype: str | None = None) -> Var:
+        """A blob that the caller of the graph feeds."""
+        return Var(self, self.builder.blob(name, shape, dtype or self.dtype))
+
+    @checked
+    def data(self, shape: Sequence[int], *, name: str = "data") -> tuple[Var, Var]:
+        """The images and labels of a `Data` op: blobs `data` and `label`."""
+        _check_sizes(name, shape)
+        return self.source([(name, shape, self.dtype), ("label", shape[:1], "int64")], name=name)  # type: ignore[return-value]
+
+    @checked
+    def source(
+        self, fields: Sequence[tuple[str, Sequence[int], str]], *, name: str = "data"
+    ) -> tuple[Var, ...]:
+        """The blobs of a `Data` op with the given names, shapes and dtypes."""
+        for blob, shape, _ in fields:
+            _check_sizes(blob, shape)
+        add_clock(self.builder)
+        names = [self.builder.blob(blob, shape, dtype) for blob, shape, dtype in fields]
+        self.builder.op(name, "Data", [SEED, ITERATION], names, lane="io")
+        return tuple(Var(self, blob) for blob in names)
+
+    @checked
+    def parameter(
+        self,
+        name: str,
+        shape: Sequence[int],
+        filler: Filler,
+        *,
+        trainable: bool = True,
+        lr_mult: float = 1.0,
+        decay_mult: float = 1.0,
+    ) -> Var:
+        """A state that solvers update (or, where it is not trainable, that ops of the net do)."""
+        if 0 in shape or any(size < 0 for size in shape):
+            raise _wrong_size(name, shape)
+        self.builder.blob(name, shape, self.dtype)
+        self.builder.state(
+            name, filler=filler, trainable=trainable, lr_mult=lr_mult, decay_mult=decay_mult
+        )
+        return Var(self, name)
+
+    @checked
+    def carry(self, state: Var, following: Var) -> None:
+        """Let the next iteration read `following` where this one reads `state`."""
+        if state.name not in self.builder.states:
+            raise ConfigError(
+                f"blob {state.name!r} is no state",
+                blob=state.name,
+                expected="a parameter of this net",
+                found=", ".join(self.builder.states) or "no states",
+                remedy="make it with Net.parameter",
+            )
+        old = self.builder.states.pop(state.name)
+        self.builder.add(replace(old, next=following.name))
+
+    @checked
+    def apply(
+        self,
+        kind: str,
+        inputs: Sequence[Var],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        name: str | None = None,
+        lane: Lane = "compute",
+    ) -> Var:
+        """Add an op of one result, which is named like the op."""
+        return self.apply_many(kind, inputs, attributes, name=name, labels=("",), lane=lane)[0]
+
+    @checked
+    def apply_many(
+        self,
+        kind: str,
+        inputs: Sequence[Var],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        name: str | None = None,
+        labels: Sequence[str | None],
+        lane: Lane = "compute",
+    ) -> tuple[Var, ...]:
+        """Add an op whose results are named `name/label`, or `name` where a label is empty.
+
+        A label of None drops that result; the others are returned.
+        """
+        for variable in inputs:
+            if variable.net is not self:
+                raise ConfigError(
+                    f"blob {variable.name!r} belongs to another net",
+                    blob=variable.name,
+                    expected="blobs of the net that the op is added to",
+                    found=f"{variable.name!r} of another Net",
+                    remedy="write a net with one Net object",
+                )
+        name = self.builder.fresh(name or kind.lower())
+        outputs = [
+            NOTHING if label is None else f"{name}/{label}" if label else name for label in labels
+        ]
+        known = lookup(Op(name, kind, (), ()))
+        implied = [item for item in known.inputs if item in IMPLIED]
+        if implied:
+            add_clock(self.builder)
+        names = (*(variable.name for variable in inputs), *implied)
+        op = Op(
+            name, kind, names, tuple(outputs), _without_defaults(known, attributes or {}), lane=lane
+        )
+        for error in known.problems(op):
+            raise error
+        specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in op.inputs])
+        for output, spec in zip(outputs, specs, strict=True):
+            if output != NOTHING and spec is not None:
+                self.builder.blob(output, spec.shape, spec.dtype)
+        self.builder.add(op)
+        return tuple(Var(self, output) for output in outputs if output != NOTHING)
+
+    @checked
+    def output(self, *variables: Var) -> None:
+        """Ask for these blobs: they are what a run reports."""
+        self.builder.outputs += [variable.name for variable in variables]
+
+    def graph(self) -> Graph:
+        """The net as a graph. Without a call of `output`, it reports what nothing reads."""
+        graph = self.builder.graph()
+        if not graph.outputs:
+            self.builder.outputs = list(graph.sinks)
+            graph = self.builder.graph()
+        return graph
+
+
+def _check_sizes(name: str, shape: Sequence[int]) -> None:
+    """Refuse data without samples or without numbers."""
+    if not shape or min(shape) < 1:
+        raise _wrong_size(name, shape)
+
+
+def _wrong_size(name: str, shape: Sequence[int]) -> ConfigError:
+    return ConfigError(
+        f"blob {name!r} has the shape {list(shape)}",
+        blob=name,
+        expected="sizes of 1 or more",
+        found=str(list(shape)),
+        remedy="change the batch size, or the sizes of the layer",
+    )
+
+
+def _without_defaults(kind: Kind, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    """The attributes that say something: a graph's text stays short."""
+    return {
+        key: value
+        for key, value in attributes.items()
+        if key not in kind.attributes or kind.attributes[key].default != value
+    }

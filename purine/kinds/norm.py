@@ -1,0 +1,199 @@
+"""Normalisation: batch norm, layer norm and local response normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from purine.arguments import at_least, checked
+from purine.errors import GraphError
+from purine.graph import NOTHING, Attribute, Filler, Op
+from purine.kinds.net import Var
+from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.kind import kind
+
+__all__ = ["LRN", "BatchNorm", "BatchNormTest", "LayerNorm", "batch_norm", "layer_norm", "lrn"]
+
+Region = Literal["across", "within"]
+
+
+@kind(evaluation="BatchNormTest")
+def BatchNorm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise over the batch; the results are y and the next running mean and variance."""
+    y, _, _, mean_next, variance_next = torch.ops.aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, variance, True, momentum, eps
+    )
+    return y, mean_next, variance_next
+
+
+@kind
+def BatchNormTest(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise with the running mean and variance: batch norm at test time."""
+    return F.batch_norm(x, mean, variance, weight, bias, False, momentum, eps)
+
+
+@kind
+def LayerNorm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    shape: tuple[int, ...],
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each sample over its last dimensions, whose sizes are `shape`."""
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        raise ValueError(f"x of shape {list(x.shape)} does not end in shape {list(shape)}")
+    return F.layer_norm(x, shape, weight, bias, eps)
+
+
+@kind
+def LRN(
+    x: Tensor,
+    *,
+    size: int = 5,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    region: Region = "across",
+) -> Tensor:
+    """x / (k + alpha times the mean square of its neighbours) ** beta, for x [N, C, H, W].
+
+    Neighbours are `size` channels across, or a window of `size` by `size` within a channel. Those
+    beyond the edge count as 0.
+    """
+    if size < 1 or (region == "within" and size % 2 == 0):
+        raise ValueError(f"size is {size}: it must be at least 1, and odd within a channel")
+    if region == "across":
+        return F.local_response_norm(x, size, alpha, beta, k)
+    mean = F.avg_pool2d(x * x, size, stride=1, padding=size // 2)
+    return x / (k + alpha * mean) ** beta
+
+
+@checked
+def batch_norm(x: Var, *, momentum: float = 0.1, eps: float = 1e-5, name: str | None = None) -> Var:
+    """A batch norm layer with scale, shift and running statistics."""
+    net, name = x.net, x.net.builder.fresh(name or "bn")
+    size, one = (x.extent(1),), Filler("constant", {"value": 1.0})
+    weight = net.parameter(f"{name}/weight", size, one)
+    bias = net.parameter(f"{name}/bias", size, Filler())
+    mean = net.parameter(f"{name}/mean", size, Filler(), trainable=False)
+    variance = net.parameter(f"{name}/variance", size, one, trainable=False)
+    y, mean_next, variance_next = net.apply_many(
+        "BatchNorm",
+        [x, weight, bias, mean, variance],
+        {"momentum": momentum, "eps": eps},
+        name=name,
+        labels=("", "mean_next", "variance_next"),
+    )
+    net.carry(mean, mean_next)
+    net.carry(variance, variance_next)
+    return y
+
+
+@checked
+def layer_norm(
+    x: Var, *, dims: int = 1, affine: bool = True, eps: float = 1e-5, name: str | None = None
+) -> Var:
+    """A layer norm layer over the last `dims` dimensions, with scale and shift if `affine`.
+
+    >>> from purine.kinds import Net
+    >>> layer_norm(Net().input("x", (2, 5, 8)), name="ln1").shape
+    (2, 5, 8)
+    """
+    net, name = x.net, x.net.builder.fresh(name or "ln")
+    at_least("dims", dims, 1, len(x.shape))
+    shape = x.shape[-dims:]
+    inputs = [x]
+    if affine:
+        inputs.append(net.parameter(f"{name}/weight", shape, Filler("constant", {"value": 1.0})))
+        inputs.append(net.parameter(f"{name}/bias", shape, Filler()))
+    return net.apply("LayerNorm", inputs, {"shape": shape, "eps": eps}, name=name)
+
+
+@checked
+def lrn(
+    x: Var,
+    *,
+    size: int = 5,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    region: Region = "across",
+    name: str | None = None,
+) -> Var:
+    """A local response normalisation layer."""
+    settings: dict[str, Attribute] = {
+        "size": size,
+        "alpha": alpha,
+        "beta": beta,
+        "k": k,
+        "region": region,
+    }
+    return x.net.apply("LRN", [x], settings, name=name)
+
+
+def _lower_batch_norm(emit: Emit, op: Op) -> tuple[str, ...]:
+    settings = {
+        "training": True,
+        "momentum": op.attributes.get("momentum", 0.1),
+        "eps": op.attributes.get("eps", 1e-5),
+    }
+    y, mean_next, variance_next = op.outputs
+    kind = "aten._native_batch_norm_legit_functional"
+    outputs = [y, None, None, mean_next, variance_next]
+    _, mean, invstd, _, _ = emit(kind, op.inputs, settings, outputs=outputs)
+    return (mean, invstd)
+
+
+def _pull_batch_norm(
+    emit: Emit,
+    op: Op,
+    saved: Sequence[str],
+    cotangents: Sequence[str | None],
+    wanted: Sequence[bool],
+) -> Sequence[str | None]:
+    x, weight, _, mean, variance = op.inputs
+    cotangent = cotangents[0]
+    if cotangent is None or any(cotangents[1:]):
+        raise GraphError(
+            f"op {op.name!r} ({op.kind}) at {op.location} has a loss behind its running statistics",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected=f"gradients through {op.outputs[0]!r} alone",
+            found=f"a loss that depends on {op.outputs[1]!r} or {op.outputs[2]!r}",
+            remedy="put a StopGradient before the ops that read the statistics",
+        )
+    found = emit(
+        "aten.native_batch_norm_backward",
+        [cotangent, x, weight, mean, variance, *saved],
+        {"train": True, "eps": op.attributes.get("eps", 1e-5), "output_mask": tuple(wanted[:3])},
+        outputs=[None if want else NOTHING for want in wanted[:3]],
+    )
+    return (*(name or None for name in found), None, None)
+
+
+RULES["BatchNorm"] = Rule(_lower_batch_norm, _pull_batch_norm)

@@ -1,0 +1,87 @@
+"""Pooling over windows and over whole images."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from purine.arguments import checked
+from purine.kinds.net import Var
+from purine.registry.kind import kind
+
+__all__ = ["GlobalPool", "Pool", "global_pool", "pool"]
+
+Pair = int | tuple[int, int]
+Method = Literal["max", "average"]
+
+
+@kind
+def Pool(
+    x: Tensor,
+    *,
+    method: Method = "max",
+    kernel: Pair,
+    stride: Pair = 1,
+    pad: Pair = 0,
+    ceil: bool = False,
+    count_pad: bool = True,
+) -> Tensor:
+    """The maximum or average over windows of [N, C, H, W].
+
+    `ceil` rounds the size of the result up where windows do not fit evenly, as Caffe does;
+    `count_pad` lets padding count in averages.
+    """
+    if method == "max":
+        return F.max_pool2d(x, kernel, stride, pad, ceil_mode=ceil)
+    return F.avg_pool2d(x, kernel, stride, pad, ceil_mode=ceil, count_include_pad=count_pad)
+
+
+@kind
+def GlobalPool(x: Tensor, *, method: Method = "average") -> Tensor:
+    """The maximum or average over all of each image: [N, C, H, W] to [N, C, 1, 1]."""
+    if x.ndim != 4:
+        raise ValueError(f"x has {x.ndim} dimensions: [N, C, H, W] has 4")
+    if method == "max":
+        return F.max_pool2d(x, tuple(x.shape[2:]))
+    return x.mean((2, 3), keepdim=True)
+
+
+@checked
+def pool(
+    x: Var,
+    *,
+    kernel: Pair,
+    method: Method = "max",
+    stride: Pair = 1,
+    pad: Pair = 0,
+    ceil: bool = False,
+    count_pad: bool = True,
+    name: str | None = None,
+) -> Var:
+    """A pooling layer; the stride is 1 unless given, as in `conv`.
+
+    >>> from purine.kinds import Net
+    >>> pool(Net().input("x", (8, 3, 7, 7)), kernel=2, stride=2, ceil=True).shape
+    (8, 3, 4, 4)
+    """
+    return x.net.apply(
+        "Pool",
+        [x],
+        {
+            "method": method,
+            "kernel": kernel,
+            "stride": stride,
+            "pad": pad,
+            "ceil": ceil,
+            "count_pad": count_pad,
+        },
+        name=name,
+    )
+
+
+@checked
+def global_pool(x: Var, *, method: Method = "average", name: str | None = None) -> Var:
+    """A layer that pools each image to one value per channel."""
+    return x.net.apply("GlobalPool", [x], {"method": method}, name=name or "global_pool")

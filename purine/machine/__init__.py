@@ -1,0 +1,1 @@
+"""This machine: its cores and memory, and settings that hold for the whole process."""

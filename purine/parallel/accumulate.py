@@ -1,0 +1,95 @@
+"""Gradient accumulation: one iteration reads several micro-batches and makes one update.
+
+The micro-batches together are the one batch `times` as large: they read the same samples in the
+same order and draw the same random numbers. What sees a whole batch at once, such as batch norm,
+sees a micro-batch at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import purine.kinds.update  # noqa: F401  (registers the kinds)
+from purine.arguments import at_least, checked
+from purine.graph import Builder, Graph
+from purine.kinds.custom_gradient import refuse_parts
+from purine.parallel._halves import batch_of, halve
+from purine.parallel._joined import NONE, joined_of
+from purine.parallel._parts import Part, add_joined, add_part, is_scalar
+
+__all__ = ["accumulate"]
+
+
+@checked
+def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
+    """Forward and backward of `times` micro-batches, as of one batch that is as large.
+
+    To be used behind `backward`, before or after a solver. Ops and blobs are copied under
+    `micro0/`, `micro1/` and so on; gradients of parameters and scalar outputs are means under their
+    own names, other outputs are those of each micro-batch. Sums over the batch are added up, and
+    weighted means have the weights of all micro-batches. Running statistics of batch norm pass from
+    one micro-batch to the next.
+
+    With `together=False` micro-batches have nothing to do with each other: the gradient is the mean
+    of theirs, whatever the loss. That is what Caffe's `iter_size` does.
+    """
+    at_least("times", times, 1)
+    if times == 1:
+        return graph
+    refuse_parts(graph, "micro-batches")
+    halves = halve(graph)
+    joined = joined_of(graph, halves) if together else NONE
+    made, own = halves.made() - joined.blobs, batch_of(graph)
+    builder = Builder(graph)
+    for op in halves.batch:
+        del builder.ops[op.name]
+    for name in halves.made():
+        del builder.blobs[name]
+    ops = {op.name for op in halves.batch}
+    builder.control = {edge for edge in graph.control if ops.isdisjoint(edge)}
+    current: dict[str, str] = {}
+    parts = [Part(f"micro{number}", number * own, own, times * own) for number in range(times)]
+    carried = {name: state.next for name, state in graph.states.items() if state.next in made}
+    for part in parts:
+        add_part(builder, graph, halves, part, current, joined)
+        current |= {
+            name: part.name(following)
+            for name, following in carried.items()
+            if joined.varies(following)
+        }
+    for name, following in carried.items():
+        next_value = current.get(name) or parts[0].name(following)
+        builder.states[name] = replace(builder.states[name], next=next_value)
+    add_joined(builder, graph, joined, parts)
+    averaged = dict.fromkeys(name for name in halves.gradients.values() if name in made)
+    builder.outputs = []
+    for name in graph.outputs:
+        if name not in made:
+            builder.outputs.append(name)
+        elif name in averaged or is_scalar(graph.blobs[name]):
+            averaged[name] = None
+            builder.outputs.append(name)
+        else:
+            builder.outputs += [part.name(name) for part in parts]
+    for name in averaged:
+        _add_up(builder, graph, name, parts)
+    return builder.graph()
+
+
+def _add_up(builder: Builder, graph: Graph, name: str, parts: list[Part]) -> None:
+    """Add the mean of a blob over the micro-batches, one after the other, under its own name."""
+    blob = graph.blobs[name]
+    total = parts[0].name(name)
+    for number, part in enumerate(parts[1:], 1):
+        last = number == len(parts) - 1
+        result = name if last else f"{name}/sum{number}"
+        builder.add(replace(blob, name=result))
+        builder.op(
+            result,
+            "AddScaled",
+            [total, part.name(name)],
+            [result],
+            {"scale": 1.0 / len(parts)} if last else {},
+            location=blob.location,
+        )
+        total = result

@@ -1,0 +1,1 @@
+"""Where ops run: devices, copies between them, and placement by name."""

@@ -1,0 +1,183 @@
+"""Copies where a graph crosses from one location to another.
+
+Schemes of parallelism put nodes at locations and leave ops that read from elsewhere; this transform
+makes the graph a good one again. A blob goes to each location at most once. Between devices that
+share memory a copy is an alias, which costs nothing at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from purine.analysis.infer import size_in_bytes
+from purine.arguments import checked
+from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Location, Op
+from purine.placement.devices import is_cpu, shares_memory
+
+__all__ = ["add_copy", "bytes_moved", "copy_name", "insert_copies", "without_copies"]
+
+
+@checked
+def insert_copies(graph: Graph) -> Graph:
+    """The graph with a `Copy` before every op that reads a blob of another location.
+
+    Collectives read where their inputs are, and need none.
+    Copies that are there already serve where they fit, so a second call changes nothing.
+
+    >>> from purine.graph import Builder
+    >>> b = Builder()
+    >>> x, y = b.blob("x", (2,)), b.blob("y", (2,), location=Location(device="cpu:1"))
+    >>> _ = b.op("relu", "Relu", [x], [y], location=Location(device="cpu:1"))
+    >>> print(*insert_copies(b.graph()).ops)
+    relu x@cpu:1
+    """
+    graph = _read_on_host(graph)
+    copies = _Copies(graph)
+    builder = copies.builder
+    for op in graph.ops.values():
+        if op.kind == "Copy":
+            settings = _settings(*(graph.blobs[n].location for n in (*op.inputs, *op.outputs)))
+            if settings != op.attributes:
+                builder.ops[op.name] = replace(op, attributes=settings)
+            continue
+        if op.kind in COLLECTIVES:
+            continue
+        inputs = tuple(copies.at(name, op.location) for name in op.inputs)
+        if inputs != op.inputs:
+            builder.ops[op.name] = replace(op, inputs=inputs)
+    for name, state in graph.states.items():
+        following = copies.at(state.next, graph.blobs[name].location)
+        if following != state.next:
+            builder.states[name] = replace(state, next=following)
+    return builder.graph()
+
+
+def _read_on_host(graph: Graph) -> Graph:
+    """What reads data for a GPU put on the first CPU device, with the clock it reads by.
+
+    Samples go to the GPU as they are stored, and what prepares them runs there.
+    """
+    builder = Builder(graph)
+    read: set[str] = set()
+    for name in graph.order:
+        op = graph.ops[name]
+        if op.lane != "io" or is_cpu(op.location):
+            continue
+        if read.isdisjoint(op.inputs):
+            host = replace(op.location, device="cpu:0")
+            builder.ops[name] = replace(op, location=host)
+            for blob in (*op.outputs, *(item for item in op.inputs if item in graph.states)):
+                if blob != NOTHING:
+                    builder.blobs[blob] = replace(builder.blobs[blob], location=host)
+        else:
+            builder.ops[name] = replace(op, lane="compute")
+        if op.kind == "Data" or not read.isdisjoint(op.inputs):
+            read.update(op.outputs)
+    return builder.graph()
+
+
+def without_copies(graph: Graph) -> Graph:
+    """The graph as it was before `insert_copies`, for a scheme that puts its nodes elsewhere.
+
+    Copies that the host asks for stay.
+    """
+    origin: dict[str, str] = {}
+    for name in graph.order:
+        op = graph.ops[name]
+        if op.kind == "Copy" and op.outputs[0] not in graph.outputs:
+            origin[op.outputs[0]] = origin.get(op.inputs[0], op.inputs[0])
+    if not origin:
+        return graph
+    builder = Builder(graph)
+    for name in origin:
+        del builder.blobs[name], builder.ops[graph.producers[name].name]
+    for name, op in builder.ops.items():
+        builder.ops[name] = replace(op, inputs=tuple(origin.get(n, n) for n in op.inputs))
+    for name, state in graph.states.items():
+        builder.states[name] = replace(state, next=origin.get(state.next, state.next))
+    builder.control = {edge for edge in graph.control if builder.ops.keys() >= set(edge)}
+    return builder.graph()
+
+
+@checked
+def bytes_moved(graph: Graph) -> int:
+    """The bytes that go from one location to another in each iteration.
+
+    Aliases count as what they would move between devices that share no memory.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=16)), lr=0.1)
+    >>> bytes_moved(step), bytes_moved(pu.parallel.replicate(step, "cpu:0-1")) > 0
+    (0, True)
+    """
+    total = 0
+    for op in graph.ops.values():
+        if op.kind == "Copy" or op.kind in COLLECTIVES:
+            target = graph.blobs[op.outputs[0]].location
+            read = (graph.blobs[name] for name in op.inputs)
+            total += sum(size_in_bytes(blob) for blob in read if blob.location != target)
+    return total
+
+
+def copy_name(builder: Builder, blob: str, location: Location) -> str:
+    """The name of the copy of a blob at a location."""
+    source = builder.blobs[blob].location
+    base = blob.rpartition("@")[0] or blob
+    place = location.device
+    if location.host != source.host:
+        place = f"{location.host}/{place}"
+    taken = builder.blobs.get(f"{base}@{place}")
+    # A copy that was moved together with its step still has the name of its old location.
+    return f"{base if taken is None or taken.location == location else blob}@{place}"
+
+
+def add_copy(builder: Builder, blob: str, location: Location) -> str:
+    """Add a copy of a blob at another location and return its name."""
+    source = builder.blobs[blob]
+    name = builder.fresh(copy_name(builder, blob, location))
+    builder.add(replace(source, name=name, location=location))
+    settings = _settings(source.location, location)
+    builder.op(name, "Copy", [blob], [name], settings, location=location, lane="inbound")
+    return name
+
+
+class _Copies:
+    """The copies of a graph by what they are copies of and where they are."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.builder = Builder(graph)
+        copies = [op for op in graph.ops.values() if op.kind == "Copy"]
+        self.origins = {op.outputs[0]: op.inputs[0] for op in copies}
+        self.found = self._places(graph, copies)
+
+    def _places(self, graph: Graph, copies: Iterable[Op]) -> dict[tuple[str, Location], str]:
+        found: dict[tuple[str, Location], str] = {}
+        for op in copies:
+            name = op.outputs[0]
+            found.setdefault((_origin(self.origins, name), graph.blobs[name].location), name)
+        return found
+
+    def at(self, blob: str, location: Location) -> str:
+        """The blob itself where it is there, else its copy."""
+        source = self.builder.blobs.get(blob)
+        if source is None or source.location == location:
+            return blob
+        origin = _origin(self.origins, blob)
+        if self.builder.blobs[origin].location == location:
+            return origin
+        if (origin, location) not in self.found:
+            made = add_copy(self.builder, origin, location)
+            self.origins[made] = origin
+            self.found[origin, location] = made
+        return self.found[origin, location]
+
+
+def _origin(origins: dict[str, str], name: str) -> str:
+    while name in origins:
+        name = origins[name]
+    return name
+
+
+def _settings(source: Location, target: Location) -> dict[str, Attribute]:
+    return {"alias": True} if shares_memory(source, target) else {}

@@ -1,0 +1,260 @@
+"""Placing ops on devices by name: model parallelism written by hand.
+
+What belongs to an op follows it: the blobs it makes, the parameters it is the first to read, and in
+a training step its backward, and the updates and memories of these parameters. Copies are put where
+the graph crosses from one device to another, so no number changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from purine.analysis.infer import check
+from purine.arguments import checked
+from purine.autodiff import GRADIENT
+from purine.errors import ConfigError, GraphError
+from purine.graph import NOTHING, Builder, Graph, Location
+from purine.nearest import nearest_names
+from purine.placement.copies import insert_copies, without_copies
+from purine.placement.devices import as_location, as_locations, devices_of
+from purine.registry.clock import ITERATION, SEED
+
+__all__ = [
+    "matching",
+    "moved",
+    "no_match",
+    "place",
+    "place_at_cut",
+    "refuse_casts",
+    "refuse_gradients",
+    "to_device",
+]
+
+_UPDATE = "update"
+
+
+@checked
+def place(graph: Graph, places: Mapping[str, str | Location]) -> Graph:
+    """The graph with its ops on the devices that patterns of their names give.
+
+    In a pattern `*` stands for any text; where several match an op, the last one counts. In a step,
+    ops under `grad/o/` go with op `o`, and `update/p` with parameter `p`, unless a pattern names
+    them. Ops that nothing names stay where they are.
+
+    >>> from purine.zoo import mlp
+    >>> net = place(mlp(batch=8), {"fc2": "cpu:1"})
+    >>> net.ops["fc2"].location.device, net.blobs["fc2/weight"].location.device
+    ('cpu:1', 'cpu:1')
+    """
+    bare = without_copies(graph)
+    named: dict[str, Location] = {}
+    for pattern, device in places.items():
+        location = as_location(device)
+        for name in matching(bare, [pattern]):
+            named[name] = location
+    return moved(bare, _with_helpers(bare, named))
+
+
+@checked
+def to_device(graph: Graph, device: str | Location) -> Graph:
+    """The graph with all of its first device on another: for a GPU, where data is read on the host.
+
+    >>> import purine as pu
+    >>> step = to_device(pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=4)), lr=0.1), "cuda:0")
+    >>> step.ops["fc1"].location.device, step.ops["data"].location.device
+    ('cuda:0', 'cpu:0')
+    """
+    target = as_location(device)
+    bare = without_copies(graph)
+    found = devices_of(bare)
+    if len(found) > 1:
+        raise ConfigError(
+            "the graph is on several devices",
+            expected="a graph on one device",
+            found=", ".join(place.device for place in found),
+            remedy="use place, or name the devices in the scheme of parallelism",
+        )
+    builder = Builder(bare)
+    for name, op in bare.ops.items():
+        builder.ops[name] = replace(op, location=target)
+    for name, blob in bare.blobs.items():
+        builder.blobs[name] = replace(blob, location=target)
+    return check(insert_copies(builder.graph()))
+
+
+@checked
+def place_at_cut(
+    net: Graph, names: Sequence[str], devices: str | Sequence[str | Location]
+) -> Graph:
+    """The net in stages on one device each: a new stage begins with each of the named ops.
+
+    An op is in the latest stage of what it reads, so nothing goes back to an earlier device.
+
+    >>> from purine.zoo import mlp
+    >>> net = place_at_cut(mlp(batch=8), ["fc2"], "cpu:0-1")
+    >>> net.ops["fc1"].location.device, net.ops["loss"].location.device
+    ('cpu:0', 'cpu:1')
+    """
+    refuse_gradients(net, "place_at_cut")
+    places = as_locations(devices)
+    if len(places) != len(names) + 1:
+        raise ConfigError(
+            f"{len(names)} cuts make {len(names) + 1} stages, for {len(places)} devices",
+            expected=f"{len(names) + 1} devices",
+            found=", ".join(place.device for place in places) or "none",
+            remedy="name one device more than cuts",
+        )
+    bare = without_copies(net)
+    for name in names:
+        if name not in bare.ops:
+            raise no_match(bare, name)
+    stages: dict[str, int] = {}
+    for name in bare.order:
+        read = bare.ops[name].inputs
+        makers = [bare.producers[blob].name for blob in read if blob in bare.producers]
+        stage = max((stages[maker] for maker in makers), default=0)
+        if name in names:
+            stage = max(stage, names.index(name) + 1)
+        stages[name] = stage
+    empty = set(range(len(places))).difference(stages.values())
+    if empty:
+        raise ConfigError(
+            f"no op is in stage {min(empty)}",
+            op=names[min(empty) - 1] if min(empty) else None,
+            expected="cuts in the order in which their ops run",
+            found=", ".join(names),
+            remedy="name the cuts from the first to the last",
+        )
+    return moved(bare, {name: places[stage] for name, stage in stages.items()})
+
+
+def matching(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The ops whose names match a pattern, in graph order; an error for a pattern without any."""
+    found: set[str] = set()
+    for pattern in patterns:
+        names = {name for name in graph.ops if fnmatchcase(name, pattern)}
+        if not names:
+            raise no_match(graph, pattern)
+        found |= names
+    return tuple(name for name in graph.ops if name in found)
+
+
+def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
+    """A graph without copies with some ops moved, what belongs to them too, and copies again."""
+    builder = Builder(graph)
+    homes: dict[str, Location] = {}
+
+    def put(op: str, location: Location) -> None:
+        builder.ops[op] = replace(builder.ops[op], location=location)
+        homes.update((name, location) for name in graph.ops[op].outputs if name != NOTHING)
+
+    later = [name for name in graph.order if name.startswith((f"{GRADIENT}/", f"{_UPDATE}/"))]
+    for name in graph.order:
+        if name in named:
+            put(name, named[name])
+    first: dict[str, str] = {}
+    for name in graph.order:
+        if name not in later:
+            for blob in graph.ops[name].inputs:
+                first.setdefault(blob, name)
+    for name in graph.states:
+        if first.get(name) in named and name not in (SEED, ITERATION):
+            homes[name] = named[first[name]]
+    for name in later:
+        target = None if name in named else _followed(graph, named, homes, name)
+        if target is not None:
+            put(name, target)
+    for name in graph.states:
+        slot = next((p for p in _tails(name) if p in graph.states and p in homes), None)
+        if slot is not None and name not in first:
+            homes[name] = homes[slot]
+    for name, home in homes.items():
+        builder.blobs[name] = replace(builder.blobs[name], location=home)
+    return check(insert_copies(builder.graph()))
+
+
+def _with_helpers(graph: Graph, named: Mapping[str, Location]) -> dict[str, Location]:
+    """With the ops under `o/` that only op `o` and its backward read: lowering has put them there.
+
+    Other ops of such names, such as an activation behind `o`, are ops of the net themselves.
+    """
+    found = dict(named)
+    helped: dict[str, str] = {}
+    for name in reversed(graph.order):
+        owner = name.rpartition("/")[0]
+        if name in named or owner not in named or name.startswith(f"{GRADIENT}/"):
+            continue
+        blobs = graph.ops[name].outputs
+        readers = [op.name for blob in blobs for op in graph.consumers.get(blob, ())]
+        if all(
+            reader == owner
+            or reader.startswith(f"{GRADIENT}/{owner}/")
+            or helped.get(reader) == owner
+            for reader in readers
+        ):
+            helped[name] = owner
+            found[name] = named[owner]
+    return found
+
+
+def _followed(
+    graph: Graph, named: Mapping[str, Location], homes: Mapping[str, Location], name: str
+) -> Location | None:
+    """Where an op of a backward or an update goes if what it belongs to was moved."""
+    head, _, rest = name.partition("/")
+    if head == _UPDATE:
+        return homes.get(rest)
+    parts = rest.split("/")
+    for count in range(len(parts), 0, -1):
+        prefix = "/".join(parts[:count])
+        if prefix in homes:
+            return homes[prefix]
+        if prefix in graph.ops:
+            return named.get(prefix)
+    return None
+
+
+def _tails(name: str) -> list[str]:
+    """What is left of a path behind its first parts: of `momentum/fc/weight`, `fc/weight`."""
+    parts = name.split("/")
+    return ["/".join(parts[start:]) for start in range(1, len(parts))]
+
+
+def refuse_gradients(net: Graph, transform: str) -> None:
+    """An error for a graph that is not a net any more."""
+    if any(name.startswith(f"{GRADIENT}/") for name in net.blobs):
+        raise GraphError(
+            "the graph has gradients already",
+            expected="a net of forward ops",
+            found=f"blobs under {GRADIENT}/",
+            remedy=f"change the net first: sgd(backward({transform}(net, ...)))",
+        )
+
+
+def refuse_casts(net: Graph, transform: str) -> None:
+    """An error for a net in mixed precision, whose layers do not read their parameters directly."""
+    for op in net.ops.values():
+        if op.kind != "aten._to_copy" or op.inputs[0] not in net.states:
+            continue
+        if net.states[op.inputs[0]].trainable and op.name.startswith(f"{op.inputs[0]}/"):
+            raise GraphError(
+                f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut",
+                op=op.name,
+                blob=op.inputs[0],
+                expected="a net in float32",
+                found=f"a cast to {op.attributes.get('dtype')}",
+                remedy=f"cut the net first: mixed({transform}(net, ...))",
+            )
+
+
+def no_match(graph: Graph, pattern: str) -> ConfigError:
+    """The error that no op is called so, with the nearest names."""
+    return ConfigError(
+        f"no op is called {pattern!r}",
+        op=pattern,
+        expected="the name of an op of the graph, or a pattern such as layer1/*",
+        found=repr(pattern),
+        remedy=nearest_names(pattern.strip("*"), graph.ops, "see `purine show` for the names"),
+    )

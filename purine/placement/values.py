@@ -1,0 +1,94 @@
+"""Values of states between a net and its sharded form: cut for one, joined for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from purine.arguments import checked
+from purine.errors import ConfigError
+from purine.graph import Graph
+from purine.registry.fillers import Shard, shard_of
+
+__all__ = ["gather_values", "shard_values"]
+
+
+@checked
+def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of the states of a net, cut for its sharded form `graph`.
+
+    What a solver remembers of a parameter is cut as the parameter is. States that are not cut keep
+    their values.
+    """
+    found: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, (whole, part) in _shards(graph).items():
+        if whole in values:
+            if tuple(values[whole].shape) != part.whole:
+                raise _misfit(whole, part.whole, tuple(values[whole].shape))
+            found[name] = part.take(values[whole])
+            used.add(whole)
+    return {**{name: value for name, value in values.items() if name not in used}, **found}
+
+
+@checked
+def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of the states of a sharded net or step, under the names and in the form of the net.
+
+    >>> import purine as pu
+    >>> import torch
+    >>> net = pu.zoo.mlp(batch=8)
+    >>> cut = pu.parallel.shard(net, "cpu:0-1")
+    >>> values = {name: torch.zeros(cut.blobs[name].shape) for name in cut.states}
+    >>> gather_values(cut, values).keys() == net.states.keys()
+    True
+    """
+    shards = _shards(graph)
+    found: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if name not in shards:
+            found[name] = value
+            continue
+        whole, part = shards[name]
+        if whole not in found:
+            found[whole] = value.new_empty(part.whole)
+        start = 0
+        for low, high in part.spans:
+            end = start + high - low
+            found[whole].narrow(part.axis, low, high - low).copy_(
+                value.narrow(part.axis, start, end - start)
+            )
+            start = end
+    return found
+
+
+def _shards(graph: Graph) -> dict[str, tuple[str, Shard]]:
+    """The states that are shards, with the names of their wholes: parameters and their memories."""
+    own = {}
+    for name, state in graph.states.items():
+        part = shard_of(state.filler)
+        if part is not None:
+            own[name] = part
+    found = {name: (part.of, part) for name, part in own.items()}
+    for name in graph.states:
+        parts = name.split("/")
+        for start in range(1, len(parts)):
+            head, tail = "/".join(parts[:start]), "/".join(parts[start:])
+            if tail in own and name not in own and _alike(graph, name, tail):
+                found[name] = (f"{head}/{own[tail].of}", own[tail])
+    return found
+
+
+def _alike(graph: Graph, one: str, other: str) -> bool:
+    return graph.blobs[one].shape == graph.blobs[other].shape
+
+
+def _misfit(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> ConfigError:
+    return ConfigError(
+        f"the value of {name!r} has another size than the net it is for",
+        blob=name,
+        expected=f"size {list(expected)}",
+        found=f"size {list(found)}",
+        remedy="give the values of the net that was sharded",
+    )

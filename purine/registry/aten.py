@@ -1,0 +1,359 @@
+"""ATen overloads as kinds: how an op's inputs and attributes become the arguments of a call.
+
+An op of kind `aten.addmm` lists its tensor arguments as inputs, in the order of the overload's
+schema, and everything else as attributes by the schema's names. A tensor argument that is absent
+is an attribute that holds null. Inside a list, the text `$k` stands for input k:
+
+    {op_type: aten.index.Tensor, inputs: [x, rows], indices: [null, $1]}
+
+Arguments that say where a result is created come from the op's location, never from attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from purine.graph import Attribute, Location, Op
+from purine.registry.kind import Attr, Kernel, Kind
+
+__all__ = [
+    "KERNELS",
+    "OVERWRITES",
+    "Input",
+    "Inputs",
+    "attributes_of",
+    "bind_over",
+    "canonical",
+    "device_of",
+    "dtype_name",
+    "dtype_of",
+    "kind_of",
+    "name_of",
+    "written_over",
+]
+
+_MORE = ("mkldnn._convolution_pointwise",)
+"""Overloads of another namespace that ops are run as: that of the library for CPUs."""
+_PLACED = ("device", "layout", "pin_memory")
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "preserve": torch.preserve_format,
+}
+
+OVERWRITES: Mapping[str, tuple[int, ...]] = {
+    "aten.add.Tensor": (0, 1),
+    "aten.div.Tensor": (0,),
+    "aten.elu": (0,),
+    "aten.exp": (0,),
+    "aten.gelu": (0,),
+    "aten.gelu_backward": (0,),
+    "aten.index_add": (0,),
+    "aten.leaky_relu": (0,),
+    "aten.leaky_relu_backward": (0,),
+    "aten.mul.Tensor": (0, 1),
+    "aten.neg": (0,),
+    "aten.relu": (0,),
+    "aten.sigmoid": (0,),
+    "aten.sigmoid_backward": (0,),
+    "aten.sub.Tensor": (0, 1),
+    "aten.tanh": (0,),
+    "aten.tanh_backward": (0,),
+    "aten.threshold_backward": (0,),
+}
+"""Kinds that can write their result over an input, and which inputs these are."""
+
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
+"""What runs an overload on a kind of device, by the overload's name: where ATen has no kernel for
+it, one that adds up in another order each time, or one that does not take all inputs."""
+
+
+@cache
+def device_of(location: Location) -> torch.device:
+    """torch's device for a location: a `cpu:k` is a set of cores to us, and plain cpu to torch.
+
+    GPUs that are more than there are share those that there are; a run refuses that unless it was
+    asked for.
+    """
+    kind, _, number = location.device.partition(":")
+    if kind == "cpu":
+        return torch.device("cpu")
+    there = torch.cuda.device_count()
+    return torch.device(kind, int(number) % there if there else int(number))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's dtype for a blob's dtype name."""
+    found = getattr(torch, name, None)
+    assert isinstance(found, torch.dtype), name
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A blob's name for one of torch's dtypes."""
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def kind_of(name: str) -> Kind | None:
+    """The kind called `aten.NAME` or `aten.NAME.OVERLOAD`, or None where ATen has none."""
+    overload = _overload(name)
+    if overload is None:
+        return None
+    schema = overload._schema
+    tensors = [a for a in schema.arguments if _is_tensor(a)]
+    lists = [a for a in schema.arguments if _is_tensor_list(a)]
+    attributes = {}
+    for argument in schema.arguments:
+        if argument.name in _PLACED:
+            continue
+        required = not argument.has_default_value() and argument not in tensors + lists
+        default = argument.default_value if argument.has_default_value() else None
+        attributes[argument.name] = Attr(Any) if required else Attr(Any, default)
+    return Kind(
+        name=name,
+        function=overload,
+        inputs=tuple(a.name for a in tensors),
+        optional=len(tensors),
+        variadic=bool(lists),
+        attributes=attributes,
+        binder=lambda op: _bind(overload, op),
+        view=any(r.alias_info is not None for r in schema.returns),
+    )
+
+
+def bind_over(op: Op, index: int) -> Kernel:
+    """The kernel of an elementwise ATen op, with its result written over input `index`.
+
+    By the in-place overload where there is one: some `out` overloads of ATen compute elsewhere
+    first and then copy.
+    """
+    assert index in OVERWRITES[op.kind], op
+    _, name, *overload = op.kind.split(".")
+    in_place = _overload(".".join(["aten", f"{name}_", *overload])) if index == 0 else None
+    if in_place is not None:
+        return _bind(in_place, op)
+    out = "grad_input" if name.endswith("_backward") else "out"
+    call = _bind(getattr(getattr(torch.ops.aten, name), out), op, out=out)
+
+    def over(*tensors: torch.Tensor) -> Any:
+        return call(*tensors, **{out: tensors[index]})
+
+    return over
+
+
+def canonical(name: str) -> str:
+    """The one spelling of a kind that graphs and tables use: an overload `default` is left out.
+
+    A graph may be written with the other one; `purine.analysis.complete` turns it into this one.
+
+    >>> canonical("aten.relu.default"), canonical("aten.add.Tensor"), canonical("Relu")
+    ('aten.relu', 'aten.add.Tensor', 'Relu')
+    """
+    return name.removesuffix(".default")
+
+
+def name_of(overload: Any) -> str:
+    """The kind of an overload, in its canonical spelling."""
+    namespace, _, name = overload._schema.name.partition("::")
+    return canonical(f"{namespace}.{name}.{overload._overloadname}")
+
+
+def attributes_of(
+    overload: Any,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    number: Callable[[object], int | None],
+) -> tuple[list[int], dict[str, Attribute]]:
+    """The inputs and attributes of a recorded call; `number` gives a tensor's value number."""
+    inputs: list[int] = []
+    attributes: dict[str, Attribute] = {}
+    arguments = overload._schema.arguments
+    given = dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs)
+    for argument in arguments:
+        if argument.name in _PLACED or argument.name not in given:
+            continue
+        value = given[argument.name]
+        own = number(value)
+        if own is not None:
+            inputs.append(own)
+        elif _is_tensor_list(argument) and isinstance(value, list | tuple):
+            numbers = [number(item) for item in value]
+            if any(item is None for item in numbers) or _count_lists(arguments) > 1:
+                start = len(inputs)
+                attributes[argument.name] = _placeholders(numbers, start)
+            inputs += [item for item in numbers if item is not None]
+        elif not argument.has_default_value() or value != argument.default_value:
+            attributes[argument.name] = _encode(value)
+        elif _is_tensor(argument):
+            attributes[argument.name] = None
+    return inputs, attributes
+
+
+def _overload(name: str) -> Any:
+    parts = name.split(".")
+    if not (parts[0] == "aten" or name in _MORE) or not 2 <= len(parts) <= 3:
+        return None
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    wanted = parts[2] if len(parts) == 3 else "default"
+    if packet is None or not hasattr(packet, "overloads") or wanted not in packet.overloads():
+        return None
+    return getattr(packet, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Stands in the arguments of a call for the op's input at a place."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Stands in the arguments of a call for a list of the op's inputs; None for an absent one."""
+
+    places: tuple[int | None, ...]
+
+
+def written_over(op: Op, index: int | None) -> tuple[Any, list[tuple[int, object]]]:
+    """The overload that an op calls, in place where it may write over its first input.
+
+    With it the arguments as pairs (place in the schema, value).
+    """
+    overload = _overload(op.kind)
+    if index == 0:
+        _, name, *suffix = op.kind.split(".")
+        overload = _overload(".".join(["aten", f"{name}_", *suffix])) or overload
+    return overload, _arguments(overload, op)
+
+
+def _arguments(overload: Any, op: Op, *, out: str | None = None) -> list[tuple[int, object]]:
+    """The arguments of a call of `overload` for an op, without the one called `out`."""
+    found: list[tuple[int, object]] = []
+    used = 0
+    schema = overload._schema.arguments
+    arguments = [a for a in schema if a.name != out]
+    single = [a for a in arguments if _is_tensor(a) and a.name not in op.attributes]
+    for number, argument in enumerate(schema):
+        name = argument.name
+        if name == out:
+            continue
+        value: object = _argument(argument, op)
+        if _is_tensor_list(argument):
+            if name in op.attributes:
+                places = _places(op.attributes[name])
+                used += sum(place is not None for place in places)
+            else:
+                after = len([a for a in single if arguments.index(a) > arguments.index(argument)])
+                places = tuple(range(used, len(op.inputs) - after))
+                used += len(places)
+            value = Inputs(places)
+        elif _is_tensor(argument) and name not in op.attributes and used < len(op.inputs):
+            value = Input(used)
+            used += 1
+        found.append((number, value))
+    return found
+
+
+def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
+    positional: list[object] = []
+    keywords: dict[str, object] = {}
+    named: list[tuple[str, int]] = []
+    for number, value in _arguments(overload, op, out=out):
+        argument = overload._schema.arguments[number]
+        if not argument.kwarg_only:
+            positional.append(value)
+        elif isinstance(value, Input):
+            named.append((argument.name, value.place))
+        elif (
+            argument.name in op.attributes
+            or argument.name in _PLACED
+            or not argument.has_default_value()
+        ):
+            keywords[argument.name] = value
+    slots = [(k, item.place) for k, item in enumerate(positional) if isinstance(item, Input)]
+    lists = [(k, item.places) for k, item in enumerate(positional) if isinstance(item, Inputs)]
+    function = KERNELS.get((name_of(overload), device_of(op.location).type), overload)
+    if not lists and not named and all(place == index for place, index in slots):
+        rest = tuple(positional[len(slots) :])
+
+        def direct(*tensors: torch.Tensor, **more: Any) -> Any:
+            return function(*tensors, *rest, **keywords, **more)
+
+        return direct
+
+    def call(*tensors: torch.Tensor, **more: Any) -> Any:
+        filled = positional.copy()
+        for place, index in slots:
+            filled[place] = tensors[index]
+        for place, indices in lists:
+            filled[place] = [None if i is None else tensors[i] for i in indices]
+        given = {name: tensors[index] for name, index in named}
+        return function(*filled, **keywords, **given, **more)
+
+    return call
+
+
+def _argument(argument: Any, op: Op) -> object:
+    if argument.name == "device":
+        return device_of(op.location)
+    if argument.name in op.attributes:
+        return _decode(argument, op.attributes[argument.name])
+    return argument.default_value if argument.has_default_value() else None
+
+
+def _encode(value: object) -> Attribute:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, torch.memory_format):
+        return next(name for name, known in _FORMATS.items() if known == value)
+    if isinstance(value, list | tuple):
+        return tuple(_encode(item) for item in value)
+    assert value is None or isinstance(value, bool | int | float | str), value
+    return value
+
+
+def _decode(argument: Any, value: Attribute) -> object:
+    real = str(argument.real_type)
+    if "ScalarType" in real and isinstance(value, str):
+        return dtype_of(value)
+    if "MemoryFormat" in real and isinstance(value, str):
+        return _FORMATS[value]
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def _placeholders(numbers: Sequence[int | None], start: int) -> tuple[Attribute, ...]:
+    places: list[Attribute] = []
+    for number in numbers:
+        places.append(None if number is None else f"${start}")
+        start += number is not None
+    return tuple(places)
+
+
+def _places(value: Attribute) -> tuple[int | None, ...]:
+    assert isinstance(value, tuple)
+    return tuple(None if item is None else int(str(item).removeprefix("$")) for item in value)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")
+
+
+def _is_tensor_list(argument: Any) -> bool:
+    return str(argument.type) in (
+        "List[Tensor]",
+        "List[Optional[Tensor]]",
+        "Optional[List[Tensor]]",
+        "Optional[List[Optional[Tensor]]]",
+    )
+
+
+def _count_lists(arguments: Sequence[Any]) -> int:
+    return sum(map(_is_tensor_list, arguments))

@@ -1,0 +1,45 @@
+"""The kind of an op, by its name.
+
+The families in `purine.kinds` register their kinds when they are imported. A name that is not known
+yet imports them, so that a graph means the same whichever modules a program has imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from purine.errors import KindError
+from purine.graph import Op
+from purine.nearest import nearest_names
+from purine.registry import aten, sized
+from purine.registry.kind import REGISTERED, Kind
+
+__all__ = ["kinds", "lookup"]
+
+_FAMILIES = "purine.kinds"
+
+
+def kinds() -> Mapping[str, Kind]:
+    """All named kinds."""
+    import_module(_FAMILIES)
+    return MappingProxyType(REGISTERED)
+
+
+def lookup(op: Op) -> Kind:
+    """The kind of an op; a KindError with the nearest names where there is none."""
+    known = REGISTERED.get(op.kind) or aten.kind_of(op.kind) or sized.kind_of(op.kind)
+    if known is None:
+        known = kinds().get(op.kind) or sized.kind_of(op.kind)
+    if known is None:
+        raise KindError(
+            f"op {op.name!r} at {op.location} is of unknown kind {op.kind!r}",
+            where=op.where,
+            op=op.name,
+            location=str(op.location),
+            expected="a named kind, or an ATen overload such as aten.relu or aten.add.Tensor",
+            found=repr(op.kind),
+            remedy=nearest_names(op.kind, REGISTERED, "see `purine show --kinds`", cutoff=0.5),
+        )
+    return known

@@ -1,0 +1,1 @@
+"""What ran where and when: events of a run, their file, and reports about them."""

@@ -1,0 +1,39 @@
+"""Events: what ran where and when, by the node names of the graph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from purine.trace.tables import natural
+
+__all__ = ["FETCH", "Edge", "Event", "by_lane"]
+
+Edge: TypeAlias = tuple[str, str, int]
+"""Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
+
+FETCH = "Fetch"
+"""The kind of an event that is no op: an output on its way from a GPU to the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One execution of an op; `start` and `end` are nanoseconds of one clock."""
+
+    op: str
+    kind: str
+    iteration: int
+    location: str
+    lane: str
+    start: int
+    end: int
+
+
+def by_lane(events: Sequence[Event]) -> dict[tuple[str, str], list[int]]:
+    """The indices of the events of each lane, in order; lanes in the order people count."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, event in enumerate(events):
+        found[event.location, event.lane].append(index)
+    return dict(sorted(found.items(), key=lambda item: [natural(name) for name in item[0]]))

@@ -1,0 +1,153 @@
+"""The file of a trace: trace-event JSON, which Perfetto and Chrome show as a timeline.
+
+It reads back to equal events: times are whole nanoseconds and survive the format's microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar
+
+from purine.trace.events import Edge, Event, by_lane
+
+__all__ = ["from_json", "to_json"]
+
+_VERSION = 1
+"""The version of what is added to the trace-event format."""
+
+_Json: TypeAlias = dict[str, object]
+_T = TypeVar("_T")
+
+
+def to_json(events: Sequence[Event], edges: Sequence[Edge]) -> str:
+    """Trace-event JSON with one event a line; times count from the start of the trace."""
+    origin = events[0].start if events else 0
+    other = {"purine": "trace", "version": _VERSION, "origin": origin, "edges": edges}
+    rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in _rows(events, edges, origin))
+    return (
+        f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other, ensure_ascii=False)},\n'
+        f'"traceEvents": [\n{rows}\n]}}\n'
+    )
+
+
+def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterator[_Json]:
+    """Metadata, then slices, then arrows: an arrow must come behind the slices it joins."""
+    pids: dict[str, int] = {}
+    place: dict[int, tuple[int, int]] = {}
+    tid = 0  # unique over all processes, because some readers go by it alone
+    for (location, lane), queue in by_lane(events).items():
+        if location not in pids:
+            pids[location] = len(pids) + 1
+            yield _metadata("process_name", pids[location], 0, location)
+        for track in _tracks(events, queue):
+            tid += 1
+            yield _metadata("thread_name", pids[location], tid, lane)
+            place.update((index, (pids[location], tid)) for index in track)
+    for index, event in enumerate(events):
+        pid, tid = place[index]
+        yield {
+            "ph": "X",
+            "name": event.op,
+            "cat": event.kind,
+            "pid": pid,
+            "tid": tid,
+            "ts": _micros(event.start - origin),
+            "dur": _micros(event.end - event.start),
+            "args": {"op": event.op, "kind": event.kind, "iteration": event.iteration},
+        }
+    for number, (start, end, time) in enumerate(_arrows(events, edges), start=1):
+        for phase, index, moment in (("s", start, time), ("f", end, events[end].start)):
+            pid, tid = place[index]
+            row: _Json = {"ph": phase, "name": "edge", "cat": "edge", "id": number}
+            row |= {"pid": pid, "tid": tid, "ts": _micros(moment - origin)}
+            yield row | ({"bp": "e"} if phase == "f" else {})
+
+
+def _metadata(name: str, pid: int, tid: int, value: str) -> _Json:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": value}}
+
+
+def _tracks(events: Sequence[Event], queue: Sequence[int]) -> list[list[int]]:
+    """Split the events of a lane so that none overlap, as slices on a thread must not."""
+    tracks: list[list[int]] = []
+    for index in queue:
+        free = (track for track in tracks if events[track[-1]].end <= events[index].start)
+        track = next(free, None)
+        if track is None:
+            tracks.append([index])
+        else:
+            track.append(index)
+    return tracks
+
+
+def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[int, int, int]]:
+    """Edges to draw: index of the producer's event, of the consumer's, and when it leaves.
+
+    An event with no duration gets no arrow, since an arrow is tied to a slice by a time inside it.
+    """
+    iterations: dict[str, dict[int, int]] = defaultdict(dict)
+    for index, event in enumerate(events):
+        iterations[event.op][event.iteration] = index
+    behind = {pair for queue in by_lane(events).values() for pair in pairwise(queue)}
+    for producer, consumer, distance in edges:
+        for iteration, start in iterations[producer].items():
+            end = iterations[consumer].get(iteration + distance)
+            if end is None or (distance == 0 and (start, end) in behind):
+                continue
+            before, after = events[start], events[end]
+            time = min(before.end - 1, after.start)
+            if time >= before.start and after.start < after.end:
+                yield start, end, time
+
+
+def _micros(ns: int) -> float:
+    """Microseconds that give back `ns` whether a reader rounds or cuts off (older ones do)."""
+    micros = ns / 1000
+    return micros if int(micros * 1000) >= ns else math.nextafter(micros, math.inf)
+
+
+def from_json(content: Any) -> tuple[tuple[Event, ...], tuple[Edge, ...]]:
+    """The events and edges of a file's content.
+
+    Raises one of Python's own errors where the content is not what `to_json` wrote.
+    """
+    other = content["otherData"]
+    if (other["purine"], other["version"]) != ("trace", _VERSION):
+        raise ValueError(f"otherData says {other['purine']!r}, version {other['version']!r}")
+    origin = _typed(other["origin"], int)
+    names: dict[tuple[str, int], str] = {}
+    events: list[Event] = []
+    for row in content["traceEvents"]:
+        if row["ph"] == "M":
+            of = row["pid"] if row["name"] == "process_name" else row["tid"]
+            names[row["name"], of] = _typed(row["args"]["name"], str)
+        elif row["ph"] == "X":
+            start = origin + round(row["ts"] * 1000)
+            duration = round(row["dur"] * 1000)
+            if duration < 0:
+                raise ValueError(f"an event lasts {duration} ns")
+            event = Event(
+                op=_typed(row["args"]["op"], str),
+                kind=_typed(row["args"]["kind"], str),
+                iteration=_typed(row["args"]["iteration"], int),
+                location=names["process_name", row["pid"]],
+                lane=names["thread_name", row["tid"]],
+                start=start,
+                end=start + duration,
+            )
+            events.append(event)
+    edges = [
+        (_typed(producer, str), _typed(consumer, str), _typed(distance, int))
+        for producer, consumer, distance in other["edges"]
+    ]
+    return tuple(events), tuple(edges)
+
+
+def _typed(value: object, kind: type[_T]) -> _T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value

@@ -1,0 +1,248 @@
+"""How well a run on GPUs or several devices hides what is not compute, from its trace.
+
+The time of each device is divided without rest: its compute lanes are busy, or they wait, and then
+every nanosecond goes to what ran at that moment on the chain of causes of the op that runs next.
+A transfer is exposed while some device's compute waits for it, and hidden otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from purine.trace.events import Event
+from purine.trace.tables import as_table, as_time, natural
+from purine.trace.trace import Trace, causes, window
+
+__all__ = ["DeviceTime", "Report", "devices_of_trace", "overlap"]
+
+_Wait: TypeAlias = Literal["data", "transfers", "peers", "other"]
+
+_TRANSFER_LANES = ("inbound", "outbound")
+_TRANSFER_KINDS = ("Copy", "Average", "Reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """The nanoseconds of one device: `wall` is the sum of `busy`, `data`, ... to `other`.
+
+    `busy` is compute. The others are what compute waited for: `data` for reading and preparing
+    batches, `transfers` for transfers and reductions, `peers` for the compute of other devices
+    (a pipeline's bubble, a slow replica), `other` while nothing it needed was running (dispatch,
+    the credit, the host). `moving` is how long its own transfers and reductions took, at the same
+    time as all these.
+    """
+
+    location: str
+    wall: int
+    busy: int
+    data: int
+    transfers: int
+    peers: int
+    other: int
+    moving: int
+
+    @property
+    def fraction(self) -> float:
+        """The part of the time in which the device computed, 0 to 1."""
+        return self.busy / self.wall if self.wall else 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the time of all devices went from the end of iteration `first - 1` to that of `last`.
+
+    `moving` is the time of all transfers and reductions, `exposed` the part of it during which the
+    compute of a device waited for them.
+    """
+
+    first: int
+    last: int
+    wall: int
+    devices: tuple[DeviceTime, ...]
+    moving: int
+    exposed: int
+
+    @property
+    def hidden(self) -> float:
+        """The part of transfers and reductions that compute did not wait for, 0 to 1."""
+        return 1 - self.exposed / self.moving if self.moving else 1.0
+
+    @property
+    def bubble(self) -> float:
+        """The part of all devices' time in which they did not compute, 0 to 1.
+
+        For a pipeline it is to be compared with what its schedule promises.
+        """
+        spent = len(self.devices) * self.wall
+        return 1 - sum(device.busy for device in self.devices) / spent if spent else 0.0
+
+    def text(self, *, bubble: float | None = None) -> str:
+        """A report in plain text; `bubble` is the idle part that a formula gives."""
+        count = self.last - self.first + 1
+        head = ("location", "compute", "share", "data", "transfers", "peers", "other", "moving")
+        rows = [
+            (
+                device.location,
+                as_time(device.busy / count),
+                f"{device.fraction:.1%}",
+                as_time(device.data / count),
+                as_time(device.transfers / count),
+                as_time(device.peers / count),
+                as_time(device.other / count),
+                as_time(device.moving / count),
+            )
+            for device in self.devices
+        ]
+        promised = "" if bubble is None else f", {bubble:.1%} by the formula"
+        which = (
+            f"iterations {self.first} to {self.last}" if count > 1 else f"iteration {self.first}"
+        )
+        one = len(self.devices) == 1
+        devices, whose = ("device", "its") if one else ("devices", "all devices'")
+        moving = (
+            f"transfers and reductions: {as_time(self.moving / count)}, "
+            f"{as_time(self.exposed / count)} exposed, {self.hidden:.1%} hidden"
+            if self.moving
+            else "transfers and reductions: none"
+        )
+        return (
+            f"{devices} in {which}, {as_time(self.wall / count)} each: "
+            f"compute, and what it waited for\n{as_table([head, *rows], left=1)}\n"
+            f"{moving}\nidle: {self.bubble:.1%} of {whose} time{promised}\n"
+        )
+
+
+def devices_of_trace(trace: Trace) -> tuple[str, ...]:
+    """The locations that computed, in the order people count."""
+    found = {event.location for event in trace.events if _computes(event)}
+    return tuple(sorted(found, key=natural))
+
+
+def overlap(trace: Trace, *, skip: int | None = None) -> Report:
+    """Divide the time of every device, from the end of the first `skip` iterations on.
+
+    Without `skip` these are the trace's warm-up.
+
+    >>> place, other = "host a, cpu:0", "host a, cpu:1"
+    >>> trace = Trace(
+    ...     (
+    ...         Event("a", "Conv", 0, place, "compute", 0, 20),
+    ...         Event("sum", "Average", 0, other, "inbound", 20, 26),
+    ...         Event("b", "Sgd", 0, other, "compute", 26, 30),
+    ...     ),
+    ...     (("a", "sum", 0), ("sum", "b", 0)),
+    ... )
+    >>> [(d.busy, d.transfers, d.peers) for d in overlap(trace, skip=0).devices]
+    [(20, 6, 4), (4, 6, 20)]
+    """
+    events = trace.events
+    first, begin, end = window(trace, trace.warm_up if skip is None else skip)
+    last = max(event.iteration for event in events)
+    before = causes(trace)
+    queues: dict[str, list[int]] = {location: [] for location in devices_of_trace(trace)}
+    moving: Counter[str] = Counter()
+    for index, event in enumerate(events):
+        if _computes(event):
+            queues[event.location].append(index)
+        elif _transfers(event):
+            moving[event.location] += max(0, event.end - max(event.start, begin))
+    exposed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    devices = []
+    for location, queue in queues.items():
+        waits: Counter[_Wait] = Counter()
+        for sooner, later, cause in _gaps(events, queue, before, begin, end):
+            for what, start, stop, blamed in _blamed(events, before, sooner, later, cause):
+                waits[what] += stop - start
+                if what == "transfers":
+                    assert blamed is not None
+                    exposed[blamed].append((start, stop))
+        devices.append(
+            DeviceTime(
+                location,
+                end - begin,
+                end - begin - waits.total(),
+                waits["data"],
+                waits["transfers"],
+                waits["peers"],
+                waits["other"],
+                moving[location],
+            )
+        )
+    return Report(
+        first,
+        last,
+        end - begin,
+        tuple(devices),
+        moving.total(),
+        sum(map(_covered, exposed.values())),
+    )
+
+
+def _gaps(
+    events: Sequence[Event],
+    queue: Sequence[int],
+    before: Sequence[int | None],
+    begin: int,
+    end: int,
+) -> Iterator[tuple[int, int, int | None]]:
+    """When no compute lane of a device is busy: start, end, and what the next op waited for.
+
+    Behind its last op a device waits for the end of the run.
+    """
+    covered = begin
+    for index in queue:
+        event = events[index]
+        if event.start > covered:
+            yield covered, event.start, before[index]
+        covered = max(covered, event.end)
+    if covered < end:
+        yield covered, end, max(range(len(events)), key=lambda index: events[index].end)
+
+
+def _blamed(
+    events: Sequence[Event], before: Sequence[int | None], start: int, end: int, cause: int | None
+) -> Iterator[tuple[_Wait, int, int, int | None]]:
+    """Divide a gap by what ran in it on the chain of causes, from its end back to its start."""
+    while end > start and cause is not None:
+        event = events[cause]
+        ran, until = max(event.start, start), max(min(event.end, end), start)
+        if until < end:
+            yield "other", until, end, None
+        if ran < until:
+            yield _wait(event), ran, until, cause
+        end = min(ran, until)
+        cause = before[cause]
+    if end > start:
+        yield "other", start, end, None
+
+
+def _wait(event: Event) -> _Wait:
+    """What waiting for an event is; no compute of the device that waits is on the chain."""
+    if _transfers(event):
+        return "transfers"
+    if event.kind == "Data" or event.lane.startswith("io"):
+        return "data"
+    return "peers" if _computes(event) else "other"
+
+
+def _computes(event: Event) -> bool:
+    return event.lane.startswith("compute")
+
+
+def _transfers(event: Event) -> bool:
+    if event.lane.startswith(_TRANSFER_LANES):
+        return True
+    return event.kind in _TRANSFER_KINDS and not _computes(event)
+
+
+def _covered(pieces: Sequence[tuple[int, int]]) -> int:
+    """The time that pieces cover together."""
+    ordered = sorted(pieces)
+    total, until = 0, ordered[0][0]
+    for start, stop in ordered:
+        total += max(0, stop - max(start, until))
+        until = max(until, stop)
+    return total

@@ -1,0 +1,221 @@
+"""What a trace says of a run: time by kind, busy lanes, and the critical path with its waits.
+
+All of it is said of what comes after warm-up: the first iterations, in which kernels are compiled,
+are unlike all others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from purine.trace.events import Event, by_lane
+from purine.trace.tables import as_table, as_time
+from purine.trace.trace import Trace, causes, window
+
+__all__ = ["KindTime", "LaneTime", "PathStep", "Summary", "summary"]
+
+
+@dataclass(frozen=True, slots=True)
+class KindTime:
+    """The time of all events of one kind; `share` is of the time of all events counted."""
+
+    kind: str
+    count: int
+    total: int
+    share: float
+
+    @property
+    def mean(self) -> float:
+        """Nanoseconds for one event."""
+        return self.total / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTime:
+    """How long a lane was busy within `span`, the time from the end of warm-up to the end."""
+
+    location: str
+    lane: str
+    busy: int
+    span: int
+
+    @property
+    def fraction(self) -> float:
+        """The part of the span in which the lane was busy, 0 to 1."""
+        return self.busy / self.span if self.span else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """An event on the critical path and the nanoseconds for which nothing it needed was running."""
+
+    event: Event
+    waited: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a trace says: time by kind, busy lanes, iterations, and the critical path.
+
+    The first `warm_up` iterations, which took `warm_up_time` ns, are left out: `span` is the time
+    from their end to that of the trace. `unsettled` more would be, if there were enough of others.
+    `iteration_time` is the mean between the ends of iterations in ns, so that overlap of iterations
+    counts; for a single iteration it is the span. `kinds` have all of the events of the iterations
+    that count. Lanes, and the path to the last event, have what lies within the span.
+    """
+
+    warm_up: int
+    warm_up_time: int
+    unsettled: int
+    span: int
+    iterations: int
+    iteration_time: float
+    kinds: tuple[KindTime, ...]
+    lanes: tuple[LaneTime, ...]
+    path: tuple[PathStep, ...]
+    path_kinds: tuple[KindTime, ...]
+
+    @property
+    def waited(self) -> int:
+        """Nanoseconds on the critical path during which it stood still."""
+        return sum(step.waited for step in self.path)
+
+    def text(self, *, top: int = 10) -> str:
+        """A report in plain text, with all rows but the first `top` of a table in one."""
+        running = sum(row.total for row in self.path_kinds)
+        waits = sorted((step for step in self.path if step.waited), key=lambda step: -step.waited)
+        sections = [
+            f"iterations: {self.iterations}, {as_time(self.iteration_time)} each, "
+            f"{as_time(self.span)} in all" + self._left_out(),
+            "time by kind\n" + _kind_table(self.kinds, top),
+            "lanes\n" + _lane_table(self.lanes, top),
+            f"critical path: {len(self.path)} events, {as_time(running)} running, "
+            f"{as_time(self.waited)} waiting\n" + _kind_table(self.path_kinds, top),
+        ]
+        if waits:
+            sections.append("longest waits on it\n" + _wait_table(waits[:top]))
+        return "\n\n".join(sections) + "\n"
+
+    def _left_out(self) -> str:
+        """Lines that say what of the warm-up is not counted, and what is for want of iterations."""
+        found = ""
+        if self.warm_up:
+            first = f"{self.warm_up} iterations" if self.warm_up > 1 else "iteration"
+            found += f"\nwithout the first {first}: warm-up, {as_time(self.warm_up_time)}"
+        if self.unsettled:
+            fewest = self.warm_up + self.unsettled + 1
+            found += f"\nwith warm-up in it: record {fewest} iterations or more"
+        return found
+
+
+def summary(trace: Trace) -> Summary:
+    """Count and add up the events behind the warm-up of a trace, and find its critical path.
+
+    >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
+    >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
+    >>> found = summary(Trace((a, b), (("a", "b", 0),)))
+    >>> [(step.event.op, step.waited) for step in found.path]
+    [('a', 0), ('b', 5)]
+    """
+    events, iterations, skip = trace.events, trace.iterations, trace.warm_up
+    if not events:
+        return Summary(0, 0, 0, 0, 0, 0.0, (), (), (), ())
+    first, begin, end = window(trace, skip)
+    span = end - begin
+    turns = iterations[-1] - iterations[skip - 1] if skip else 1
+    path = _critical_path(trace, begin)
+    return Summary(
+        warm_up=skip,
+        warm_up_time=begin - events[0].start,
+        unsettled=trace.unsettled,
+        span=span,
+        iterations=len(iterations) - skip,
+        iteration_time=span / turns,
+        kinds=_by_kind(event for event in events if event.iteration >= first),
+        lanes=tuple(
+            LaneTime(location, lane, _busy([events[index] for index in queue], begin), span)
+            for (location, lane), queue in by_lane(events).items()
+        ),
+        path=path,
+        path_kinds=_by_kind(_from(begin, step.event) for step in path),
+    )
+
+
+def _from(begin: int, event: Event) -> Event:
+    """What of an event lies behind `begin`."""
+    return event if event.start >= begin else replace(event, start=min(begin, event.end))
+
+
+def _by_kind(events: Iterable[Event]) -> tuple[KindTime, ...]:
+    """Times by kind, the longest first."""
+    counts: dict[str, int] = defaultdict(int)
+    totals: dict[str, int] = defaultdict(int)
+    for event in events:
+        counts[event.kind] += 1
+        totals[event.kind] += event.end - event.start
+    everything = sum(totals.values())
+    rows = (
+        KindTime(kind, counts[kind], total, total / everything if everything else 0.0)
+        for kind, total in totals.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.total, row.kind)))
+
+
+def _busy(queue: Sequence[Event], begin: int) -> int:
+    """The time from `begin` on that events sorted by start cover; overlaps count once."""
+    busy, covered = 0, begin
+    for event in queue:
+        busy += max(0, event.end - max(event.start, covered))
+        covered = max(covered, event.end)
+    return busy
+
+
+def _critical_path(trace: Trace, begin: int) -> tuple[PathStep, ...]:
+    """Walk back from the event that ended last, each time to what it waited for, until `begin`."""
+    events = trace.events
+    before = causes(trace)
+    path: list[PathStep] = []
+    here: int | None = max(range(len(events)), key=lambda index: (events[index].end, index))
+    while here is not None:
+        cause = before[here]
+        ready = begin if cause is None else max(begin, events[cause].end)
+        path.append(PathStep(events[here], max(0, events[here].start - ready)))
+        here = cause if ready > begin else None
+    return tuple(reversed(path))
+
+
+def _kind_table(kinds: Sequence[KindTime], top: int) -> str:
+    rows = list(kinds[:top])
+    rest = kinds[top:]
+    if rest:
+        count, total = sum(row.count for row in rest), sum(row.total for row in rest)
+        share = sum(row.share for row in rest)
+        rows.append(KindTime(f"other ({len(rest)} kinds)", count, total, share))
+    cells = [
+        (row.kind, str(row.count), as_time(row.total), f"{row.share:.1%}", as_time(row.mean))
+        for row in rows
+    ]
+    return as_table([("kind", "count", "total", "share", "mean"), *cells], left=1)
+
+
+def _lane_table(lanes: Sequence[LaneTime], top: int) -> str:
+    rows = list(lanes[:top])
+    rest = lanes[top:]
+    if rest:
+        busy, span = sum(row.busy for row in rest), sum(row.span for row in rest)
+        rows.append(LaneTime(f"other ({len(rest)} lanes)", "", busy, span))
+    cells = [
+        (row.location, row.lane, as_time(row.busy), as_time(row.span), f"{row.fraction:.1%}")
+        for row in rows
+    ]
+    return as_table([("location", "lane", "busy", "of", "share"), *cells], left=2)
+
+
+def _wait_table(steps: Sequence[PathStep]) -> str:
+    cells = [
+        (step.event.op, step.event.location, str(step.event.iteration), as_time(step.waited))
+        for step in steps
+    ]
+    return as_table([("op", "location", "iteration", "waited"), *cells], left=2)

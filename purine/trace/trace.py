@@ -1,0 +1,231 @@
+"""Traces: the events of a run with the edges between its ops.
+
+So a trace explains itself without the graph. What it says of a run is in `summary` and `overlap`,
+the form of its file in `trace_file`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from purine.arguments import checked
+from purine.compile.fused import WARM_UP
+from purine.errors import ConfigError, RunError
+from purine.files import put_in_place, read_bounded
+from purine.graph import Graph
+from purine.kinds.fused import FUSED
+from purine.lowering.packing import PACK
+from purine.trace.events import FETCH, Edge, Event, by_lane
+from purine.trace.file import from_json, to_json
+
+__all__ = ["Trace", "Window", "causes", "edges_of", "window"]
+
+_BYTES = 1 << 30  # of a file with a trace
+_WARM_UP, _FUSED_WARM_UP = 1, WARM_UP + 1
+"""Iterations of warm-up: buffers are made and algorithms chosen in the first; fused ops are
+compiled in their first call and, on a GPU, captured behind their own warm-up."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of a run, sorted by start, and the edges between its ops.
+
+    >>> late = Event("b", "Relu", 0, "host a, cpu:0", "compute", 20, 30)
+    >>> soon = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
+    >>> [event.op for event in Trace((late, soon), (("a", "b", 0),)).events]
+    ['a', 'b']
+    """
+
+    events: tuple[Event, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert all(event.start <= event.end for event in self.events)
+        ordered = tuple(sorted(self.events, key=lambda event: (event.start, event.end)))
+        object.__setattr__(self, "events", ordered)
+
+    def __add__(self, other: Trace) -> Trace:
+        """Both traces as one: of a run that was recorded in two parts."""
+        return Trace(self.events + other.events, tuple(dict.fromkeys(self.edges + other.edges)))
+
+    @property
+    def iterations(self) -> tuple[int, ...]:
+        """The iterations that were recorded, in order."""
+        return tuple(sorted({event.iteration for event in self.events}))
+
+    @property
+    def warm_up(self) -> int:
+        """How many of the first iterations are left out of what the trace says of a run.
+
+        Where ops are fused it is three, else one, and always fewer than there are.
+
+        >>> calls = (Event("a", "Fused", i, "host a, cpu:0", "compute", i, i) for i in range(8))
+        >>> Trace(tuple(calls)).warm_up
+        3
+        """
+        return max(0, min(self._needed, len(self.iterations) - 1))
+
+    @property
+    def unsettled(self) -> int:
+        """How many more iterations are warm-up, and counted for want of others."""
+        return self._needed - self.warm_up
+
+    @property
+    def _needed(self) -> int:
+        fused = any(event.kind == FUSED for event in self.events)
+        return _FUSED_WARM_UP if fused else _WARM_UP
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each op: the median over the iterations behind warm-up in which it ran.
+
+        An op that ran in none of these counts with warm-up. What `pipeline` cuts a step by, if it
+        is told. Filters that a run packs and outputs that it fetches are no op's.
+        """
+        settled = self.iterations[self.warm_up :]
+        every: dict[str, list[int]] = defaultdict(list)
+        counted: dict[str, list[int]] = defaultdict(list)
+        for event in self.events:
+            if event.kind in (PACK, FETCH):
+                continue
+            every[event.op].append(event.end - event.start)
+            if event.iteration >= settled[0]:
+                counted[event.op].append(event.end - event.start)
+        return {op: statistics.median(counted.get(op, spent)) / 1e9 for op, spent in every.items()}
+
+    @checked
+    def save(self, path: str | Path) -> None:
+        """Write trace-event JSON: a process for each location, a thread for each lane.
+
+        Arrows show the edges that the order within a lane does not show already.
+        """
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_in_place(path, to_json(self.events, self.edges))
+        except OSError as error:
+            raise RunError(
+                "cannot save the trace",
+                where=str(path),
+                expected="a file that can be written",
+                found=str(error),
+                remedy="free space there, or choose another file",
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Trace:
+        """Read what `save` wrote."""
+        try:
+            return cls(*from_json(json.loads(read_bounded(path, _BYTES))))
+        except OSError as error:
+            raise _unreadable(
+                path, "cannot read the trace", error.strerror or str(error)
+            ) from error
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _unreadable(path, "the file is not JSON", str(error)) from error
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            found = "JSON of another form"
+            found += f", without {error}" if isinstance(error, KeyError) else f": {error}"
+            raise _unreadable(path, "the file is not a trace of purine", found) from error
+
+
+def edges_of(graph: Graph) -> tuple[Edge, ...]:
+    """The edges between the ops of a graph: by data, by control, and by states (distance 1).
+
+    >>> from purine.graph import Builder
+    >>> b = Builder()
+    >>> w, g, n = b.state(b.blob("w", (1,)), "n"), b.blob("g", (1,)), b.blob("n", (1,))
+    >>> _ = b.op("gradient", "Grad", [w], [g])
+    >>> _ = b.op("update", "Sgd", [w, g], [n])
+    >>> edges_of(b.graph())
+    (('gradient', 'update', 0), ('update', 'gradient', 1), ('update', 'update', 1))
+    """
+    found: dict[Edge, None] = {}
+    for before, targets in graph.successors.items():
+        for after in targets:
+            found[before, after, 0] = None
+    for state in graph.states.values():
+        if state.next == state.read or state.next not in graph.producers:
+            continue
+        for reader in graph.consumers[state.read]:
+            found[graph.producers[state.next].name, reader.name, 1] = None
+    return tuple(found)
+
+
+class Window(NamedTuple):
+    """A part of a trace: the first iteration that counts, and when what counts begins and ends."""
+
+    first: int
+    begin: int
+    end: int
+
+
+def window(trace: Trace, skip: int) -> Window:
+    """From the end of the first `skip` iterations to the end of the trace.
+
+    Iterations overlap, so some of what counts may run before it, but none of what is skipped in it.
+
+    >>> calls = [Event("a", "K", i, "host a, cpu:0", "io", 5 * i, 5 * i + 9) for i in range(3)]
+    >>> window(Trace(tuple(calls)), 1)
+    Window(first=1, begin=9, end=19)
+    """
+    events, iterations = trace.events, trace.iterations
+    if not 0 <= skip < len(iterations):
+        raise ConfigError(
+            f"{skip} iterations are to be left out of a trace of {len(iterations)}",
+            expected=f"0 to {len(iterations) - 1}" if iterations else "a trace with events",
+            found=str(skip),
+            remedy="leave out fewer, or record more iterations",
+        )
+    first = iterations[skip]
+    skipped = (event.end for event in events if event.iteration < first)
+    begin = max(skipped, default=events[0].start)
+    return Window(first, begin, max(event.end for event in events))
+
+
+def causes(trace: Trace) -> list[int | None]:
+    """For each event, by their numbers in the trace, the one that it had to wait for.
+
+    That is the latest to end of its producers and of the event before it on its lane, or None for
+    an event that waited for none. Causes have smaller numbers, whatever the clocks said.
+
+    >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
+    >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
+    >>> causes(Trace((a, b), (("a", "b", 0),)))
+    [None, 0]
+    """
+    events = trace.events
+    at = {(event.op, event.iteration): index for index, event in enumerate(events)}
+    producers: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for producer, consumer, distance in trace.edges:
+        producers[consumer].append((producer, distance))
+    neighbour = {
+        later: sooner
+        for queue in by_lane(events).values()
+        for sooner, later in pairwise(queue)
+        if events[sooner].end <= events[later].start
+    }
+    found: list[int | None] = []
+    for here, event in enumerate(events):
+        needed = [at.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
+        before = [index for index in needed if index is not None and index < here]
+        if here in neighbour:
+            before.append(neighbour[here])
+        # The first of equals: a producer rather than the neighbour in the lane.
+        found.append(max(before, key=lambda index: events[index].end, default=None))
+    return found
+
+
+def _unreadable(path: Path, what: str, found: str) -> RunError:
+    return RunError(
+        what,
+        where=str(path),
+        expected="a file that `purine train --trace` or Trace.save wrote",
+        found=found,
+        remedy="check the path, or record the trace again",
+    )

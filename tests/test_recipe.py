@@ -1,0 +1,119 @@
+"""All schemes in one call: the step trains as the net does on one device."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+
+import purine as pu
+from purine.errors import ConfigError
+from purine.graph import Graph
+from purine.parallel import Scheme
+from purine.placement.devices import devices_of
+from purine.placement.values import gather_values
+from purine.recipe import compose
+from tests.parallel.nets import Trained, agree, float64, trained
+
+SOLVER = partial(pu.solvers.sgd, lr=0.05, momentum=0.9, weight_decay=1e-3)
+STEPS = 4
+
+
+def net() -> Graph:
+    return float64(pu.zoo.lenet(batch=24))
+
+
+@cache
+def serial() -> Trained:
+    return trained(SOLVER(pu.solvers.clip_by_norm(pu.backward(net()), 0.5)), steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=1",
+        "micro=4,recompute=3",
+        "data=2,recompute=conv1|conv2",
+        "data=3,topology=ring,bucket=0",
+        "data=3,micro=4,topology=tree",
+        "data=2,pipeline=2,micro=2,topology=native",
+        "model=2,pipeline=2,micro=2",
+        "data=2,model=2,pipeline=2,micro=2,schedule=gpipe",
+        "data=2,pipeline=2,micro=3,recompute=4,schedule=zero-bubble",
+        "pipeline=2,chunks=2,schedule=interleaved,recompute=3",
+        "data=2,model=2,hybrid=true,micro=2",
+        "pipeline=3,cut=conv2|fc1",
+    ],
+)
+def test_a_composed_step_trains_as_the_net_does(text: str) -> None:
+    scheme = Scheme.parse(text)
+    devices = f"cpu:0-{scheme.devices - 1}"
+    step = compose(net(), solver=SOLVER, devices=devices, clip=0.5, scheme=scheme)
+    assert len(devices_of(step)) == scheme.devices
+    found = trained(step, steps=STEPS)
+    agree(Trained(found.losses, gather_values(step, found.states)), serial())
+
+
+def test_accumulated_batches_are_the_larger_batch() -> None:
+    small = float64(pu.zoo.lenet(batch=12))
+    step = compose(
+        small, solver=SOLVER, devices="cpu:0-3", clip=0.5, accumulate=2, data=2, pipeline=2, micro=2
+    )
+    agree(trained(step, steps=STEPS), serial())
+
+
+def test_without_settings_every_device_has_a_replica() -> None:
+    step = compose(net(), solver=SOLVER, devices="cpu:0-2")
+    assert sum(op.kind == "Data" for op in step.ops.values()) == 3
+    assert step == compose(net(), solver=SOLVER, devices="cpu:0-2", data=3)
+
+
+def test_devices_are_used_in_the_order_given() -> None:
+    step = compose(net(), solver=SOLVER, devices=["cpu:3", "cpu:1"], pipeline=2, micro=2)
+    assert step.ops["micro0/conv1"].location.device == "cpu:3"
+    assert step.ops["micro0/fc2"].location.device == "cpu:1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"data": 5}, "data 5 does not divide 24"),
+        ({"data": 2, "micro": 5}, "micro 5 does not divide 12"),
+        ({"model": 5, "hybrid": True}, "model 5 does not divide 24"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_refused(settings: dict[str, int], text: str) -> None:
+    scheme = Scheme(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=text):
+        compose(net(), solver=SOLVER, devices=f"cpu:0-{scheme.devices - 1}", scheme=scheme)
+
+
+@pytest.mark.parametrize(
+    ("text", "idle"),
+    [
+        ("data=2,pipeline=3,model=2,micro=2,cut=accuracy|loss", "2 of the 6 devices"),
+        ("pipeline=2,model=2,micro=2,cut=loss", "1 of the 4 devices"),
+    ],
+)
+def test_stages_without_layers_to_cut_are_refused(text: str, idle: str) -> None:
+    """The devices that they leave without work are not taken for further replicas."""
+    scheme = Scheme.parse(text)
+    with pytest.raises(ConfigError, match=f"{idle} of a replica would have no work") as error:
+        compose(net(), solver=SOLVER, devices=f"cpu:0-{scheme.devices - 1}", scheme=scheme)
+    assert error.value.found == "nothing to compute at cpu:3" + ", cpu:5" * (scheme.data == 2)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme(),
+        Scheme(data=2, pipeline=4, micro=8, schedule="gpipe", topology="ring"),
+        Scheme(pipeline=2, cut=("fc1",), recompute=("conv1", "conv2")),
+        Scheme(model=2, hybrid=True, batch_norm="synchronised", bucket=0, recompute=4),
+        Scheme(pipeline=2, schedule="0: F0 F1 B0 B1\n1: F0 F1 B0 B1"),
+    ],
+)
+def test_a_scheme_reads_back_from_its_text_and_settings(scheme: Scheme) -> None:
+    assert Scheme.parse(str(scheme)) == scheme
+    assert Scheme.of(scheme.settings) == scheme
+    assert scheme.settled().settled() == scheme.settled()
