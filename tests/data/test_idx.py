@@ -59,6 +59,8 @@ def test_reads_every_dtype(tmp_path: Path, dtype: str, suffix: str) -> None:
     assert read.tolist() == array.tolist()
 
 
+PACKED = gzip.compress(GOOD, mtime=0)  # without the time, which would be part of test names
+TOO_LONG = gzip.compress(GOOD + b"x", mtime=0)
 BOMB = gzip.compress(b"\0\0\x08\x03" + b"\0\1\0\0" * 3 + bytes(17 << 20), 1)
 """A few bytes that expand to many, and say that they are 2^48."""
 
@@ -74,13 +76,13 @@ BOMB = gzip.compress(b"\0\0\x08\x03" + b"\0\1\0\0" * 3 + bytes(17 << 20), 1)
         ("a", b"\x89PNG" + GOOD, "not an IDX file", "00 00", "89 50 4e 47"),
         ("a", b"\0\0\x07\x03" + GOOD, "not an IDX file", "08 09 0b 0c 0d 0e", "00 00 07 03"),
         ("a", b"\0\0\x08\x00", "not an IDX file", "1 or more axes", "00 00 08 00"),
-        ("a", gzip.compress(GOOD, mtime=0), "not an IDX file", "00 00", "1f 8b"),
+        ("a", PACKED, "not an IDX file", "00 00", "1f 8b"),
         ("a.gz", GOOD, "is not gzip", "1f 8b", "00 00"),
         ("a.gz", b"", "is not gzip", "1f 8b", "0 bytes"),
-        ("a.gz", gzip.compress(GOOD, mtime=0)[:-9], "damaged", "complete gzip stream", "bytes)"),
-        ("a.gz", gzip.compress(GOOD, mtime=0)[:20] + b"\xff" * 30, "damaged", "complete gzip", "bytes)"),
+        ("a.gz", PACKED[:-9], "damaged", "complete gzip stream", "bytes)"),
+        ("a.gz", PACKED[:20] + b"\xff" * 30, "damaged", "complete gzip", "bytes)"),
         ("a.gz", gzip.compress(GOOD[:-1], mtime=0), "cut short", "46 bytes", "45 bytes"),
-        ("a.gz", gzip.compress(GOOD + b"x", mtime=0), "bytes follow", "46 bytes", "more than 46 bytes"),
+        ("a.gz", TOO_LONG, "bytes follow", "46 bytes", "more than 46 bytes"),
         ("a.gz", BOMB, "the array is too large", "memory that is available", "281,474,976,710,656"),
     ],
 )
