@@ -62,6 +62,15 @@ class Outcome:
     reports: list[dict[str, float]]
 
 
+def public(package: str, name: str, *, before: str) -> Any:
+    """A public function that has moved, wherever the tree has it."""
+    for home in (package, before):
+        function = getattr(getattr(pu, home) if home else pu, name, None)
+        if callable(function):
+            return function
+    raise AttributeError(f"purine has no function {name}")
+
+
 Train = Callable[[Path], Outcome]
 """Trains a job, in an empty folder, and returns its outcome."""
 
@@ -193,7 +202,9 @@ def _sgd_option(option: str, folder: Path) -> Outcome:
 
 
 def _accumulate_apart(folder: Path) -> Outcome:
-    step = pu.solvers.accumulate(pu.backward(pu.zoo.mlp(8, hidden=(16,))), 2, together=False)
+    step = public("parallel", "accumulate", before="solvers")(
+        pu.backward(pu.zoo.mlp(8, hidden=(16,))), 2, together=False
+    )
     return by_run(pu.solvers.adam(step), _grey_images())
 
 
@@ -290,7 +301,9 @@ def scheme_jobs() -> Iterator[tuple[str, Train]]:
 def _composed(net: Graph, settings: dict[str, Any], data: Any, **options: Any) -> Outcome:
     count = math.prod(settings.get(name, 1) for name in ("data", "pipeline", "model"))
     solver = partial(pu.solvers.sgd, lr=0.01, momentum=0.9)
-    step = pu.parallel.compose(net, solver=solver, devices=f"cpu:0-{count - 1}", **settings)
+    step = public("", "compose", before="parallel")(
+        net, solver=solver, devices=f"cpu:0-{count - 1}", **settings
+    )
     return by_run(step, data, **options)
 
 
@@ -376,7 +389,9 @@ def _fused(options: dict[str, Any], settings: dict[str, Any], folder: Path) -> O
     net = pu.zoo.lenet(8)
     if settings:
         solver = partial(pu.solvers.sgd, lr=0.01)
-        step = pu.parallel.compose(net, solver=solver, devices="cpu:0-1", **settings)
+        step = public("", "compose", before="parallel")(
+            net, solver=solver, devices="cpu:0-1", **settings
+        )
     else:
         step = _sgd(net)
     return by_run(pu.fuse(step, **options), _grey_images(), compiled=False)
