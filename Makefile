@@ -17,6 +17,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/dispatch.py
