@@ -17,11 +17,12 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
 
 import numpy as np
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, E
 from purine.nearest import nearest_name
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "pair",
     "positive",
     "shown",
+    "wrong_value",
 ]
 
 P = ParamSpec("P")
@@ -295,25 +297,25 @@ def shown(value: object) -> str:
 def finite(what: str, value: float) -> None:
     """Refuse what is not a finite number."""
     if not (_is_number(value) and math.isfinite(value)):
-        raise _out_of_range(what, value, "a finite number")
+        raise wrong_value(ConfigError, what, value, "a finite number")
 
 
 def positive(what: str, value: float) -> None:
     """Refuse a number that is not above 0."""
     if not (_is_number(value) and value > 0 and math.isfinite(value)):
-        raise _out_of_range(what, value, "a number above 0")
+        raise wrong_value(ConfigError, what, value, "a number above 0")
 
 
 def not_negative(what: str, value: float) -> None:
     """Refuse a number below 0."""
     if not (_is_number(value) and value >= 0 and math.isfinite(value)):
-        raise _out_of_range(what, value, "0 or a number above 0")
+        raise wrong_value(ConfigError, what, value, "0 or a number above 0")
 
 
 def fraction(what: str, value: float) -> None:
     """Refuse a number that is not at least 0 and below 1."""
     if not (_is_number(value) and 0 <= value < 1):
-        raise _out_of_range(what, value, "at least 0 and below 1")
+        raise wrong_value(ConfigError, what, value, "at least 0 and below 1")
 
 
 def at_least(what: str, value: int, least: int, most: int | None = None) -> None:
@@ -321,14 +323,40 @@ def at_least(what: str, value: int, least: int, most: int | None = None) -> None
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
         bounds = f"{least} or more" if most is None else f"{least} to {most}"
-        raise _out_of_range(what, value, f"a whole number, {bounds}")
+        raise wrong_value(ConfigError, what, value, f"a whole number, {bounds}")
 
 
 def pair(what: str, value: tuple[float, float]) -> tuple[float, float]:
     """Two numbers; anything else is refused."""
     if not isinstance(value, Sequence) or len(value) != 2:
-        raise _out_of_range(what, value, "two numbers")
+        raise wrong_value(ConfigError, what, value, "two numbers")
     return value
+
+
+def wrong_value(
+    error: type[E],
+    what: str,
+    value: object,
+    expected: str,
+    *,
+    remedy: str | None = None,
+    where: str | Path | None = None,
+) -> E:
+    """The error for an option or an argument whose value is out of range or of the wrong form.
+
+    >>> print(wrong_value(ConfigError, "batch", 0, "1 or more"))
+    batch is 0
+      expected: 1 or more
+      found: 0
+      to do: change batch
+    """
+    return error(
+        f"{what} is {shown(value)}",
+        where=where,
+        expected=expected,
+        found=shown(value),
+        remedy=remedy or f"change {what}",
+    )
 
 
 _SHOWN = 80
@@ -388,12 +416,8 @@ def _is_number(value: object) -> bool:
 
 
 def _misfit(what: str, key: str, value: object, annotation: Any) -> ConfigError:
-    return ConfigError(
-        f"{what} is {shown(value)}",
-        expected=describe(annotation, none="None"),
-        found=shown(value),
-        remedy=_remedy(key, value, annotation),
-    )
+    expected, remedy = describe(annotation, none="None"), _remedy(key, value, annotation)
+    return wrong_value(ConfigError, what, value, expected, remedy=remedy)
 
 
 def _remedy(key: str, value: object, annotation: Any) -> str:
@@ -433,13 +457,4 @@ def _misnamed(
         expected=", ".join(names) or "no arguments",
         found=given,
         remedy=nearest_name(unknown[0], names, f"leave {unknown[0]} out"),
-    )
-
-
-def _out_of_range(what: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{what} is {shown(value)}",
-        expected=expected,
-        found=shown(value),
-        remedy=f"change {what}",
     )
