@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from purine.optimize.recompute import recompute
     from purine.placement.place import to_device
     from purine.recipe import compose
-    from purine.runtime.run import Result, Run, compute
+    from purine.runtime.compute import compute
+    from purine.runtime.result import Result
+    from purine.runtime.run import Run
     from purine.trace.trace import Trace
 
 __all__ = [
@@ -77,14 +79,14 @@ _HOMES = {
     **dict.fromkeys(("Blob", "Builder", "Graph", "Location", "Op", "State"), "purine.graph"),
     "Net": "purine.kinds.net",
     "PurineError": "purine.errors",
-    "Result": "purine.runtime.run",
+    "Result": "purine.runtime.result",
     "Run": "purine.runtime.run",
     "Trace": "purine.trace.trace",
     "backward": "purine.autodiff",
     "check": "purine.analysis.infer",
     "with_batch": "purine.analysis.infer",
     "compose": "purine.recipe",
-    "compute": "purine.runtime.run",
+    "compute": "purine.runtime.compute",
     "evaluation": "purine.optimize",
     "from_caffe": "purine.importers.caffe",
     "from_caffe_solver": "purine.importers.caffe",

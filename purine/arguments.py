@@ -1,8 +1,8 @@
-"""Checks of the arguments of public functions, by their annotations.
+"""Checks of arguments of public functions against their annotations.
 
-A public function is decorated with `checked`: a call whose arguments do not fit its annotations is
-refused with the name of the argument, what it may be and what was given. What annotations cannot
-say (ranges, sizes, names) is checked by the functions themselves.
+A public function is decorated with `checked`. A call whose arguments do not fit the annotations is
+an error that names the argument, what it may be and what was passed. Functions check themselves
+what annotations cannot say (ranges, sizes, names).
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
 
 import numpy as np
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, E
 from purine.nearest import nearest_name
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "at_least",
@@ -36,6 +40,7 @@ __all__ = [
     "pair",
     "positive",
     "shown",
+    "wrong_value",
 ]
 
 P = ParamSpec("P")
@@ -43,9 +48,9 @@ R = TypeVar("R")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which refuses arguments that do not fit its annotations.
+    """Let a function raise `ConfigError` for arguments that do not fit its annotations.
 
-    Scalars of numpy are given to it as Python's numbers.
+    Scalars of numpy are converted to Python's numbers.
 
     >>> @checked
     ... def repeat(text: str, *, times: int = 2) -> str:
@@ -67,7 +72,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         if form is None:
             form = _Form.of(function)
         if not form.fits(args, kwargs):
-            args, kwargs = form.converted(args, kwargs)  # type: ignore[assignment]
+            bound = form.bind(args, kwargs)
+            return function(*bound.args, **bound.kwargs)
         return function(*args, **kwargs)
 
     return call
@@ -75,21 +81,21 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """The arguments of a function; `positional` and `named` tell quickly that a call is good."""
+    """The parameters of a function; `positional` and `named` are for the quick check of `fits`."""
 
     label: str
     signature: inspect.Signature
-    hints: Mapping[str, Any]
+    hints: Mapping[str, object]
     positional: tuple[_Test, ...]
     named: Mapping[str, _Test]
     required: frozenset[str]
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> _Form:
+    def of(cls, function: Callable[..., object]) -> _Form:
         owner, _, name = function.__qualname__.rpartition(".")
         signature, hints = inspect.signature(function), typing.get_type_hints(function)
         plain = [item for item in signature.parameters.values() if item.kind in _PLAIN]
-        tests = {item.name: (item.name, *_quick(hints.get(item.name, Any))) for item in plain}
+        tests = {item.name: (item.name, *_quick(hints.get(item.name, object))) for item in plain}
         return cls(
             owner if name == "__init__" else name,
             signature,
@@ -99,8 +105,8 @@ class _Form:
             frozenset(item.name for item in plain if item.default is inspect.Parameter.empty),
         )
 
-    def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call is good; calls with `*args` and `**kwargs` are left to `converted`."""
+    def fits(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Whether the arguments surely fit; functions with `*args` or `**kwargs` need `bind`."""
         if len(args) > len(self.positional):
             return False
         missing = self.required
@@ -115,10 +121,8 @@ class _Form:
                 return False
         return missing <= kwargs.keys()
 
-    def converted(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with scalars of numpy as Python's numbers; an error where one is wrong."""
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments:
+        """The arguments with scalars of numpy converted; `ConfigError` if one does not fit."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -132,18 +136,17 @@ class _Form:
             else:
                 values = (_plain(value),)
                 bound.arguments[key] = values[0]
-            annotation = self.hints.get(key, Any)
-            for place, item in enumerate(values):
+            annotation = self.hints.get(key, object)
+            for number, item in enumerate(values):
                 if not conforms(item, annotation):
                     many = kind is inspect.Parameter.VAR_POSITIONAL
-                    which = f"{key}[{place}]" if many else key
-                    raise _misfit(
-                        f"{self.called(bound.arguments)}: {which}", which, item, annotation
-                    )
-        return bound.args, bound.kwargs
+                    which = f"{key}[{number}]" if many else key
+                    caller = self.called(bound.arguments)
+                    raise _misfit(f"{caller}: {which}", which, item, annotation)
+        return bound
 
-    def called(self, arguments: Mapping[str, Any]) -> str:
-        """The function, with the name of the layer where it makes one."""
+    def called(self, arguments: Mapping[str, object]) -> str:
+        """The name of the function, with that of the layer which it adds to a net."""
         name = arguments.get("name")
         layer = self.hints.get("name") == (str | None)
         return f"{self.label} {shown(name)}" if layer and isinstance(name, str) else self.label
@@ -151,41 +154,37 @@ class _Form:
 
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-_Test: TypeAlias = tuple[str, frozenset[type], Any]
-"""The name of an argument, types whose values are good in any case, and its annotation."""
+_Test: TypeAlias = tuple[str, frozenset[type], object]
+"""The name of an argument, types whose instances always fit, and its annotation."""
 
 
-def _quick(annotation: Any) -> tuple[frozenset[type], Any]:
+def _quick(annotation: object) -> tuple[frozenset[type], object]:
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    found = {option for option in options if isinstance(option, type)}
-    return frozenset(found | ({int} if float in found else set())), annotation
+    exact = {option for option in options if isinstance(option, type)}
+    return frozenset(exact | ({int} if float in exact else set())), annotation
 
 
-def _is_union(annotation: Any) -> bool:
+def _is_union(annotation: object) -> bool:
     return typing.get_origin(annotation) in (Union, types.UnionType)
 
 
-def check_fields(value: Any) -> None:
-    """Refuse a dataclass with a field that does not fit its annotation; for `__post_init__`."""
+def check_fields(value: DataclassInstance) -> None:
+    """Raise `ConfigError` for a field that does not fit its annotation; for `__post_init__`."""
     hints = _hints_of(type(value))
-    for item in dataclasses.fields(value):
-        found = getattr(value, item.name)
-        if not conforms(found, hints[item.name]):
-            what = f"{type(value).__name__}: {item.name}"
-            raise _misfit(what, item.name, found, hints[item.name])
+    for field in dataclasses.fields(value):
+        content = getattr(value, field.name)
+        if not conforms(content, hints[field.name]):
+            what = f"{type(value).__name__}: {field.name}"
+            raise _misfit(what, field.name, content, hints[field.name])
 
 
-def _hints_of(kind: type) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
-    return _HINTS[kind]
+@functools.cache
+def _hints_of(kind: type) -> dict[str, object]:
+    return typing.get_type_hints(kind)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
-def conforms(value: object, annotation: Any) -> bool:
-    """Whether a value is of an annotated type; lists pass for tuples.
+def conforms(value: object, annotation: object) -> bool:
+    """Whether a value has the annotated type; a list fits where a tuple is annotated.
 
     >>> conforms(2, int | tuple[int, int]), conforms((2, 3), int | tuple[int, int])
     (True, True)
@@ -208,7 +207,9 @@ def conforms(value: object, annotation: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if origin is None:
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if not isinstance(origin, type):
         return not isinstance(annotation, type) or _is_instance(value, annotation)
     if origin is tuple:
         if not isinstance(value, tuple | list):
@@ -216,8 +217,6 @@ def conforms(value: object, annotation: Any) -> bool:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return all(conforms(item, arguments[0]) for item in value)
         return len(value) == len(arguments) and all(map(conforms, value, arguments))
-    if origin is collections.abc.Callable:
-        return callable(value)
     if not isinstance(value, origin) or isinstance(value, str | bytes):
         return False
     if isinstance(value, Mapping) and len(arguments) == 2:
@@ -228,14 +227,15 @@ def conforms(value: object, annotation: Any) -> bool:
     return True
 
 
-def _meaning(annotation: Any) -> Any:
-    """What an alias of types stands for: newer Python and numpy have aliases that are objects."""
+def _meaning(annotation: object) -> object:
+    """The type behind an alias; in newer versions of Python and numpy an alias is an object."""
     alias = typing.get_origin(annotation) or annotation
-    return getattr(alias, "__value__", annotation)
+    meaning: object = getattr(alias, "__value__", annotation)
+    return meaning
 
 
-def describe(annotation: Any, *, none: str = "nothing") -> str:
-    """An annotation in words, for error messages.
+def describe(annotation: object, *, none: str = "nothing") -> str:
+    """An annotation in words, for messages.
 
     >>> describe(int | tuple[int, int])
     'a whole number or a list of 2 whole numbers'
@@ -262,14 +262,14 @@ def describe(annotation: Any, *, none: str = "nothing") -> str:
         one = _many(describe(arguments[0]))
         fixed = origin is tuple and arguments[-1] is not Ellipsis
         return f"a list of {len(arguments)} {one}" if fixed else f"a list of {one}"
-    if annotation in _WORDS:
+    if isinstance(annotation, type) and annotation in _WORDS:
         return _WORDS[annotation]
     name = getattr(annotation, "__name__", str(annotation))
     return _CLASSES.get(name, _with_article(name))
 
 
 def shown(value: object) -> str:
-    """A value in few words, for error messages.
+    """A value in few words, for messages.
 
     >>> shown("4"), shown(None), shown([1, 2]), shown(np.zeros((2, 3)))
     ("'4'", 'None', '[1, 2]', 'a ndarray of shape [2, 3]')
@@ -293,48 +293,74 @@ def shown(value: object) -> str:
 
 
 def finite(what: str, value: float) -> None:
-    """Refuse what is not a finite number."""
+    """Raise `ConfigError` unless `value` is a finite number; `what` is its name."""
     if not (_is_number(value) and math.isfinite(value)):
-        raise _out_of_range(what, value, "a finite number")
+        raise wrong_value(ConfigError, what, value, "a finite number")
 
 
 def positive(what: str, value: float) -> None:
-    """Refuse a number that is not above 0."""
+    """Raise `ConfigError` unless `value` is a finite number above 0."""
     if not (_is_number(value) and value > 0 and math.isfinite(value)):
-        raise _out_of_range(what, value, "a number above 0")
+        raise wrong_value(ConfigError, what, value, "a number above 0")
 
 
 def not_negative(what: str, value: float) -> None:
-    """Refuse a number below 0."""
+    """Raise `ConfigError` unless `value` is a finite number, 0 or more."""
     if not (_is_number(value) and value >= 0 and math.isfinite(value)):
-        raise _out_of_range(what, value, "0 or a number above 0")
+        raise wrong_value(ConfigError, what, value, "0 or a number above 0")
 
 
 def fraction(what: str, value: float) -> None:
-    """Refuse a number that is not at least 0 and below 1."""
+    """Raise `ConfigError` unless `value` is at least 0 and below 1."""
     if not (_is_number(value) and 0 <= value < 1):
-        raise _out_of_range(what, value, "at least 0 and below 1")
+        raise wrong_value(ConfigError, what, value, "at least 0 and below 1")
 
 
 def at_least(what: str, value: int, least: int, most: int | None = None) -> None:
-    """Refuse what is not a whole number, or one that is too small (or too large)."""
+    """Raise `ConfigError` unless `value` is a whole number from `least` to `most`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
         bounds = f"{least} or more" if most is None else f"{least} to {most}"
-        raise _out_of_range(what, value, f"a whole number, {bounds}")
+        raise wrong_value(ConfigError, what, value, f"a whole number, {bounds}")
 
 
 def pair(what: str, value: tuple[float, float]) -> tuple[float, float]:
-    """Two numbers; anything else is refused."""
+    """The value, if it is a sequence of two; `ConfigError` otherwise."""
     if not isinstance(value, Sequence) or len(value) != 2:
-        raise _out_of_range(what, value, "two numbers")
+        raise wrong_value(ConfigError, what, value, "two numbers")
     return value
+
+
+def wrong_value(
+    error: type[E],
+    what: str,
+    value: object,
+    expected: str,
+    *,
+    remedy: str | None = None,
+    where: str | Path | None = None,
+) -> E:
+    """The error for an option or an argument whose value is out of range or of the wrong form.
+
+    >>> print(wrong_value(ConfigError, "batch", 0, "1 or more"))
+    batch is 0
+      expected: 1 or more
+      found: 0
+      to do: change batch
+    """
+    return error(
+        f"{what} is {shown(value)}",
+        where=where,
+        expected=expected,
+        found=shown(value),
+        remedy=remedy or f"change {what}",
+    )
 
 
 _SHOWN = 80
 """The most characters of a value that a message shows."""
 
-_WORDS: Mapping[Any, str] = {
+_WORDS: Mapping[type, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -359,10 +385,10 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("Graph", "Builder"): "freeze the builder: builder.graph()",
     ("Source", "DataSet"): "take one part of the data set: data.train or data.test",
 }
-"""What to do where one class is wanted and (a subclass of) another is given, by their names."""
+"""The remedy where one class is expected and another, or a subclass of it, is passed."""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -377,7 +403,7 @@ def _with_article(name: str) -> str:
 
 
 def _many(one: str) -> str:
-    """What `describe` gives, in the plural."""
+    """The plural of a result of `describe`."""
     if " or " in one or " of " in one:
         return f"items that are {one}"
     return one.removeprefix("a ").removeprefix("an ") + "s"
@@ -387,16 +413,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _misfit(what: str, key: str, value: object, annotation: Any) -> ConfigError:
-    return ConfigError(
-        f"{what} is {shown(value)}",
-        expected=describe(annotation, none="None"),
-        found=shown(value),
-        remedy=_remedy(key, value, annotation),
-    )
+def _misfit(what: str, key: str, value: object, annotation: object) -> ConfigError:
+    expected, remedy = describe(annotation, none="None"), _remedy(key, value, annotation)
+    return wrong_value(ConfigError, what, value, expected, remedy=remedy)
 
 
-def _remedy(key: str, value: object, annotation: Any) -> str:
+def _remedy(key: str, value: object, annotation: object) -> str:
     options = [_meaning(option) for option in (annotation, *typing.get_args(annotation))]
     if isinstance(value, type) and any(
         isinstance(option, type) and issubclass(value, option) for option in options
@@ -417,7 +439,7 @@ def _misnamed(
     kwargs: Mapping[str, object],
     error: TypeError,
 ) -> ConfigError:
-    """Arguments that a function does not have, or that are missing."""
+    """The error for arguments that the function does not have, or that are missing."""
     names = [name for name in signature.parameters if name != "self"]
     unknown = [name for name in kwargs if name not in names]
     given = f"{len(args)} by position" + "".join(f", {name}" for name in kwargs)
@@ -426,20 +448,11 @@ def _misnamed(
             f"{label} cannot be called so: {error}",
             expected=f"{label}{signature}",
             found=given,
-            remedy="give these arguments",
+            remedy="pass these arguments",
         )
     return ConfigError(
         f"{label} has no argument {unknown[0]!r}",
         expected=", ".join(names) or "no arguments",
         found=given,
         remedy=nearest_name(unknown[0], names, f"leave {unknown[0]} out"),
-    )
-
-
-def _out_of_range(what: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{what} is {shown(value)}",
-        expected=expected,
-        found=shown(value),
-        remedy=f"change {what}",
     )

@@ -11,11 +11,24 @@
         ├── KernelError     a kernel raised
         └── StallError      nothing can make progress
 
-Every message says what is wrong and where, then what was expected, what was found and what to do.
-The same facts are attributes, for programs. Anything else that escapes is a bug of ours.
+A message says what is wrong and where, then what was expected, what was found and what to do. The
+same facts are attributes, for programs. Any other exception that escapes is a bug of ours.
+
+Mistakes that occur in many places have one helper each. A helper takes the class of the error and
+returns the error, which the caller raises:
+
+    PurineError(what, op=op)        `op` or `blob` as a node also fills in `where` and `location`
+    errors.given_twice              an option or a key that is given twice
+    errors.reason                   what an exception of the system says, in one line
+    nearest.unknown_name            a name that is none of the known ones; suggests the nearest
+    arguments.wrong_value           a value that is out of range or of the wrong form
+    files.unreadable                a file that cannot be opened, or whose content is wrong
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 __all__ = [
     "CheckpointError",
@@ -28,12 +41,28 @@ __all__ = [
     "PurineError",
     "RunError",
     "StallError",
+    "given_twice",
     "in_a_line",
+    "reason",
 ]
 
 
+class _Node(Protocol):
+    """What an error reads of an op or a blob of a graph."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def location(self) -> object: ...
+    @property
+    def where(self) -> str | None: ...
+
+
 class PurineError(Exception):
-    """A mistake that a user can mend, told in full; `more` are others that were found with it.
+    """A mistake that the user can correct; `more` holds others that were found with it.
+
+    `op` and `blob` are names or nodes of a graph. A node (the op, if both are nodes) also gives
+    `where` and `location`, unless they are passed.
 
     >>> print(PurineError("batch is 0", expected="1 or more", found="0", remedy="pass --batch 64"))
     batch is 0
@@ -46,23 +75,27 @@ class PurineError(Exception):
         self,
         what: str,
         *,
-        where: str | None = None,
-        op: str | None = None,
-        blob: str | None = None,
+        where: str | Path | None = None,
+        op: str | _Node | None = None,
+        blob: str | _Node | None = None,
         location: str | None = None,
         expected: str | None = None,
         found: str | None = None,
         remedy: str | None = None,
     ) -> None:
         self.what = what
-        self.where = where
-        self.op = op
-        self.blob = blob
+        self.where = None if where is None else str(where)
+        self.op = _name(op)
+        self.blob = _name(blob)
         self.location = location
         self.expected = expected
         self.found = found
         self.remedy = remedy
         self.more: tuple[PurineError, ...] = ()
+        for node in (op, blob):
+            if node is not None and not isinstance(node, str):
+                self.where = self.where or node.where
+                self.location = self.location or str(node.location)
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -108,10 +141,47 @@ class StallError(RunError):
     """No op can run and the iteration is not complete."""
 
 
+E = TypeVar("E", bound=PurineError)
+"""The class of error that a helper is asked for."""
+
+
+def given_twice(
+    error: type[E], what: str, *, where: str | Path | None = None, found: str | None = None
+) -> E:
+    """An option or a key that is given twice.
+
+    >>> print(given_twice(ConfigError, "lr", where="job.yaml:3"))
+    job.yaml:3: lr is given twice
+      expected: lr once
+      found: a second lr
+      to do: remove one
+    """
+    return error(
+        f"{what} is given twice",
+        where=where,
+        expected=f"{what} once",
+        found=found or f"a second {what}",
+        remedy="remove one",
+    )
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of the system says, without error numbers and paths.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "net.yaml"))
+    'No such file or directory'
+    """
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def in_a_line(error: BaseException) -> str:
-    """What an exception of somebody else says, cut to fit into a message of ours.
+    """The type and the text of an exception of another library, in at most 200 characters.
 
     >>> in_a_line(ValueError("too\\nlong"))
     'ValueError: too long'
     """
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _name(node: str | _Node | None) -> str | None:
+    return node if node is None or isinstance(node, str) else node.name

@@ -1,8 +1,9 @@
-"""Files that appear whole or not at all, and files that are read with a bound.
+"""Reading and writing files that users name.
 
-What is written is a draft on disk that takes the place of the file. Only a regular file is ever
-replaced: a link stays, and what it points to is written; a pipe or a device is written to. What is
-read is a regular file of limited size: a pipe may never end, and neither do some devices.
+A file is written to a temporary file that then replaces it, so a reader sees the old content or the
+new one, never a part. Only a regular file is replaced: a link stays and its target is written, a
+pipe or a device is written to. Only regular files of limited size are read, because a pipe and some
+devices never end.
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, E, reason
 
-__all__ = ["expanded", "put_in_place", "read_bounded", "refuse_own_input", "write_whole"]
+__all__ = [
+    "expanded",
+    "put_in_place",
+    "read_bounded",
+    "refuse_own_input",
+    "unreadable",
+    "write_whole",
+]
 
 _SORTS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "a pipe"),
@@ -26,7 +34,7 @@ _SORTS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """All bytes of a regular file of at most `most` bytes; an OSError is the caller's to tell."""
+    """All bytes of a regular file of at most `most` bytes; raises OSError, also for other files."""
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
@@ -38,15 +46,36 @@ def read_bounded(path: Path, most: int) -> bytes:
         return file.read()
 
 
+def unreadable(
+    error: type[E],
+    path: str | Path,
+    cause: BaseException | str,
+    *,
+    expected: str,
+    what: str = "cannot read the file",
+    remedy: str = "correct the path or its permissions",
+) -> E:
+    """The error for a file that cannot be read; `cause` is an exception, or what is in the file.
+
+    >>> print(unreadable(ConfigError, "job.yaml", "a folder", expected="a YAML file"))
+    job.yaml: cannot read the file
+      expected: a YAML file
+      found: a folder
+      to do: correct the path or its permissions
+    """
+    found = cause if isinstance(cause, str) else reason(cause)
+    return error(what, where=path, expected=expected, found=found, remedy=remedy)
+
+
 def expanded(path: str | Path) -> Path:
-    """A path that a user wrote, with `~` and `~name` as the folders they stand for."""
+    """A path that a user wrote, with `~` and `~name` replaced by home folders."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         user = Path(path).parts[0]
         raise ConfigError(
-            f"{user!r} is the folder of nobody",
-            where=str(path),
+            f"there is no user for {user!r}",
+            where=path,
             expected="~ for your own folder, or ~NAME for that of a user of this machine",
             found=user,
             remedy=f"write ./{user} for a folder of this name, or correct the path",
@@ -54,16 +83,16 @@ def expanded(path: str | Path) -> Path:
 
 
 def refuse_own_input(output: Path, *inputs: Path) -> None:
-    """Raise `ConfigError` where an output is one of the files it is made from, by whatever name."""
+    """Raise `ConfigError` if the output is one of the input files, also through a link."""
     for source in inputs:
         try:
             same = os.path.isfile(output) and os.path.samefile(output, source)
         except (OSError, ValueError):
-            continue  # what cannot be read is told when it is read
+            continue  # reading the input reports it
         if same:
             raise ConfigError(
                 "the output would replace its own input",
-                where=str(output),
+                where=output,
                 expected="the path of another file",
                 found=f"{output} and {source}, which are one file",
                 remedy="choose another path with -o",
@@ -71,7 +100,7 @@ def refuse_own_input(output: Path, *inputs: Path) -> None:
 
 
 def put_in_place(path: Path, data: bytes | str) -> None:
-    """Write a file, text as UTF-8; an OSError is the caller's to tell."""
+    """Write a file, text as UTF-8; raises OSError."""
     data = data.encode() if isinstance(data, str) else data
     path = Path(os.path.realpath(path))
     if not _may_be_replaced(path):
@@ -90,18 +119,17 @@ def put_in_place(path: Path, data: bytes | str) -> None:
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file that a user named."""
+    """Write a file that a user named; raises `ConfigError`."""
     try:
         put_in_place(path, data)
     except (OSError, ValueError) as error:
-        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        remedy = "free space there, or choose another path"
+        found, remedy = reason(error), "free space there, or choose another path"
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             found = f"no folder {Path(os.path.realpath(path)).parent}"
             remedy = "make the folder, or choose another path"
         raise ConfigError(
             "cannot write the file",
-            where=str(path),
+            where=path,
             expected="a path that can be written",
             found=found,
             remedy=remedy,

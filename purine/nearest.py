@@ -1,17 +1,53 @@
-"""Remedies for a name that is not known: the nearest that are."""
+"""Names that are not known: the error, and a suggestion of the nearest known names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
-__all__ = ["nearest_name", "nearest_names"]
+from purine.errors import E
+
+__all__ = ["nearest_name", "nearest_names", "unknown_name"]
+
+
+def unknown_name(
+    error: type[E],
+    sort: str,
+    name: str,
+    known: Iterable[str],
+    *,
+    expected: str | None = None,
+    found: str | None = None,
+    remedy: str = "use one of these",
+    where: str | Path | None = None,
+    cutoff: float = 0.5,
+) -> E:
+    """The error for a name that is none of the known names of its sort.
+
+    The remedy is the nearest known name; `remedy` is for a name that is near none.
+
+    >>> from purine.errors import ConfigError
+    >>> print(unknown_name(ConfigError, "net", "lennet", ["lenet", "nin"]))
+    there is no net 'lennet'
+      expected: one of lenet, nin
+      found: 'lennet'
+      to do: did you mean 'lenet'?
+    """
+    names = list(known)
+    return error(
+        f"there is no {sort} {name!r}",
+        where=where,
+        expected=expected or f"one of {', '.join(names) or 'none'}",
+        found=found or repr(name),
+        remedy=nearest_name(name, names, remedy, cutoff=cutoff),
+    )
 
 
 def nearest_name(word: str, known: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:
-    """A question with the name nearest to a word; `otherwise` where none is near.
+    """A question that suggests the known name nearest to `word`, or `otherwise`.
 
-    `cutoff` is how much of both has to be the same, from 0 to 1.
+    `cutoff` is the smallest similarity of a suggestion, from 0 to 1.
 
     >>> nearest_name("lennet", ["lenet", "nin"], "use one of these")
     "did you mean 'lenet'?"
@@ -25,7 +61,7 @@ def nearest_name(word: str, known: Iterable[str], otherwise: str, *, cutoff: flo
 def nearest_names(
     word: str, known: Iterable[str], otherwise: str, *, most: int = 3, cutoff: float = 0.4
 ) -> str:
-    """A question with up to `most` names near a word; `otherwise` where none is near.
+    """A question that suggests up to `most` known names near `word`, or `otherwise`.
 
     >>> nearest_names("conv", ["conv1", "conv2", "fc"], "see the names")
     'did you mean conv2 or conv1?'

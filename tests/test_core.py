@@ -11,7 +11,7 @@ from purine.core import Core, compile_plan
 from purine.graph import Builder, Graph
 from purine.runtime.buffers import Buffers
 from purine.runtime.program import compile_program
-from purine.runtime.run import initial_states
+from purine.runtime.values import initial_states
 from tests.runtime.random_graphs import random_graph, same_bits, serial
 
 

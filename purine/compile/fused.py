@@ -13,10 +13,8 @@ to date before each replay.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +25,7 @@ from purine.compile.inductor import CompiledFunction, compile_function
 from purine.errors import in_a_line
 from purine.graph import Op
 from purine.kinds.fused import bind_grouped, body_of, over_of
+from purine.machine.settings import expandable_segments
 from purine.registry.kind import Kernel, Results
 
 __all__ = ["WARM_UP", "FusedKernel", "as_kernel", "captured", "compiled"]
@@ -105,7 +104,7 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
         made = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         thread = {"capture_error_mode": "thread_local"}
-        with _one_segment(), torch.cuda.graph(made, stream=stream, **thread):
+        with expandable_segments(), torch.cuda.graph(made, stream=stream, **thread):
             results = kernel(*fixed)
         graph = made
 
@@ -132,22 +131,6 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
         )
 
     return replay
-
-
-@contextmanager
-def _one_segment() -> Iterator[None]:
-    """Let the memory of a captured graph grow in place: pieces of fixed sizes leave gaps for good.
-
-    Whoever has chosen settings of torch's allocator keeps them.
-    """
-    if any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
-        yield
-        return
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    try:
-        yield
-    finally:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def as_kernel(kernel: FusedKernel) -> Kernel:

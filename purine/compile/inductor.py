@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -28,6 +27,7 @@ from torch.fx.node import map_arg
 
 from purine.compile.rewrites.all import rewritten
 from purine.compile.rewrites.kept import Kept, keep_casts
+from purine.machine.settings import use_compile_cache
 
 __all__ = ["CompiledFunction", "compile_function", "scalars_first"]
 
@@ -83,7 +83,7 @@ def compile_function(
     """
     gpu = any(value.is_cuda for value in arguments)
     with _one_at_a_time, torch.no_grad():
-        _use_cache()
+        use_compile_cache()
         recorded = make_fx(function, tracing_mode="fake")(*arguments)
         scalars = scalars_first(recorded)
         rewritten(recorded, gpu=gpu)
@@ -227,14 +227,3 @@ def _is_early(node: Node, early: Mapping[Node, Node]) -> bool:
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
     )
-
-
-def _use_cache() -> None:
-    home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    folder = Path(os.environ.get("PURINE_CACHE", home / "purine"))
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    # Importing it has set the folder, unless somebody had asked for another one.
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))

@@ -1,13 +1,12 @@
-"""What makes a graph a good one: one list of small rules, each of which finds its own mistakes.
+"""The rules that every graph obeys, as one list of small functions.
 
-A rule yields one error per mistake and never stumbles over what another rule reports, so all the
-mistakes of a graph can be shown at once. A graph that passes has one producer per blob, no cycle
-and no op that reaches over to another location, unless it is a `Copy` or a collective.
+A rule yields one error per mistake. It tolerates the mistakes that other rules report, so that all
+mistakes of a graph can be shown at once. A graph that passes has one producer per blob and no
+cycle, and all its ops read and write at their own location, except `Copy` ops and collectives.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
@@ -30,21 +29,21 @@ DTYPES = frozenset(
 
 _DIMENSIONS = 64  # torch's own limit for most kernels
 _ELEMENTS = 2**63
-_SUGGESTIONS = 8  # a nearest name costs a walk over all names, so only the first few get one
+_SUGGESTIONS = 8  # finding a nearest name compares all names, so only the first errors get one
 
 
 class Kinds(Protocol):
-    """What the kinds of ops say about one op and its blobs; implemented by `purine.kinds`."""
+    """Checks that depend on the kind of an op; implemented by `purine.registry`."""
 
     def problems(
         self, op: Op, inputs: Sequence[Blob], outputs: Sequence[Blob | None]
     ) -> Iterator[GraphError]:
-        """What is wrong with `op`; an output that nobody asked for is None."""
+        """The mistakes of `op`; an output without a blob is None."""
         ...
 
 
 Rule: TypeAlias = Callable[[Graph, Kinds | None], Iterator[GraphError]]
-"""Yields the mistakes of one sort."""
+"""Yields the mistakes of one sort; kinds are not checked without `Kinds`."""
 
 
 @checked
@@ -68,22 +67,22 @@ def verify(graph: Graph, kinds: Kinds | None = None) -> Graph:
 
 @checked
 def problems(graph: Graph, kinds: Kinds | None = None) -> list[GraphError]:
-    """All mistakes of the graph, in the order of the rules; an empty list for a good graph."""
+    """All mistakes of the graph, in the order of the rules."""
     return list(_mistakes(graph, kinds))
 
 
 def _mistakes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     for rule in RULES:
-        found = False
+        passed = True
         for error in rule(graph, kinds):
-            found = True
+            passed = False
             yield error
-        if found and rule is keys_are_names:
-            return  # every other rule finds nodes by name
+        if rule is keys_are_names and not passed:
+            return  # the other rules look nodes up by name
 
 
 def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """Every node is kept under its own name."""
+    """Every node is stored under its own name."""
     nodes = (
         *(("blob", key, blob.name, blob.where) for key, blob in graph.blobs.items()),
         *(("op", key, op.name, op.where) for key, op in graph.ops.items()),
@@ -103,19 +102,18 @@ def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """Names can be printed and have no spaces; an op and a blob may share one."""
+    """Names are printable and have no spaces; an op and a blob may have the same name."""
     nodes: list[Blob | Op] = [*graph.blobs.values(), *graph.ops.values()]
     for node in nodes:
         name = node.name
         if name and name.isprintable() and " " not in name:
             continue
-        what = "op" if isinstance(node, Op) else "blob"
+        is_op = isinstance(node, Op)
+        what = "op" if is_op else "blob"
         yield GraphError(
             f"{what} has the name {name!r}",
-            where=node.where,
-            op=name if what == "op" else None,
-            blob=None if what == "op" else name,
-            location=str(node.location),
+            op=node if is_op else None,
+            blob=None if is_op else node,
             expected="a name that is not empty, without white space or control characters",
             found=repr(name),
             remedy=f"rename the {what}, for example to 'conv1/weight'",
@@ -123,7 +121,7 @@ def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """Ops read and write blobs of the graph."""
+    """Ops read and write blobs that the graph declares."""
     reported = 0
     for op in graph.ops.values():
         reads = ((name, "reads") for name in op.inputs)
@@ -134,10 +132,8 @@ def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             reported += 1
             yield GraphError(
                 f"op {op.name!r} {verb} blob {name!r}, which nothing declares",
-                where=op.where,
-                op=op.name,
+                op=op,
                 blob=name,
-                location=str(op.location),
                 expected="the name of a blob of the graph",
                 found=repr(name),
                 remedy="declare the blob, or correct the name"
@@ -165,10 +161,8 @@ def _second_producer(name: str, first: Op, second: Op) -> GraphError:
     )
     return GraphError(
         writers,
-        where=second.where,
-        op=second.name,
+        op=second,
         blob=name,
-        location=str(second.location),
         expected="one producer for each blob",
         found=f"{_spot(first)} and {_spot(second)}",
         remedy="let each write a blob of its own, and add them with an op if a sum is meant",
@@ -176,7 +170,7 @@ def _second_producer(name: str, first: Op, second: Op) -> GraphError:
 
 
 def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """A state reads and is carried on by blobs of the graph."""
+    """Both blobs of a state are declared."""
     for state in graph.states.values():
         for name in dict.fromkeys((state.read, state.next)):
             if name in graph.blobs:
@@ -193,16 +187,15 @@ def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]
 
 
 def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """No op writes the blob that a state is read from."""
+    """No op writes the blob through which a state is read."""
     for state in graph.states.values():
         producer = graph.producers.get(state.read)
         if producer is not None:
             yield GraphError(
                 f"op {producer.name!r} writes blob {state.read!r}, which is a state",
                 where=producer.where or state.where,
-                op=producer.name,
+                op=producer,
                 blob=state.read,
-                location=str(producer.location),
                 expected="a state that only gets its value from the iteration before",
                 found=f"{_spot(producer)} as its producer",
                 remedy="write to another blob and name that one as the state's next",
@@ -210,7 +203,7 @@ def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
 
 
 def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """A blob carries on at most one state."""
+    """A blob is the next value of at most one state."""
     first: dict[str, str] = {}
     for state in graph.states.values():
         other = first.setdefault(state.next, state.read)
@@ -226,7 +219,7 @@ def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[Gr
 
 
 def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """An op makes the next value of a state, unless the state keeps its value."""
+    """An op writes the next value of a state, unless the state keeps its value."""
     for state in graph.states.values():
         carried = state.next == state.read or state.next in graph.producers
         if not carried and state.next in graph.blobs:
@@ -241,7 +234,7 @@ def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphEr
 
 
 def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """The two blobs of a state have one shape, dtype and location."""
+    """The two blobs of a state have the same shape, dtype and location."""
     for state in graph.states.values():
         read, after = graph.blobs.get(state.read), graph.blobs.get(state.next)
         if read is None or after is None:
@@ -256,9 +249,8 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
             if expected != found:
                 yield GraphError(
                     f"state {state.read!r} and its next blob {state.next!r} differ in {what}",
-                    where=state.where or after.where,
-                    blob=state.next,
-                    location=str(after.location),
+                    where=state.where,
+                    blob=after,
                     expected=f"{what} {expected}, as {state.read!r} has",
                     found=f"{what} {found}",
                     remedy=f"give both blobs the same {what}",
@@ -266,7 +258,7 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
 
 
 def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """A state scales a solver's rate and decay by finite numbers that are not negative."""
+    """`lr_mult` and `decay_mult` of a state are finite and not negative."""
     for state in graph.states.values():
         for name, value in (("lr_mult", state.lr_mult), ("decay_mult", state.decay_mult)):
             if not (math.isfinite(value) and value >= 0):
@@ -281,7 +273,7 @@ def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
 
 
 def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """The outputs of the graph are blobs of the graph."""
+    """The outputs of the graph are declared blobs."""
     for name in graph.outputs:
         if name not in graph.blobs:
             yield GraphError(
@@ -294,7 +286,7 @@ def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def control_names_ops(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """Both ends of a control edge are ops of the graph."""
+    """Both ends of a control edge are ops."""
     for before, after in sorted(graph.control):
         for name in dict.fromkeys((before, after)):
             if name not in graph.ops:
@@ -308,29 +300,29 @@ def control_names_ops(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]
 
 
 def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """A known shape is made of sizes, and a shape that no op can tell is known."""
+    """A shape is a tuple of sizes; it may be missing only where an op produces the blob."""
     for blob in graph.blobs.values():
         if blob.shape is None:
             if blob.name not in graph.producers:
-                yield _bad_blob(
-                    blob,
+                yield GraphError(
                     f"blob {blob.name!r} has no shape, and no op produces it",
+                    blob=blob,
                     expected="a shape, which can be left out only where an op tells it",
                     found="no shape",
                     remedy="give its shape (in YAML: size)",
                 )
         elif not all(type(size) is int and size >= 0 for size in blob.shape):
-            yield _bad_blob(
-                blob,
+            yield GraphError(
                 f"blob {blob.name!r} has the shape {blob.shape}",
+                blob=blob,
                 expected="whole numbers, none below zero",
                 found=str(blob.shape),
                 remedy="correct the shape (in YAML: size)",
             )
         elif len(blob.shape) > _DIMENSIONS or math.prod(blob.shape) >= _ELEMENTS:
-            yield _bad_blob(
-                blob,
+            yield GraphError(
                 f"blob {blob.name!r} is larger than a tensor can be",
+                blob=blob,
                 expected=f"at most {_DIMENSIONS} dimensions and less than 2^63 elements",
                 found=f"{len(blob.shape)} dimensions, {_power(math.prod(blob.shape))} elements",
                 remedy="correct the shape (in YAML: size)",
@@ -345,31 +337,30 @@ def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Every dtype is one of `DTYPES`."""
     for blob in graph.blobs.values():
         if blob.dtype not in DTYPES:
-            close = difflib.get_close_matches(blob.dtype, sorted(DTYPES), n=1)
-            yield _bad_blob(
-                blob,
+            yield GraphError(
                 f"blob {blob.name!r} has the dtype {blob.dtype!r}",
+                blob=blob,
                 expected=f"one of {', '.join(sorted(DTYPES))}",
                 found=repr(blob.dtype),
-                remedy=f"write {close[0]!r}" if close else "correct the dtype",
+                remedy=nearest_name(blob.dtype, sorted(DTYPES), "correct the dtype"),
             )
 
 
 def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """A layout is `channels-last`, and that of a blob of four dimensions."""
+    """The only layout is `channels-last`, for blobs of four dimensions."""
     for blob in graph.blobs.values():
         if blob.layout not in ("", CHANNELS_LAST):
-            yield _bad_blob(
-                blob,
+            yield GraphError(
                 f"blob {blob.name!r} has the layout {blob.layout!r}",
+                blob=blob,
                 expected=f"{CHANNELS_LAST!r}, or none",
                 found=repr(blob.layout),
                 remedy="correct the layout, or leave it out",
             )
         elif blob.layout and blob.shape is not None and len(blob.shape) != 4:
-            yield _bad_blob(
-                blob,
+            yield GraphError(
                 f"blob {blob.name!r} of {len(blob.shape)} dimensions is {blob.layout}",
+                blob=blob,
                 expected="four dimensions: samples, channels, height and width",
                 found=str(list(blob.shape)),
                 remedy="leave the layout out",
@@ -377,13 +368,13 @@ def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """No op waits for itself, over data and control edges; the first cycle found is shown.
+    """Data and control edges form no cycle; the error shows the first one.
 
-    States and the credit need no rule, since they cannot close a cycle. Give an op of an iteration
-    the key (iteration, place of the op in an order without cycles). Data and control edges lead to
-    a larger place in the same iteration, states to the next iteration, the credit from all ops of
-    an iteration to some of a later one: whatever an op waits for has a smaller key. So the op with
-    the smallest key of those that have not run waits for nothing, and a run never stalls.
+    States and the credit cannot close a cycle. Proof: give each op of each iteration the key
+    (iteration, position of the op in a topological order). Data and control edges lead to a larger
+    position in the same iteration, states lead to the next iteration, and the credit leads from all
+    ops of an iteration to ops of a later one. So an op waits only for smaller keys, the op with the
+    smallest key that has not run waits for nothing, and a run never stalls.
     """
     members = _find_cycle(graph)
     if not members:
@@ -392,9 +383,7 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     cycle = _cycle_text(graph, members)
     yield GraphError(
         f"the graph has a cycle: {cycle}",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
+        op=op,
         expected="ops that can run one after the other",
         found=cycle,
         remedy="remove one of these edges, or carry a value to the next iteration with a state",
@@ -402,7 +391,7 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def _find_cycle(graph: Graph) -> list[str]:
-    """The ops of one cycle in the order in which they wait, from the first in graph order."""
+    """The ops of one cycle in the order of its edges, starting with the first in graph order."""
     done = set(graph.order)
     stuck = [name for name in graph.ops if name not in done]
     if not stuck:
@@ -429,7 +418,7 @@ def _cycle_text(graph: Graph, members: list[str]) -> str:
 
 
 def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """An op and its blobs are at one location, but for a `Copy` and what a collective reads."""
+    """An op is at the location of its blobs, except for a `Copy` and inputs of a collective."""
     for op in graph.ops.values():
         if op.kind == "Copy":
             continue
@@ -441,10 +430,8 @@ def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             if blob is not None and blob.location != op.location:
                 yield GraphError(
                     f"op {op.name!r} at {op.location} {verb} {name!r} at {blob.location}",
-                    where=op.where,
-                    op=op.name,
+                    op=op,
                     blob=name,
-                    location=str(op.location),
                     expected=f"{name!r} at {op.location}",
                     found=f"{name!r} at {blob.location}",
                     remedy="put both at one location, or insert a Copy op between them",
@@ -452,7 +439,7 @@ def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """The kinds have nothing to say against any op whose blobs exist."""
+    """Every op whose blobs exist obeys the rules of its kind."""
     if kinds is None:
         return
     for op in graph.ops.values():
@@ -484,18 +471,6 @@ RULES: tuple[Rule, ...] = (
     agrees_with_its_kind,
 )
 """All rules, in the order in which they are applied."""
-
-
-def _bad_blob(blob: Blob, what: str, *, expected: str, found: str, remedy: str) -> GraphError:
-    return GraphError(
-        what,
-        where=blob.where,
-        blob=blob.name,
-        location=str(blob.location),
-        expected=expected,
-        found=found,
-        remedy=remedy,
-    )
 
 
 def _spot(op: Op) -> str:

@@ -13,7 +13,7 @@ from purine.errors import RunError
 from purine.graph import Builder, Graph
 from purine.job.folder import RunFolder
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
-from purine.runtime.run import Result
+from purine.runtime.result import Result
 
 __all__ = ["MOST_IN_A_ROW", "Overflows", "telling_overflow"]
 

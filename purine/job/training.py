@@ -29,7 +29,8 @@ from purine.job.plan import Plan
 from purine.kinds.loss_scale import LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.runtime import checkpoint
-from purine.runtime.run import Result, Run
+from purine.runtime.result import Result
+from purine.runtime.run import Run
 
 __all__ = [
     "Event",

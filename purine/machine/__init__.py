@@ -1,1 +1,1 @@
-"""This machine: its cores and memory, and settings that hold for the whole process."""
+"""This machine: its cores and memory, and everything that changes the whole process (`effects`)."""

@@ -1,7 +1,7 @@
-"""How much memory this machine still has, to hold a prediction against before anything runs.
+"""The memory that is available, to compare a forecast with before anything runs.
 
-A process may have less than the machine: the limits of its control groups count, of both versions,
-with what is used under them already. Pages of files that the system would give back count as free.
+A process may have less than the machine: the limits of its control groups (both versions) count,
+less what is in use under them. Pages of the file cache that the system can reclaim count as free.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["available_memory"]
 
 
 def available_memory(device: str = "cpu:0", *, root: Path = Path("/")) -> int:
-    """The bytes that a device can still give; all CPU devices of a host share theirs.
+    """The bytes that are available on a device; all CPU devices of a host share one memory.
 
-    `root` is where `proc` and `sys` are.
+    `root` is the folder that holds `proc` and `sys`.
 
     >>> available_memory() > 0
     True
@@ -40,7 +40,7 @@ def available_memory(device: str = "cpu:0", *, root: Path = Path("/")) -> int:
 
 
 def _of_machine(root: Path) -> int:
-    """What the system says is available; all of its memory, where it does not say."""
+    """What the system reports as available, or else all of its memory."""
     for line in _lines(root / "proc/meminfo"):
         key, _, value = line.partition(":")
         if key == "MemAvailable":
@@ -49,9 +49,9 @@ def _of_machine(root: Path) -> int:
 
 
 def _under_limits(root: Path) -> Iterator[int]:
-    """What each control group of this process leaves, from its own to the outermost.
+    """What is left under the limit of each control group of this process.
 
-    Where a container does not show the group by its path, the mount itself is the container's.
+    A container may not see its group by its path; then the root of the mount is its group.
     """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -74,7 +74,7 @@ _V2 = ("memory.max", "memory.current")
 
 
 def _left(folder: Path, files: tuple[str, str], cached: str) -> int | None:
-    """The limit of one group less what it uses; None where it has no limit."""
+    """The limit of one group less what it uses; None without a limit."""
     limit, used = (_number(folder / name) for name in files)
     if limit is None or used is None:
         return None
@@ -91,7 +91,7 @@ def _number(file: Path) -> int | None:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a file of the system's, none where there is no such file."""
+    """The lines of a system file; none if there is no such file."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Devices of this machine: which cores are `cpu:k`, and keeping threads on them.
+"""The cores of each CPU device, and binding threads to them (effect `cores`).
 
-A graph on one CPU device has the whole machine. On several, `cpu:k` is the k-th set of cores, all
-of one size; its lanes, and the helpers of their kernels, stay on these cores.
+A graph on one CPU device uses all cores. With several, `cpu:k` is the k-th set of cores, all of one
+size; its lanes, and the OpenMP threads of their kernels, are bound to these cores.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ import torch
 
 from purine.errors import ConfigError
 from purine.graph import Graph
+from purine.machine.effects import applies
 
-__all__ = ["cores_of", "pin", "threads_of", "threads_of_all"]
+__all__ = ["cores_of", "on_gpus", "pin", "threads_of", "threads_of_all"]
 
 
 def cores_of(
     graph: Graph, *, threads: int | None = None, share: bool = False
 ) -> Mapping[str, tuple[int, ...]]:
-    """The cores of each device that a graph is on; none where it may use all.
+    """The cores of each CPU device of a graph; a single CPU device has (), which means all.
 
-    A device has `threads` cores, or an equal share of all. Devices that are more than the cores
-    suffice for are refused, unless they may `share` cores.
+    A device has `threads` cores, or an equal share of all. More devices than the cores suffice for
+    are an error, unless devices may `share` cores.
     """
     devices = sorted({op.location.device for op in graph.ops.values()}, key=_number)
+    gpus = torch.cuda.device_count()
     for device in devices:
-        there = torch.cuda.device_count()
-        if device.startswith("cuda") and _number(device) >= there and not (share and there):
+        if device.startswith("cuda") and _number(device) >= gpus and not (share and gpus):
             raise ConfigError(
                 f"device {device} is not there",
                 location=device,
-                expected=f"one of the {there} GPUs that torch sees",
+                expected=f"one of the {gpus} GPUs that torch sees",
                 found=device,
                 remedy="name what the machine has, for example cpu:0 (option --devices)",
             )
-    own = [device for device in devices if device.startswith("cpu")]
-    if len(own) < 2:
-        return dict.fromkeys(own, ())
+    cpus = [device for device in devices if device.startswith("cpu")]
+    if len(cpus) < 2:
+        return dict.fromkeys(cpus, ())
     available = _available()
-    most = _number(own[-1]) + 1
-    size = threads or threads_of(own)
-    if most * size > len(available) and not share:
+    size = threads or threads_of(cpus)
+    if (_number(cpus[-1]) + 1) * size > len(available) and not share:
         raise ConfigError(
-            f"device {own[-1]} is not there",
-            location=own[-1],
+            f"device {cpus[-1]} is not there",
+            location=cpus[-1],
             expected=f"cpu:0 to cpu:{max(0, len(available) // size - 1)}: there are "
             f"{len(available)} cores, and a device has {size}",
-            found=", ".join(own),
+            found=", ".join(cpus),
             remedy="use fewer devices or fewer threads for each, or let devices share cores "
             "(share_cores=True, --share-cores)",
         )
@@ -57,29 +57,34 @@ def cores_of(
             available[(_number(device) * size + core) % len(available)]
             for core in range(min(size, len(available)))
         )
-        for device in own
+        for device in cpus
     }
 
 
+def on_gpus(graph: Graph) -> bool:
+    """Whether a graph has ops on GPUs."""
+    return any(op.location.device.startswith("cuda") for op in graph.ops.values())
+
+
 def threads_of(devices: Sequence[str]) -> int:
-    """The cores of each of several CPU devices where nobody says: an equal share of all."""
+    """The default number of cores of each of several CPU devices: an equal share of all."""
     return max(1, len(_available()) // (max(map(_number, devices)) + 1))
 
 
 def threads_of_all() -> int:
-    """The threads of a single CPU device where nobody says: those that torch would use.
+    """The default number of threads of a single CPU device: as many as torch would use.
 
-    Unless the process may use fewer cores by now: threads would wait for each other.
+    Never more than the cores that the process may use now, since threads would wait for each other.
     """
     return min(int(torch.get_num_threads()), len(_available()))
 
 
 def pin(cores: tuple[int, ...]) -> None:
-    """Keep the calling thread, and threads that it starts, on these cores; no cores mean all.
+    """Bind the calling thread, and threads that it starts, to these cores; () binds to none.
 
-    Where the system does not let threads be kept on cores, they wander.
+    Does nothing where the system cannot bind threads.
     """
-    if cores and hasattr(os, "sched_setaffinity"):
+    if cores and hasattr(os, "sched_setaffinity") and applies("cores"):
         os.sched_setaffinity(0, cores)
 
 

@@ -1,37 +1,42 @@
-"""What has to be said before torch is imported: the package imports this module first.
+"""Effects that have to take place before torch is imported; `import purine` imports this first.
 
-A value that the user has set stays.
-
-With huge pages a fresh 50 MB activation costs 25 page faults instead of 12,000 (see
-`purine.machine.heap`). Torch reads this setting once, at its first allocation.
-
-Between two kernels the threads of GNU OpenMP, which torch uses, spin: left alone, they look for
-work 300,000 times before they sleep (7 ms on one machine), and where other processes need the
-cores, everybody waits for threads that wait. Threads that sleep at once make small kernels slower
-on an idle machine. A bounded spin is longer than the gap between two kernels of a step, and short
-against the time slice of another process (`benchmarks/busy.py`). The library reads this setting
-when it is loaded: where torch was imported before, it is as torch has it.
-
-The command line cannot catch an interrupt before its own libraries are imported. So the hook that
-prints tracebacks leaves that of an interrupt out; the process still dies of the signal (130).
+`purine.machine.effects` says what each effect is for and how to decline it. A variable that the
+user has set is never changed. This module imports nothing but `os` and `sys`, because it is part of
+the start of every command.
 """
 
 import os
 import sys
 from types import TracebackType
 
-__all__: list[str] = []
+__all__ = ["VARIABLE", "declined"]
+
+VARIABLE = "PURINE_DECLINE"
+"""The environment variable that names the effects a user declines, with commas between them."""
 
 
-def _without_interrupts(
+def declined() -> frozenset[str]:
+    """The names in `PURINE_DECLINE`, known or not."""
+    names = os.environ.get(VARIABLE, "").split(",")
+    return frozenset(name.strip() for name in names if name.strip())
+
+
+def _hide_interrupts(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
 
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
-if os.path.basename(sys.argv[0]) in ("purine", "-m"):  # "-m" only while that package is imported
-    sys.excepthook = _without_interrupts
+def _apply() -> None:
+    unwanted = declined()
+    if "huge-pages" not in unwanted:
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if "spin" not in unwanted and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+    # argv[0] is "-m" only while `python -m purine` imports the package.
+    if "interrupt" not in unwanted and os.path.basename(sys.argv[0]) in ("purine", "-m"):
+        sys.excepthook = _hide_interrupts
+
+
+_apply()

@@ -1,14 +1,14 @@
-"""Where the memory of activations comes from.
+"""Settings of malloc for the activations of a step (effect `heap`).
 
-A training step allocates and frees hundreds of megabytes in large buffers of many sizes. Kept in
-the C library's heap they cost no page faults, but the heap breaks up and peaks at a quarter to a
-half more than is ever in use. Taken from the system one by one nothing is wasted, but the system
-clears every page, each time; huge pages make that bearable, for steps that compute much with each
-byte. So that is the way where the system has huge pages and the step does; else the heap is kept,
-but for the largest buffers.
+A step allocates and frees hundreds of megabytes in large buffers of many sizes. If they come from
+the heap, they cost no page faults, but fragmentation raises the peak by a quarter to a half. If
+each is mapped from the system, nothing is wasted, but the system clears every page each time. With
+huge pages that is cheap enough for steps that compute much per byte. So large buffers of such steps
+are mapped; other steps map only the largest buffers.
 
-Lanes that compute side by side have heaps of their own, made of pieces of 64 MB. These are kept
-too: giving pieces back and getting them again makes all lanes of the process wait for each other.
+Compute lanes that run in parallel allocate from arenas of their own, which consist of pieces of
+64 MB. These are never returned to the system: returning and mapping pieces takes a lock that all
+lanes of the process wait for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from purine.analysis.infer import cost, size_in_bytes
 from purine.graph import Graph
+from purine.machine.effects import applies
 from purine.registry.lookup import lookup
 
 __all__ = ["tune_heap"]
@@ -29,17 +30,17 @@ __all__ = ["tune_heap"]
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _LARGE, _LARGEST, _HALF, _PIECE, _ALL = 3 << 20, 24 << 20, 32 << 20, 64 << 20, 1 << 30
 _DENSE = 10e-3
-"""Bytes of results for each flop of a step above which clearing their pages costs too much."""
+"""Bytes of large results per flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
 
 
 def tune_heap(graph: Graph) -> bool:
-    """Fit the C library's heap to a step; whether large buffers get pages of their own.
+    """Set malloc up for a step; returns whether large buffers are mapped one by one.
 
-    A setting of the whole process: the last step counts. Without huge pages the C library's own
-    ways are left as they are.
+    It holds for the whole process until the next call and cannot be undone. Nothing is changed
+    where the system has no huge pages.
     """
-    if not sys.platform.startswith("linux") or not _has_huge_pages():
+    if not applies("heap") or not sys.platform.startswith("linux") or not _has_huge_pages():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -52,12 +53,11 @@ def tune_heap(graph: Graph) -> bool:
         mallopt(_TRIM_THRESHOLD, _ALL)
         mallopt(_MMAP_THRESHOLD, _HALF)
         return False
-    made, flops = _volume(graph)
-    single = made <= _DENSE * flops
-    limit = _LARGE if single else _LARGEST
+    written, flops = _volume(graph)
+    mapped = written <= _DENSE * flops
     mallopt(_ARENA_MAX, 1)
     mallopt(_TRIM_THRESHOLD, _HALF)
-    return bool(mallopt(_MMAP_THRESHOLD, limit)) and single
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGE if mapped else _LARGEST)) and mapped
 
 
 def _lanes(graph: Graph) -> int:
@@ -66,14 +66,14 @@ def _lanes(graph: Graph) -> int:
 
 
 def _volume(graph: Graph) -> tuple[int, int]:
-    """The bytes of a step's large results, states not counted, and its flops."""
-    made = flops = 0
+    """The bytes of a step's large results, without those written in place, and its flops."""
+    written = flops = 0
     for op in graph.ops.values():
         sizes = (size_in_bytes(graph.blobs[name]) for name in op.outputs if name)
         if not lookup(op).overwrites(op):
-            made += sum(size for size in sizes if size >= _LARGE)
+            written += sum(size for size in sizes if size >= _LARGE)
         flops += cost(op, graph.blobs).flops
-    return made, flops
+    return written, flops
 
 
 @cache

@@ -13,12 +13,13 @@ from torch import Tensor
 from purine.data import DataSet, Field, Reader, Source
 from purine.errors import DataError
 from purine.graph import NOTHING, Blob, Graph, Op
+from purine.machine.cores import on_gpus
 from purine.registry.aten import dtype_of
 from purine.registry.kind import Kernel
 from purine.runtime.layout import laid_out
 from purine.runtime.streams import is_gpu
 
-__all__ = ["batch_of", "data_ops", "pinned", "read_rows", "read_stream"]
+__all__ = ["batch_of", "data_ops", "read_rows", "read_stream"]
 
 
 _Form: TypeAlias = tuple[torch.dtype, str] | None
@@ -36,7 +37,7 @@ def read_stream(graph: Graph, data: DataSet | None) -> Mapping[str, Kernel]:
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernels[op.name] = _stream_kernel(graph, op, source)
+        kernels[op.name] = _into_pinned(graph, _stream_kernel(graph, op, source))
     return kernels
 
 
@@ -46,20 +47,22 @@ def read_rows(graph: Graph, data: DataSet | None, start: int) -> Mapping[str, Ke
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernels[op.name] = _rows_kernel(graph, op, source, start)
+        kernels[op.name] = _into_pinned(graph, _rows_kernel(graph, op, source, start))
     return kernels
 
 
-def pinned(kernel: Kernel) -> Kernel:
-    """A kernel whose batches are in memory that GPUs can fetch them from by themselves."""
+def _into_pinned(graph: Graph, kernel: Kernel) -> Kernel:
+    """A kernel whose batches are in pinned memory, if the graph has ops on GPUs."""
+    if not on_gpus(graph):
+        return kernel
 
-    def fetched(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
-        found = kernel(*tensors)
-        if isinstance(found, Tensor):
-            return found.pin_memory()
-        return tuple(value.pin_memory() for value in found)
+    def read(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
+        batch = kernel(*tensors)
+        if isinstance(batch, Tensor):
+            return batch.pin_memory()
+        return tuple(value.pin_memory() for value in batch)
 
-    return fetched
+    return read
 
 
 def _stream_kernel(graph: Graph, op: Op, source: Source) -> Kernel:

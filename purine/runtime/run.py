@@ -1,7 +1,7 @@
 """A run: one graph, its data, its seed, and the values of its states.
 
-The same seed gives the same bits, whatever the interleaving; a run that is resumed from a
-checkpoint goes on with the bits of one that was never interrupted.
+The same seed gives the same bits, whatever the interleaving. A run that is resumed from a
+checkpoint computes the same bits as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -11,114 +11,73 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Literal, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from purine.analysis.infer import check, with_batch
-from purine.arguments import at_least, checked, shown
+from purine.analysis.infer import check
+from purine.arguments import at_least, checked
 from purine.autodiff import reported_losses
 from purine.compile.fused import FusedKernel, as_kernel, captured, compiled
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
-from purine.errors import ConfigError, RunError, in_a_line
+from purine.errors import ConfigError, RunError
 from purine.graph import Graph, Op
 from purine.lowering.segments import pays
-from purine.machine.cores import cores_of
+from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
+from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import nearest_name
 from purine.placement.values import gather_values, shard_values
-from purine.registry.aten import device_of, dtype_name, dtype_of
-from purine.registry.clock import ITERATION, SEED
-from purine.registry.fillers import fill
 from purine.registry.kind import Kernel
 from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
+from purine.runtime.evaluate import Evaluation
 from purine.runtime.executor import Executor
-from purine.runtime.feeding import batch_of, data_ops, pinned, read_rows, read_stream
-from purine.runtime.layout import laid_out
+from purine.runtime.feeding import read_stream
+from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
+from purine.runtime.values import (
+    LARGEST_SEED,
+    Values,
+    as_tensor,
+    at_home,
+    check_value,
+    initial_states,
+)
 from purine.trace.trace import Trace
 
-__all__ = ["Result", "Run", "compute"]
-
-
-Values: TypeAlias = Mapping[str, Any]
-"""Tensors by the names of their blobs; numpy arrays, lists and numbers pass for tensors."""
-
-_MOST_SEED = 2**63 - 1
-"""The seed is a blob of int64."""
+__all__ = ["Run"]
 
 _MOST_PREFETCH = 10_000
 _MOST_THREADS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one iteration gave: the blobs that the graph lists as outputs.
-
-    `losses` are the names of those that are minimised.
-    """
-
-    iteration: int
-    outputs: Mapping[str, Tensor]
-    losses: tuple[str, ...] = ()
-
-    def __getitem__(self, name: str) -> float:
-        value = self.outputs.get(name)
-        if value is None or value.numel() != 1:
-            raise ConfigError(
-                f"the iteration has no number {name!r}",
-                blob=name if isinstance(name, str) else None,
-                expected=f"one of {', '.join(self.outputs) or 'no outputs'}",
-                found=shown(name) if value is None else f"shape {list(value.shape)}",
-                remedy="let the net report it with Net.output"
-                if value is None
-                else f"read the tensor: result.outputs[{name!r}]",
-            )
-        return float(value)
-
-    @property
-    def loss(self) -> float:
-        """The value of blob `loss`, or of the only loss that is reported under another name."""
-        if "loss" in self.outputs:
-            return self["loss"]
-        if len(self.losses) == 1:
-            return self[self.losses[0]]
-        several = bool(self.losses)
-        raise ConfigError(
-            f"the net reports {len(self.losses)} losses, none of them as 'loss'",
-            expected="an output 'loss', or a single loss",
-            found=", ".join(self.losses or self.outputs) or "no outputs",
-            remedy=f"name one: result[{self.losses[0]!r}]" if several else "read result.outputs",
-        )
-
-
 class Run:
     """An execution of a training step, to be stepped, measured, saved and resumed.
 
+    `data` is a data set, or anything that `purine.data.as_dataset` converts: tensors for the inputs
+    of the net by position, a data set of PyTorch, a name.
+
     `prefetch` is how many iterations `Data` ops may be ahead. `threads` is the number of threads
-    that one kernel may use: the number of cores of a device, where the graph is on several, which
-    may `share_cores` where there are too few, and so may GPUs. `record` keeps a trace: of single
-    ops, or of the "segments" that they are dispatched in where nothing is recorded. Fused ops are
-    `compiled` where they are on a GPU, unless this says always or never. With `tf32` products and
-    convolutions of float32 numbers on GPUs are in TF32, which keeps 10 bits of 23; without it they
-    are not, whatever torch is set to.
+    per kernel, by default the cores of the device. With `share_cores`, several devices may run on
+    the same cores, or on the same GPU. `compiled` compiles fused ops: by default those on GPUs,
+    otherwise all or none. With `tf32`, float32 products and convolutions on GPUs use TF32, which
+    keeps 10 of 23 bits; without it they do not, whatever torch is set to. `record` keeps a trace of
+    single ops, or of "segments", the groups of ops that are dispatched together without a trace.
 
-    Where the net is sharded, what is saved has its states whole, so that it fits any scheme; what
-    is loaded and set may be whole or in shards.
-
-    `data` is a data set, or anything that `purine.data.as_dataset` makes one of: tensors for the
-    inputs of the net by position, a data set of PyTorch, a name.
+    A checkpoint of a sharded net holds whole states, so it fits any scheme of parallelism. Values
+    that are loaded or set may be whole or in shards.
 
     A run belongs to the process that made it: a forked child makes its own. Threads may share a
     run; their calls take turns, and each result of `steps` goes to one of them.
+
+    `purine.machine.effects` lists what a run changes in the whole process.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
@@ -145,49 +104,38 @@ class Run:
         record: bool | Literal["segments"] = False,
     ) -> None:
         at_least("prefetch", prefetch, 0, _MOST_PREFETCH)
-        at_least("seed", seed, 0, _MOST_SEED)
+        at_least("seed", seed, 0, LARGEST_SEED)
         if threads is not None:
             at_least("threads", threads, 1, _MOST_THREADS)
-        self._process = os.getpid()
-        self._turn = threading.RLock()
-        """Held by the thread whose call is being served."""
         self.graph = check(graph)
-        if not self.graph.ops:
-            raise ConfigError(
-                "the graph has no ops",
-                expected="at least one op",
-                found="none",
-                remedy="build a net first",
-            )
+        _refuse_empty(self.graph)
         self.data: DataSet | None = None if data is None else as_dataset(data)
-        self._losses = reported_losses(self.graph)
         self.seed = seed
         self.credit = prefetch + 1
         self.threads = threads
-        self._cores = cores_of(self.graph, threads=threads, share=share_cores)
         self.record = record
-        self.compiled = compiled
-        self._compiled: dict[str, FusedKernel] = {}
-        self._gpus = _on_gpus(self.graph)
-        if tf32 and not self._gpus:
-            raise ConfigError(
-                "tf32 is asked for, and no op is on a GPU",
-                expected="a graph with ops on GPUs, which have TF32",
-                found="devices "
-                + ", ".join(sorted({op.location.device for op in self.graph.ops.values()})),
-                remedy="leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')",
-            )
-        self._tf32 = tf32 if self._gpus else None
+        self._cores = cores_of(self.graph, threads=threads, share=share_cores)
+        self._gpus = on_gpus(self.graph)
+        self._tf32 = tf32_of(self.graph, tf32)
+        if tf32 and self._tf32 is None:
+            raise _no_tf32(self.graph)
+        self._losses = reported_losses(self.graph)
+        self._sources = read_stream(self.graph, self.data)
+        self._fused = _FusedKernels(compiled)
+
+        self._process = os.getpid()
+        self._turn = threading.RLock()
+        """Held by the thread whose call is being served."""
         self.iteration = 0
-        """The next iteration whose result `steps` gives."""
+        """The iteration of the next result of `steps`."""
         self._unread: dict[int, dict[str, Tensor]] = {}
-        """Results of iterations that were in flight when lanes ended."""
-        self._reached = 0
-        """The iteration that `_states` are of, while there are no lanes."""
-        self._states: dict[str, Tensor] = {}
-        """The states while there are no lanes; those missing have the values of their fillers."""
-        self._sources = self._reading(read_stream(self.graph, self.data))
+        """Results of iterations that were in flight when the lanes ended."""
         self._executor: Executor | None = None
+        """Runs the lanes and holds the states, from the first step until the run is closed."""
+        self._reached = 0
+        """Without lanes: the number of iterations that `_states` have seen."""
+        self._states: dict[str, Tensor] = {}
+        """Without lanes: the states; a missing one has the value of its filler."""
         self._recorded = Trace()
         self._failure: RunError | None = None
         if not self._gpus:
@@ -206,10 +154,10 @@ class Run:
 
     @checked
     def steps(self, count: int) -> Iterator[Result]:
-        """Run `count` iterations and give their results in order.
+        """Run `count` iterations and yield their results in order.
 
-        Later iterations are in flight while a result is looked at, as far as the credit goes: what
-        `set_states` sets meanwhile is for those behind them.
+        Up to `prefetch` later iterations are in flight while the caller reads a result. Values that
+        `set_states` sets meanwhile are seen by the iterations after those.
         """
         at_least("the number of steps", count, 0)
         self._refuse_fork()
@@ -217,7 +165,7 @@ class Run:
         return _Steps(self, count)
 
     def _step(self, left: int) -> Result:
-        """The next result; `left` more are asked for, this one among them."""
+        """The next of `left` results that the caller still wants."""
         with self._serving():
             outputs = self._unread.pop(self.iteration, None)
             if outputs is None:
@@ -231,42 +179,33 @@ class Run:
     def states(self) -> dict[str, Tensor]:
         """Copies of all states, after the iterations in flight are complete."""
         with self._serving():
-            found = {name: value.clone() for name, value in self._settled()[1].items()}
-            if self._gpus:  # later iterations write over the originals, on streams of their own
+            copies = {name: value.clone() for name, value in self._settled()[1].items()}
+            if self._gpus:  # later iterations overwrite the originals, on other streams
                 torch.cuda.synchronize()
-            return found
+            return copies
 
     @checked
     def set_states(self, values: Values) -> None:
-        """Put values in place of the states named, for example parameters from elsewhere.
+        """Replace the values of the named states, for example by pretrained parameters.
 
-        A state that is sharded can be named as a whole: its value is cut. Values may also be numpy
-        arrays, lists and numbers. The iterations in flight are completed before, with the old
-        values. The values are copied one by one, and nothing is drawn for states that are set
-        before they are read.
+        A sharded state may be named as a whole: its value is cut. Values may also be numpy arrays,
+        lists and numbers; they are copied. Iterations in flight complete with the old values. The
+        filler of a state that is set before the first step never draws.
         """
         with self._serving():
             if self._failure is not None:
                 raise self._failure
-            given = {name: _as_tensor(self.graph, name, item) for name, item in values.items()}
+            given = {name: as_tensor(self.graph, name, value) for name, value in values.items()}
             tensors = shard_values(self.graph, given)
             for name, value in tensors.items():
                 if name not in self.graph.states:
-                    raise RunError(
-                        f"there is no state {name!r}",
-                        blob=name,
-                        expected="the name of a state of the graph",
-                        found=repr(name),
-                        remedy=nearest_name(
-                            name, self.graph.states, "see run.graph.states for the names"
-                        ),
-                    )
-                _check_value(self.graph, name, value)
+                    raise _unknown_state(name, self.graph)
+                check_value(self.graph, name, value)
             if self._executor is not None:
                 iteration, states = self._settled()
                 self._keep_results()
                 kept = {name: value for name, value in states.items() if name not in tensors}
-                del states  # so that each is let go once it is copied
+                del states  # `_restart` frees each state once it is copied
                 self._restart(iteration, kept)
             for name, value in tensors.items():
                 self._states[name] = value.clone()
@@ -275,55 +214,30 @@ class Run:
     def evaluate(self, graph: Graph, *, data: DataLike | None = None) -> dict[str, float]:
         """The means of a graph's scalar outputs over the whole test set, each sample counted once.
 
-        `graph` is what `purine.evaluation(net)` gives: its parameters are this run's, also where
-        the run's are sharded and those of `graph` are whole. `data` is what to test on, in place of
-        the test part of the run's data.
+        `graph` is what `purine.evaluation(net)` returns. Its states have the values of this run's,
+        also where the run's are sharded and those of `graph` are whole. `data` replaces the test
+        part of the run's data.
         """
         with self._serving():
+            graph = check(graph)
             tested = self.data if data is None else as_dataset(data, test=data)
-            return self._evaluate(check(graph), tested)
-
-    def _evaluate(self, graph: Graph, data: DataSet | None) -> dict[str, float]:
-        sources = data_ops(graph)
-        if not sources or data is None or data.test is None:
-            raise ConfigError(
-                "there is nothing to evaluate on",
-                expected="a graph with a Data op, and data with a test part",
-                found=f"{len(sources)} Data ops, data {data.name if data else None!r}",
-                remedy="give data with a test part, as pu.data.tensors(x, y, test=(...)), or "
-                "run.evaluate(graph, data=...)",
-            )
-        for name in graph.outputs:
-            if torch.Size(graph.blobs[name].shape or ()).numel() != 1:
-                raise ConfigError(
-                    f"output {name!r} has no mean over the test set",
-                    where=graph.blobs[name].where,
-                    blob=name,
-                    expected="outputs that are single numbers",
-                    found=f"shape {list(graph.blobs[name].shape or ())}",
-                    remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
-                )
-        batch, count = batch_of(graph, sources[0]), len(data.test)
-        own = self._settled()[1]
-        values = {**own, **gather_values(self.graph, own)}
-        totals = dict.fromkeys(graph.outputs, 0.0)
-        for size, start, times in (
-            (batch, 0, count // batch),
-            (count % batch, count - count % batch, 1),
-        ):
-            if size and times:
-                part = graph if size == batch else with_batch(graph, size)
-                for name, total in self._sum(part, data, values, start, times).items():
-                    totals[name] += total * size
-        return {name: total / count for name, total in totals.items()}
+            states = self._settled()[1]
+            return Evaluation(
+                tested,
+                {**states, **gather_values(self.graph, states)},
+                seed=self.seed,
+                credit=self.credit,
+                threads=len({core for own in self._cores.values() for core in own}) or self.threads,
+                tf32=bool(self._tf32),
+            ).means(graph)
 
     @checked
     def save(
         self, folder: Path | str, *, extra: Mapping[str, object] | None = None, keep: int = 2
     ) -> Path:
-        """Write a checkpoint under `folder`, after completing the iterations in flight.
+        """Complete the iterations in flight and write a checkpoint under `folder`.
 
-        The newest `keep` checkpoints stay there; `extra` is stored in the manifest.
+        The newest `keep` checkpoints stay there. `extra` is stored in the manifest.
         """
         at_least("keep", keep, 1)
         with self._serving():
@@ -341,7 +255,7 @@ class Run:
 
     @checked
     def load(self, folder: Path | str) -> int:
-        """Go on from a checkpoint, or from the newest of a run folder; returns its iteration."""
+        """Resume from a checkpoint, or from the newest of a run folder; returns its iteration."""
         with self._serving():
             saved = checkpoint.load(Path(folder))
             saved = replace(saved, values=shard_values(self.graph, saved.values))
@@ -355,16 +269,16 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """What was recorded since the run was made; empty without `record`."""
+        """The events since the run was made; none without `record`."""
         if self._executor is not None:
             return self._recorded + self._executor.trace()
         return self._recorded
 
     def close(self) -> None:
-        """End the lanes, after the iterations in flight.
+        """Complete the iterations in flight and end the threads of the run.
 
-        A run that is closed can still be read, saved and stepped again, unless an op failed: its
-        states are then those of no iteration, and only `load` makes it usable again.
+        A closed run can still be read, saved and stepped again. After the failure of an op it
+        cannot, since its states belong to no iteration; `load` makes it usable again.
         """
         if os.getpid() != self._process:  # a forked child has no lanes to end
             return
@@ -387,7 +301,7 @@ class Run:
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
-        """The turn of the calling thread, in the process of the run."""
+        """Let one thread at a time use the run, in the process that made it."""
         self._refuse_fork()
         with self._turn:
             yield
@@ -402,7 +316,7 @@ class Run:
             )
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
-        """The number of complete iterations and the states behind them, with nothing in flight."""
+        """Wait for the iterations in flight; the number of complete ones and the states then."""
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
@@ -421,13 +335,13 @@ class Run:
             raise
 
     def _keep_results(self) -> None:
-        """Take what `steps` has still to give from lanes with nothing in flight."""
+        """Keep the results that `steps` has not yielded yet; nothing is in flight."""
         if self._executor is not None:
             for iteration in range(self.iteration, self._executor.core.completed):
                 self._unread[iteration] = self._executor.wait(iteration)
 
     def _restart(self, iteration: int, values: dict[str, Tensor]) -> None:
-        """Go on from copies of these values, which are taken out of `values` one by one."""
+        """Continue from copies of `values`, which is emptied to free each value once copied."""
         self._end_lanes()
         self._states = {}
         for name in list(values):
@@ -450,7 +364,7 @@ class Run:
             self._refuse_inputs()
             self._settled()
             for name, value in self._states.items():
-                self._states[name] = _at_home(self.graph, name, value)
+                self._states[name] = at_home(self.graph, name, value)
             self._executor = Executor(
                 self.graph,
                 states=self._states,
@@ -470,96 +384,38 @@ class Run:
         return self._executor
 
     def _refuse_inputs(self) -> None:
-        """A graph that has to be fed may hold states, and is not run."""
+        """Refuse to step a graph with inputs; its states can be read and set all the same."""
         if self.graph.inputs:
             name = self.graph.inputs[0]
             raise ConfigError(
                 f"nothing makes blob {name!r}",
-                where=self.graph.blobs[name].where,
-                blob=name,
+                blob=self.graph.blobs[name],
                 expected="a step whose batches come from a Data op",
                 found=f"inputs {', '.join(self.graph.inputs)}",
                 remedy="let the net begin with a Data op, or feed it: "
                 f"pu.compute(graph, {{{name!r}: ...}})",
             )
 
-    def _reading(self, sources: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
-        """Kernels that read batches, into memory that GPUs can fetch them from."""
-        if not self._gpus:
-            return sources
-        return {name: pinned(kernel) for name, kernel in sources.items()}
 
-    def _fused(self, op: Op) -> Kernel:
-        """The kernel of a fused op."""
+class _FusedKernels:
+    """Makes the kernels of fused ops; an op is compiled once, however often lanes start."""
+
+    def __init__(self, compiled: bool | None) -> None:
+        self.compiled = compiled
+        self._kernels: dict[str, FusedKernel] = {}
+
+    def __call__(self, op: Op) -> Kernel:
         gpu = is_gpu(op.location)
         if not (gpu if self.compiled is None else self.compiled):
             return lookup(op).bind_overwrite(op)
-        if op.name not in self._compiled:
-            self._compiled[op.name] = compiled(op)
-        kernel = self._compiled[op.name]
+        if op.name not in self._kernels:
+            self._kernels[op.name] = compiled(op)
+        kernel = self._kernels[op.name]
         return captured(op, kernel) if gpu else as_kernel(kernel)
-
-    def _sum(
-        self, graph: Graph, data: DataSet, values: Mapping[str, Tensor], start: int, times: int
-    ) -> dict[str, float]:
-        states = {}
-        for name, state in graph.states.items():
-            if name in values and name != ITERATION:
-                keeps = state.next == name
-                states[name] = values[name] if keeps else values[name].clone()
-        states = initial_states(graph, self.seed, states)
-        states = {name: _at_home(graph, name, value) for name, value in states.items()}
-        executor = Executor(
-            graph,
-            states=states,
-            sources=self._reading(read_rows(graph, data, start)),
-            credit=self.credit,
-            threads=len({core for own in self._cores.values() for core in own}) or self.threads,
-            tf32=bool(self._tf32) if _on_gpus(graph) else None,
-        )
-        totals = dict.fromkeys(graph.outputs, 0.0)
-        try:
-            for iteration in range(times):
-                executor.extend(min(times, iteration + self.credit))
-                for name, value in executor.wait(iteration).items():
-                    totals[name] += float(value)
-        finally:
-            executor.close()
-        return totals
-
-
-def _on_gpus(graph: Graph) -> bool:
-    return any(is_gpu(op.location) for op in graph.ops.values())
-
-
-def _at_home(graph: Graph, name: str, value: Tensor) -> Tensor:
-    """The value of a state on the device and in the layout of its blob."""
-    blob = graph.blobs[name]
-    return laid_out(value.to(device_of(blob.location)), blob.layout)
-
-
-def initial_states(
-    graph: Graph, seed: int, given: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """The first values of all states: a function of the seed and their names.
-
-    A state whose value is `given` has that one, and nothing is drawn for it.
-    """
-    values = {}
-    for name, state in graph.states.items():
-        blob = graph.blobs[name]
-        assert blob.shape is not None
-        if given and name in given:
-            values[name] = given[name]
-        elif name == SEED:
-            values[name] = torch.tensor(seed, dtype=dtype_of(blob.dtype))
-        else:
-            values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
-    return values
 
 
 class _Steps(Iterator[Result]):
-    """The results of some iterations, which threads may share."""
+    """The results of some iterations; several threads may take from it."""
 
     def __init__(self, run: Run, count: int) -> None:
         self._run = run
@@ -573,110 +429,44 @@ class _Steps(Iterator[Result]):
                 raise StopIteration
             try:
                 result = self._run._step(self._left)
-            except StopIteration as error:  # a failure that a loop would take for the end
+            except StopIteration as error:  # a loop would take it for the end
                 raise RuntimeError("an iteration raised StopIteration") from error
             self._left -= 1
             return result
 
 
-@checked
-def compute(
-    graph: Graph,
-    feeds: Values | None = None,
-    *,
-    states: Values | None = None,
-    seed: int = 0,
-) -> dict[str, Tensor]:
-    """Run one iteration of a graph whose inputs are fed, and return its outputs.
-
-    Values may also be numpy arrays, lists and numbers.
-
-    >>> from purine.kinds import Net, relu
-    >>> net = Net()
-    >>> y = relu(net.input("x", (2,)), name="y")
-    >>> compute(net.graph(), {"x": torch.tensor([-1.0, 2.0])})["y"].tolist()
-    [0.0, 2.0]
-    """
-    graph = check(graph)
-    at_least("seed", seed, 0, _MOST_SEED)
-    feeds = feeds or {}
-    for name in graph.inputs:
-        if name not in feeds:
-            raise RunError(
-                f"input blob {name!r} is not fed",
-                blob=name,
-                expected=f"a value for each of {', '.join(graph.inputs)}",
-                found=", ".join(feeds) or "none",
-                remedy=f"add {name!r} to feeds",
-            )
-    _refuse_data(graph)
-    given = {**feeds, **(states or {})}
-    for name in given:
-        if name not in graph.inputs and name not in graph.states:
-            raise RunError(
-                f"there is no input or state {name!r}",
-                blob=name,
-                expected=", ".join((*graph.inputs, *graph.states)) or "none",
-                found=repr(name),
-                remedy="mend the name, or leave it out of feeds and states",
-            )
-        given[name] = _as_tensor(graph, name, given[name])
-        _check_value(graph, name, given[name])
-    feeds = {name: _at_home(graph, name, given[name]) for name in graph.inputs}
-    values = {name: given[name].clone() for name in states or {}}
-    first = initial_states(graph, seed, values)
-    first = {name: _at_home(graph, name, first[name]) for name in graph.states}
-    tf32 = False if _on_gpus(graph) else None
-    executor = Executor(graph, states=first, feeds=feeds, credit=1, tf32=tf32)
-    try:
-        executor.extend(1)
-        return executor.wait(0)
-    finally:
-        executor.close()
-
-
-def _refuse_data(graph: Graph) -> None:
-    """A graph that reads data cannot be fed."""
-    for op in data_ops(graph):
+def _refuse_empty(graph: Graph) -> None:
+    if not graph.ops:
         raise ConfigError(
-            f"op {op.name!r} reads data, and a graph to compute is fed",
-            where=op.where,
-            op=op.name,
-            expected="a graph whose inputs are fed, made with Net.input or pu.inference",
-            found="a Data op",
-            remedy="run it with pu.Run(graph, data=...), or cut the Data op off: pu.inference(net)",
+            "the graph has no ops",
+            expected="at least one op",
+            found="none",
+            remedy="build a net first",
         )
 
 
-def _as_tensor(graph: Graph, name: str, value: object) -> Tensor:
-    """A value from outside as a tensor; what has no dtype of its own gets that of its blob."""
-    if isinstance(value, Tensor):
-        return value
-    try:
-        if isinstance(value, np.ndarray | np.generic):
-            return torch.from_numpy(np.array(value))
-        blob = graph.blobs.get(name)
-        return torch.tensor(value, dtype=None if blob is None else dtype_of(blob.dtype))
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise RunError(
-            f"the value for {name!r} is no tensor",
-            blob=name,
-            expected="a tensor, a numpy array, a number or a list of numbers",
-            found=f"{shown(value)} ({in_a_line(error)})",
-            remedy="convert it to a tensor",
-        ) from error
-
-
-def _check_value(graph: Graph, name: str, value: Tensor) -> None:
-    """Whether a value from outside fits its blob."""
-    blob = graph.blobs[name]
-    if (tuple(value.shape), dtype_name(value.dtype)) != (blob.shape, blob.dtype):
-        raise RunError(
-            f"blob {name!r} cannot take this value",
-            where=blob.where,
-            blob=name,
-            location=str(blob.location),
-            expected=f"{blob.dtype} {list(blob.shape or ())}",
-            found=f"{dtype_name(value.dtype)} {list(value.shape)}",
-            remedy="convert the value or change the blob",
+def _no_tf32(graph: Graph) -> ConfigError:
+    if on_gpus(graph):
+        return ConfigError(
+            "tf32 is asked for, and effect 'gpu-math' is declined",
+            expected="tf32 without PURINE_DECLINE=gpu-math",
+            found="both",
+            remedy="leave one out",
         )
+    devices = sorted({op.location.device for op in graph.ops.values()})
+    return ConfigError(
+        "tf32 is asked for, and no op is on a GPU",
+        expected="a graph with ops on GPUs, which have TF32",
+        found="devices " + ", ".join(devices),
+        remedy="leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')",
+    )
+
+
+def _unknown_state(name: str, graph: Graph) -> RunError:
+    return RunError(
+        f"there is no state {name!r}",
+        blob=name,
+        expected="the name of a state of the graph",
+        found=repr(name),
+        remedy=nearest_name(name, graph.states, "see run.graph.states for the names"),
+    )

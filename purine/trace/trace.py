@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from purine.arguments import checked
 from purine.compile.fused import WARM_UP
-from purine.errors import ConfigError, RunError
-from purine.files import put_in_place, read_bounded
+from purine.errors import ConfigError, RunError, reason
+from purine.files import put_in_place, read_bounded, unreadable
 from purine.graph import Graph
 from purine.kinds.fused import FUSED
 from purine.lowering.packing import PACK
@@ -111,7 +111,7 @@ class Trace:
         except OSError as error:
             raise RunError(
                 "cannot save the trace",
-                where=str(path),
+                where=path,
                 expected="a file that can be written",
                 found=str(error),
                 remedy="free space there, or choose another file",
@@ -123,9 +123,7 @@ class Trace:
         try:
             return cls(*from_json(json.loads(read_bounded(path, _BYTES))))
         except OSError as error:
-            raise _unreadable(
-                path, "cannot read the trace", error.strerror or str(error)
-            ) from error
+            raise _unreadable(path, "cannot read the trace", reason(error)) from error
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _unreadable(path, "the file is not JSON", str(error)) from error
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -222,10 +220,6 @@ def causes(trace: Trace) -> list[int | None]:
 
 
 def _unreadable(path: Path, what: str, found: str) -> RunError:
-    return RunError(
-        what,
-        where=str(path),
-        expected="a file that `purine train --trace` or Trace.save wrote",
-        found=found,
-        remedy="check the path, or record the trace again",
-    )
+    expected = "a file that `purine train --trace` or Trace.save wrote"
+    remedy = "check the path, or record the trace again"
+    return unreadable(RunError, path, found, what=what, expected=expected, remedy=remedy)

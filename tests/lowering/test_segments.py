@@ -33,7 +33,7 @@ from purine.parallel import pipeline, replicate
 from purine.registry.lookup import kinds, lookup
 from purine.runtime.executor import Executor
 from purine.runtime.feeding import read_stream
-from purine.runtime.run import initial_states
+from purine.runtime.values import initial_states
 from tests.importers.models import CASES as MODULES
 from tests.importers.torch.test_imported import imported_from, made
 from tests.runtime.random_graphs import random_graph, same_bits, serial

@@ -16,7 +16,7 @@ from purine.graph import Builder, Graph
 from purine.machine.settings import hold, let_go
 from purine.registry.clock import add_clock
 from purine.runtime.executor import Executor
-from purine.runtime.run import initial_states
+from purine.runtime.values import initial_states
 
 Settings = tuple[bool | None, bool | None, str, str, bool]
 

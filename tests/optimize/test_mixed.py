@@ -132,7 +132,7 @@ def test_training_in_bf16_stays_near_float32(name: str) -> None:
     plain, low = train(step_of(net), name, steps=3), train(step_of(mixed(net)), name, steps=3)
     assert low.losses != plain.losses
     assert low.losses == pytest.approx(plain.losses, rel=5e-3)
-    first = pu.runtime.run.initial_states(net, 3)
+    first = pu.runtime.values.initial_states(net, 3)
     for state, value in plain.states.items():
         assert low.states[state].dtype == value.dtype
         if net.states.get(state) and net.states[state].trainable and value.ndim > 1:

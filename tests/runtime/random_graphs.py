@@ -10,7 +10,7 @@ from torch import Tensor
 from purine.analysis.infer import check
 from purine.graph import Builder, Filler, Graph
 from purine.registry.lookup import lookup
-from purine.runtime.run import initial_states
+from purine.runtime.values import initial_states
 
 SIZE = 4
 UNARY = ("aten.relu", "aten.tanh", "aten.sigmoid", "aten.neg", "aten.t", "aten.clone")

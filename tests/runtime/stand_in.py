@@ -28,7 +28,7 @@ from purine.graph import Op
 from purine.kinds.fused import over_of
 from purine.registry import aten
 from purine.registry.lookup import lookup
-from purine.runtime import run, streams
+from purine.runtime import feeding, run, streams
 from purine.runtime.streams import Streams
 
 
@@ -281,7 +281,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         streams, "device_of", lambda location: torch.device("cpu", int(location.device[-1]))
     )
     monkeypatch.setattr(Streams, "run", watched_run)
-    monkeypatch.setattr(run, "pinned", lambda kernel: kernel)
+    monkeypatch.setattr(feeding, "_into_pinned", lambda graph, kernel: kernel)
     monkeypatch.setattr(run, "compiled", one_by_one)
-    monkeypatch.setattr(compiled, "_one_segment", contextlib.nullcontext)
+    monkeypatch.setattr(compiled, "expandable_segments", contextlib.nullcontext)
     return world

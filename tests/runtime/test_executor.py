@@ -12,7 +12,7 @@ from purine.errors import KernelError, StallError
 from purine.graph import Builder, Graph
 from purine.registry.clock import add_clock
 from purine.runtime.executor import Executor
-from purine.runtime.run import initial_states
+from purine.runtime.values import initial_states
 from tests.runtime.random_graphs import random_graph, same_bits, serial
 
 

@@ -235,7 +235,7 @@ OWN = (torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), torch.ara
         lambda net, step: pu.fuse(step),
         lambda net, step: pu.solvers.sgd(pu.backward(pu.mixed(net, "fp16"))),
         lambda net, step: pu.parallel.replicate(
-            pu.solvers.sgd(pu.backward(pu.kinds.with_batch(net, 2))), "cpu:0-1"
+            pu.solvers.sgd(pu.backward(pu.with_batch(net, 2))), "cpu:0-1"
         ),
         lambda net, step: pu.compose(
             net, solver=pu.solvers.sgd, devices="cpu:0-1", data=2, micro=2
@@ -545,7 +545,7 @@ def test_nothing_is_drawn_for_states_that_are_set(monkeypatch: pytest.MonkeyPatc
 
     expected = pu.Run(step, data=data, seed=1)
     values = expected.states()
-    monkeypatch.setattr("purine.runtime.run.fill", counted)
+    monkeypatch.setattr("purine.runtime.values.fill", counted)
     set_early = {name: value for name, value in values.items() if "weight" in name}
     with pu.Run(step, data=data, seed=2) as run, expected:
         run.set_states(set_early)

@@ -288,7 +288,7 @@ MORE: dict[str, tuple[str, str]] = {
     "an out of a deep 300 characters": (f"--out a/{LONG}/b", "a/"),
     "an out of nobody": (
         "--out ~nosuchuser/x",
-        "~nosuchuser/x: '~nosuchuser' is the folder of nobody",
+        "~nosuchuser/x: there is no user for '~nosuchuser'",
     ),
     "a net of nobody": (
         "--net ~nosuchuser/x.yaml",
@@ -296,11 +296,11 @@ MORE: dict[str, tuple[str, str]] = {
     ),
     "data of nobody": (
         "--data ~nosuchuser/x",
-        "~nosuchuser/x: '~nosuchuser' is the folder of nobody",
+        "~nosuchuser/x: there is no user for '~nosuchuser'",
     ),
     "stored data of nobody": (
         "--data lmdb:~nosuchuser/x",
-        "~nosuchuser/x: '~nosuchuser' is the folder of nobody",
+        "~nosuchuser/x: there is no user for '~nosuchuser'",
     ),
     "weights of nobody": (
         "--weights ~nosuchuser/x.safetensors",
@@ -320,7 +320,7 @@ MORE: dict[str, tuple[str, str]] = {
     ),
     "a schedule of nobody": (
         "--parallel pipeline=2,schedule=~nosuchuser/x.txt",
-        "~nosuchuser/x.txt: '~nosuchuser' is the folder of nobody",
+        "~nosuchuser/x.txt: there is no user for '~nosuchuser'",
     ),
     "a net of 300 characters": (f"--net {LONG}", "there is no net '"),
     "a net file of 300 characters": (f"--net {LONG}.yaml", "cannot read"),
@@ -466,7 +466,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "test of 300 characters": (f"test {LONG}", "cannot"),
     "test of nobody": (
         "test ~nosuchuser/x",
-        "~nosuchuser/x: '~nosuchuser' is the folder of nobody",
+        "~nosuchuser/x: there is no user for '~nosuchuser'",
     ),
     "test of a checkpoint of words": (
         "test none --checkpoint last",

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import yaml
 
 from purine.errors import ConfigError, FormatError
-from purine.files import read_bounded
+from purine.files import read_bounded, unreadable
 
 try:
     from yaml import CSafeLoader as _Loader
@@ -91,23 +91,20 @@ def read_text(path: Path, what: str, error: _Error) -> str:
     """The text of a YAML file in UTF-8; `what` it is, and the `error` that says what is wrong."""
     try:
         data = read_bounded(path, _BYTES)
-    except (OSError, ValueError) as reason:
-        raise error(
-            f"cannot read the {what}",
-            where=str(path),
-            expected=f"the path of a YAML file of at most {_BYTES >> 20} MiB",
-            found=(reason.strerror if isinstance(reason, OSError) else None) or str(reason),
-            remedy="correct the path or its permissions",
-        ) from reason
+    except (OSError, ValueError) as cause:
+        expected = f"the path of a YAML file of at most {_BYTES >> 20} MiB"
+        raise unreadable(
+            error, path, cause, expected=expected, what=f"cannot read the {what}"
+        ) from cause
     try:
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError as reason:
-        line = data.count(b"\n", 0, reason.start) + 1
+    except UnicodeDecodeError as cause:
+        line = data.count(b"\n", 0, cause.start) + 1
         raise error(
             "the file is not UTF-8 text",
             where=f"{path}:{line}",
             expected="YAML in UTF-8",
-            found=f"the byte 0x{data[reason.start]:02x} at offset {reason.start}",
+            found=f"the byte 0x{data[cause.start]:02x} at offset {cause.start}",
             remedy="save the file as UTF-8, or name another file",
         ) from None
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from purine.arguments import checked
-from purine.errors import FormatError, GraphError
+from purine.errors import FormatError, GraphError, reason
 from purine.files import put_in_place
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Filler, Location, Op, State
@@ -61,12 +61,11 @@ def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
     try:
         put_in_place(target, text)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
         raise FormatError(
             "cannot write the graph",
-            where=str(target),
+            where=target,
             expected="the path of a YAML file",
-            found=reason or str(error),
+            found=reason(error),
             remedy="correct the path or its permissions",
         ) from error
 
@@ -87,9 +86,7 @@ def _op_entry(op: Op) -> dict[str, object]:
     if taken:
         raise GraphError(
             f"op {op.name!r} has an attribute {taken[0]!r}, a key that YAML needs",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
+            op=op,
             expected=f"attributes with names other than {', '.join(OP_KEYS)}",
             found=repr(taken[0]),
             remedy="rename the attribute",

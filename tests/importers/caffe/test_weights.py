@@ -16,7 +16,7 @@ from purine.errors import ConfigError, FormatError, PurineError
 from purine.importers.caffe import Imported, from_caffe
 from purine.importers.caffe.weights import read_mean, read_weights
 from purine.parallel import shard
-from purine.runtime.run import compute
+from purine.runtime.compute import compute
 from purine.solvers import sgd
 from tests.importers.caffe_nets import INPUT, bring, layer
 from tests.importers.mutations import SAMPLES

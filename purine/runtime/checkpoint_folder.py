@@ -1,0 +1,167 @@
+"""The folder of a run's checkpoints: names, the lock of its writer, renaming and deleting.
+
+A folder is visible as a checkpoint only while it is complete. It gets its name last, by a rename,
+and loses it before it is deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from purine.errors import CheckpointError
+
+__all__ = [
+    "FOLDER",
+    "LARGEST",
+    "checkpoints_in",
+    "flush",
+    "iteration_of",
+    "only_writer",
+    "os_errors",
+    "path_of",
+    "put_in_place",
+    "remove_older",
+    "start",
+]
+
+FOLDER = "checkpoints"
+"""The folder of a run that holds its checkpoints."""
+
+_DIGITS = 9
+LARGEST = 10**_DIGITS - 1
+"""The largest iteration that a checkpoint can have."""
+
+_TEMPORARY = ".tmp-"
+_LOCK = ".lock"
+# A folder cannot be renamed over another, so the previous checkpoint of an iteration gets this
+# suffix while the new one takes its name. It is complete: it counts while the new one is missing.
+_REPLACED = ".replaced"
+_NAME = re.compile(rf"([0-9]{{{_DIGITS}}})({re.escape(_REPLACED)})?")
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def path_of(parent: Path, iteration: int) -> Path:
+    """The path of the checkpoint of an iteration."""
+    return parent / f"{iteration:0{_DIGITS}}"
+
+
+def iteration_of(path: Path) -> int | None:
+    """The iteration that the name of a checkpoint's folder says; None for another name."""
+    name = _NAME.fullmatch(path.name)
+    return int(name[1]) if name else None
+
+
+def checkpoints_in(parent: Path) -> dict[int, Path]:
+    """The complete checkpoints in a folder by iteration."""
+    paths: dict[int, Path] = {}
+    with os_errors("cannot look for checkpoints", parent):
+        for path in sorted(parent.iterdir()) if parent.is_dir() else ():
+            iteration = iteration_of(path)
+            if iteration is not None and path.is_dir():
+                paths.setdefault(iteration, path)  # a plain name sorts before a replaced one
+    return paths
+
+
+@contextmanager
+def os_errors(what: str, path: Path, remedy: str | None = None) -> Iterator[None]:
+    """Turn errors of the system into `CheckpointError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            what,
+            where=path,
+            expected="a folder that can be read and written",
+            found=str(error),
+            remedy=remedy or "check the permissions and the health of the disk",
+        ) from error
+
+
+@contextmanager
+def only_writer(parent: Path) -> Iterator[None]:
+    """Make the folder and hold its lock; the system releases the lock when the process dies."""
+    new = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        flush(folder.parent)
+    with open(parent / _LOCK, "ab") as lock:
+        locked = True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                "another save is writing checkpoints here",
+                where=parent,
+                expected="one run for one folder",
+                found="a lock held by another save",
+                remedy="give each run a folder of its own",
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            locked = False
+            warnings.warn(
+                f"{parent}: no file locks here, so a second run in this folder goes unnoticed",
+                stacklevel=2,
+            )
+        try:
+            yield
+        finally:
+            # A process forked meanwhile holds the file open: closing would not release the lock.
+            if locked:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def start(target: Path) -> Path:
+    """The path of a temporary folder in which to write a checkpoint, under the lock."""
+    for stale in target.parent.glob(f"{_TEMPORARY}*"):  # left by a save that died
+        shutil.rmtree(stale)
+    return target.with_name(f"{_TEMPORARY}{target.name}")
+
+
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Give a complete checkpoint its name; one that has the name already is deleted."""
+    replaced = target.with_name(target.name + _REPLACED)
+    if target.exists():
+        _remove(replaced)
+        os.rename(target, replaced)
+    os.rename(temporary, target)
+    flush(target.parent)
+    _remove(replaced)
+
+
+def remove_older(parent: Path, iteration: int, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints of the iterations up to `iteration`."""
+    older = sorted(number for number in checkpoints_in(parent) if number <= iteration)
+    for number in older[:-keep]:
+        path = path_of(parent, number)
+        # The replaced one first: it would count again once the other is gone.
+        _remove(path.with_name(path.name + _REPLACED))
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; it loses its name first, so that no part of it is ever seen."""
+    if path.exists():
+        nameless = path.with_name(f"{_TEMPORARY}removed-{path.name}")
+        os.rename(path, nameless)
+        shutil.rmtree(nameless)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

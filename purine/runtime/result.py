@@ -1,0 +1,51 @@
+"""The result of one iteration of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from purine.arguments import shown
+from purine.errors import ConfigError
+
+__all__ = ["Result"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outputs of the graph in one iteration; `losses` names those that are minimised."""
+
+    iteration: int
+    outputs: Mapping[str, Tensor]
+    losses: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> float:
+        value = self.outputs.get(name)
+        if value is None or value.numel() != 1:
+            raise ConfigError(
+                f"the iteration has no number {name!r}",
+                blob=name if isinstance(name, str) else None,
+                expected=f"one of {', '.join(self.outputs) or 'no outputs'}",
+                found=shown(name) if value is None else f"shape {list(value.shape)}",
+                remedy="let the net report it with Net.output"
+                if value is None
+                else f"read the tensor: result.outputs[{name!r}]",
+            )
+        return float(value)
+
+    @property
+    def loss(self) -> float:
+        """The value of blob `loss`, or of the only loss that is reported under another name."""
+        if "loss" in self.outputs:
+            return self["loss"]
+        if len(self.losses) == 1:
+            return self[self.losses[0]]
+        several = bool(self.losses)
+        raise ConfigError(
+            f"the net reports {len(self.losses)} losses, none of them as 'loss'",
+            expected="an output 'loss', or a single loss",
+            found=", ".join(self.losses or self.outputs) or "no outputs",
+            remedy=f"name one: result[{self.losses[0]!r}]" if several else "read result.outputs",
+        )
