@@ -52,7 +52,6 @@ TABLES = {
     "purine.parallel.batch_norm": ["_PER_SAMPLE"],
     "purine.parallel.hybrid": ["_FULL"],
     "purine.trace.overlap": ["_TRANSFER_KINDS"],
-    "purine.lowering.shares": ["_ELEMENTWISE"],
 }
 """The tables of kinds by module."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from purine.graph import Op
 from purine.registry.aten import device_of
 from purine.registry.gradient import RULES, Emit, Rule
-from purine.registry.kind import Attr, Kernel, Kind, kind, register
+from purine.registry.kind import Attr, Kernel, Kind, PerOp, kind, register
 
 __all__ = ["Copy", "Data", "StopGradient"]
 
@@ -41,7 +41,13 @@ def _copy(op: Op) -> Kernel:
 
 
 Copy = register(
-    Kind("Copy", Tensor.clone, ("x",), attributes={"alias": Attr(bool, False)}, binder=_copy)
+    Kind(
+        "Copy",
+        Tensor.clone,
+        ("x",),
+        attributes={"alias": Attr(bool, False)},
+        per_op=PerOp(bind=_copy),
+    )
 )
 """The same value at another location: the only kind whose two ends differ in location.
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from purine.graph import Attribute, Location, Op
-from purine.registry.kind import Attr, Kernel, Kind
+from purine.registry.kind import Attr, Kernel, Kind, PerOp
 
 __all__ = [
     "KERNELS",
@@ -122,7 +122,7 @@ def kind_of(name: str) -> Kind | None:
         optional=len(tensors),
         variadic=bool(lists),
         attributes=attributes,
-        binder=lambda op: _bind(overload, op),
+        per_op=PerOp(bind=lambda op: _bind(overload, op)),
         view=any(r.alias_info is not None for r in schema.returns),
     )
 
