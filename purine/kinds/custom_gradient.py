@@ -23,6 +23,7 @@ from purine.analysis.infer import complete
 from purine.analysis.rule_parts import needs_whole_batch
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op, from_yaml, to_yaml
+from purine.registry.facts import Facts, Precision
 from purine.registry.gradient import RULES, Emit, Rule
 from purine.registry.kind import Attr, Kernel, Kind, PerOp, Results, register
 
@@ -226,6 +227,7 @@ register(
             "sources": Attr(tuple[int, ...], ()),
             "saved": Attr(tuple[int, ...], ()),
         },
+        facts=Facts(Precision.WIDE),
         per_op=PerOp(_bind),
         view=True,
     )

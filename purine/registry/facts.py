@@ -12,9 +12,25 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
-__all__ = ["UNKNOWN", "Facts", "Precision", "Role", "SampleRule", "Shape", "ShapeRule", "Shard"]
+__all__ = [
+    "UNKNOWN",
+    "Facts",
+    "Precision",
+    "Role",
+    "SampleRule",
+    "Settings",
+    "Shape",
+    "ShapeRule",
+    "Shapes",
+    "ShardRule",
+    "alike",
+    "with_labels",
+]
 
 Shape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Sequence[Shape]
+Settings: TypeAlias = Mapping[str, Any]
+"""The attributes of an op, with the defaults of its kind."""
 
 
 class Precision(Enum):
@@ -30,7 +46,7 @@ class Precision(Enum):
     """All in float32. This is what a kind without the fact gets."""
 
 
-class Shard(Enum):
+class ShardRule(Enum):
     """Which rule of `parallel._shard_rules` divides an op among devices."""
 
     ELEMENTWISE = auto()
@@ -98,16 +114,27 @@ class Role(Enum):
     """A parameter update that may be divided: each element depends on that element alone."""
 
 
+def alike(dtypes: Sequence[str]) -> bool:
+    """Whether all inputs have the same floating-point dtype."""
+    return dtypes[0] in ("float32", "float64") and len(set(dtypes)) == 1
+
+
+def with_labels(dtypes: Sequence[str]) -> bool:
+    """Whether the first input is floating-point and the others are integers."""
+    return alike(dtypes[:1]) and all(dtype in ("int32", "int64") for dtype in dtypes[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeRule:
-    """The shape of the only result from attributes (with defaults) and the shapes of the inputs.
+    """The shape of the only result, which has the dtype of the first input.
 
-    `shape` returns None wherever anything is out of the ordinary: torch then decides. All inputs
-    have the same floating-point dtype; with `integers` those after the first are integers.
+    `shape` takes the attributes and the shapes of the inputs. It returns None
+    wherever anything is out of the ordinary: torch then decides, and words the error. `dtypes` says
+    which dtypes of the inputs the rule is for.
     """
 
-    shape: Callable[[Mapping[str, Any], Sequence[Shape]], Shape | None]
-    integers: bool = False
+    shape: Callable[[Settings, Shapes], Shape | None]
+    dtypes: Callable[[Sequence[str]], bool] = alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +142,7 @@ class Facts:
     """What is known of a kind besides its function; None where nothing is."""
 
     precision: Precision | None = None
-    shard: Shard | None = None
+    shard: ShardRule | None = None
     samples: SampleRule | None = None
     role: Role | None = None
     shape: ShapeRule | None = None

@@ -22,7 +22,7 @@ from torch import Tensor
 from purine.errors import KindError
 from purine.graph import Attribute, Op
 from purine.registry import aten
-from purine.registry.facts import Facts
+from purine.registry.facts import Facts, Precision, SampleRule
 from purine.registry.kind import (
     IMPLIED,
     REGISTERED,
@@ -94,7 +94,7 @@ def counted(value: Attribute, batch: int) -> Attribute:
     return total
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, samples=SampleRule.IDENTITY))
 def FixedBatch(x: Tensor, *, batch: int, because: str, holder: str = "", held: str = "") -> Tensor:
     """x itself, if it has `batch` samples: the op `holder`, which makes `held`, takes no others."""
     if x.shape[0] != batch:

@@ -80,7 +80,7 @@ def update(
             results = formula(EACH, *lists, *scalars, **settings)
             return [result.tensors for result in (results if slots else (results,))]
 
-        pure.__signature__ = inspect.Signature(list(parameters)[1:])
+        vars(pure)["__signature__"] = inspect.Signature(list(parameters)[1:])
         variants = Variants(in_place, over)
         if many:
             variants = Variants(in_place, over, many_in_place, each)
