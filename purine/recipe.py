@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from purine.analysis.infer import with_batch
-from purine.analysis.sample_rules import BATCH_NORMS
+from purine.analysis.sample_rules import is_batch_norm
 from purine.analysis.samples import MIXED
 from purine.arguments import checked
 from purine.autodiff.batch_marks import batch_of_net
@@ -114,7 +114,7 @@ def _gathered(net: Graph, scheme: Scheme, losses: Iterable[str]) -> Graph:
     """
     batch = batch_of_net(net, losses)
     mixes = any(relation is MIXED for relation in batch.relations.values())
-    normalises = any(op.kind in BATCH_NORMS for op in net.ops.values())
+    normalises = any(is_batch_norm(op) for op in net.ops.values())
     together = scheme.batch_norm == "synchronised" and normalises
     if not mixes or batch.reduced or together:
         return net

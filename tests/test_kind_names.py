@@ -27,7 +27,6 @@ ATEN = re.compile(r"(?:sized\.)?(?:aten|mkldnn)\.[a-z_]\w*(?:\.[A-Za-z_]\w*)?")
 
 PACKETS = {
     "purine/importers/torch/export.py": {"aten.native_dropout", "aten._native_batch_norm"},
-    "purine/optimize/layout.py": {"aten.conv_transpose2d"},
 }
 """Names that stand for all kinds that begin with them."""
 
@@ -44,21 +43,17 @@ TABLES = {
     "purine.importers.torch.graph": ["_DROPLESS", "_SPECIAL"],
     "purine.importers.torch.sizes": ["_SIZELESS"],
     "purine.kinds.packed_filters": ["_FILTERS"],
-    "purine.registry.aten": ["OVERWRITES"],
+    "purine.registry.aten_facts": ["OVERLOADS"],
     "purine.registry.gradient": ["RULES"],
     "purine.optimize.fuse": ["_APART"],
-    "purine.optimize.join": ["_KINDS"],
-    "purine.parallel._shard_rules": ["ATTENTION", "FOLLOW", "WEIGHTED", "_LINEAR"],
     "purine.parallel.batch_norm": ["_PER_SAMPLE"],
     "purine.parallel.hybrid": ["_FULL"],
     "purine.trace.overlap": ["_TRANSFER_KINDS"],
-    "purine.lowering.shares": ["_ELEMENTWISE"],
 }
 """The tables of kinds by module."""
 
 TABLES_OF_OPERATORS = {
-    "purine.optimize.layout": ["_COPIES", "_FORWARD", "_JOINTS"],
-    "purine.optimize.mixed": ["PRECISION"],
+    "purine.registry.aten_facts": ["OPERATORS"],
 }
 """The tables in which an ATen name stands for all overloads of an operator."""
 

@@ -204,8 +204,8 @@ def results_of(op: Op, inputs: Sequence[Spec]) -> Inferred:
 
 
 def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
-    if kind.inferrer is not None:
-        return kind.inferrer(op, inputs)
+    if kind.per_op.infer is not None:
+        return kind.per_op.infer(op, inputs)
     if not any(kind.problems(op)):
         defaults = {key: attr.default for key, attr in kind.attributes.items()}
         found = shapes.told(op, {**defaults, **op.attributes}, inputs)

@@ -16,96 +16,20 @@ import torch
 from purine.analysis.samples import ANY, EVERY, MEAN, SAME, SUM, Relation, Samples, try_out
 from purine.graph import Attribute, Blob, Op
 from purine.registry import sized
+from purine.registry.facts import SampleRule, Shape
 from purine.registry.lookup import lookup
 
-__all__ = ["BATCH_NORMS", "relate"]
+__all__ = ["is_batch_norm", "relate"]
 
-Shape: TypeAlias = tuple[int, ...]
 Rule: TypeAlias = Callable[[Op, Sequence[Shape], Sequence[Relation]], Relation | None]
 
-BATCH_NORMS = frozenset(
-    {
-        "BatchNorm",
-        "CaffeBatchNorm",
-        "CaffeBatchNormAlways",
-        "aten._native_batch_norm_legit",
-        "aten._native_batch_norm_legit.no_stats",
-        "aten._native_batch_norm_legit_functional",
-        "aten.native_batch_norm",
-    }
-)
-"""Kinds that normalise by the statistics of the samples they see. In a part of a batch these are
-the samples of the part, unless replicas are synchronised: what every scheme says of batch norm."""
 
-_ROWS = frozenset(
-    {
-        "Attention",
-        "BatchNormTest",
-        "Bias",
-        "CaffeBatchNormTest",
-        "CenterCrop",
-        "Conv",
-        "Crop",
-        "Deconv",
-        "Dropout",
-        "Eltwise",
-        "Elu",
-        "Exp",
-        "Flatten",
-        "Gelu",
-        "GlobalPool",
-        "InnerProduct",
-        "LRN",
-        "LeakyRelu",
-        "Log",
-        "MVN",
-        "Mirror",
-        "Normalize",
-        "PRelu",
-        "Pool",
-        "Power",
-        "Prepend",
-        "Relu",
-        "Relu6",
-        "Scale",
-        "Sigmoid",
-        "Softmax",
-        "Tanh",
-        "Threshold",
-        "aten._native_batch_norm_legit_no_training",
-        "aten.adaptive_avg_pool1d",
-        "aten.adaptive_avg_pool2d",
-        "aten.avg_pool1d",
-        "aten.avg_pool2d",
-        "aten.conv1d",
-        "aten.conv2d",
-        "aten.conv3d",
-        "aten.conv_transpose1d",
-        "aten.conv_transpose2d.input",
-        "aten.convolution",
-        "aten.group_norm",
-        "aten.max_pool1d",
-        "aten.max_pool2d",
-        "aten.max_pool2d_with_indices",
-        "aten.native_group_norm",
-    }
-)
-"""Kinds whose row k along the first of two or more axes depends on row k of their inputs alone, and
-on what is the same for all rows."""
+def is_batch_norm(op: Op) -> bool:
+    """Whether an op normalises by the statistics of the samples that it sees.
 
-_KEEP = frozenset(
-    {
-        "Copy",
-        "FixedBatch",
-        "StopGradient",
-        "aten._to_copy",
-        "aten.alias",
-        "aten.clone",
-        "aten.contiguous",
-        "aten.detach",
-    }
-)
-"""Kinds that give their first input as it is, but for dtype and layout."""
+    In a part of a batch these are the samples of the part, unless replicas are synchronised.
+    """
+    return lookup(op).facts.samples is SampleRule.BATCH_NORM
 
 
 def relate(
@@ -127,7 +51,7 @@ def relate(
     condition = _condition(op, given)
     if condition is not None:
         return (condition,)
-    if op.kind in BATCH_NORMS and op.attributes.get("training", True):
+    if is_batch_norm(op) and op.attributes.get("training", True):
         x = given[0]
         whole = isinstance(x, Samples) and x.axis == 0 and all(r is SAME for r in given[1:])
         return (x, *(SAME,) * (count - 1)) if whole else None
@@ -170,7 +94,7 @@ def _condition(op: Op, given: Sequence[Relation]) -> Relation | None:
         return given[0]
     if op.kind in ("aten.all", "aten.any") and isinstance(given[0], Samples):
         return EVERY if op.kind == "aten.all" else ANY
-    if op.kind in (*_KEEP, "aten.reshape", "aten.view") and given[0] in (EVERY, ANY):
+    if lookup(op).facts.samples in _KEEP_CONDITIONS and given[0] in (EVERY, ANY):
         return given[0]
     if op.kind == "aten.logical_not" and kinds <= {EVERY, ANY}:
         return ANY if EVERY in kinds else EVERY
@@ -198,11 +122,8 @@ def _shape(blob: Blob) -> Shape:
 
 
 def _by_rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    if op.kind in _KEEP:
-        return given[0]
-    if op.kind in _ROWS:
-        return _rows(op, shapes, given)
-    rule = _RULES.get(op.kind)
+    known = lookup(op).facts.samples
+    rule = None if known is None else _RULES.get(known)
     if rule is not None:
         return rule(op, shapes, given)
     if op.kind.startswith("aten."):
@@ -210,6 +131,10 @@ def _by_rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Rela
         if torch.Tag.pointwise in getattr(overload, "tags", ()):
             return _pointwise(op, shapes, given)
     return None
+
+
+def _identity(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    return given[0]
 
 
 def _only(given: Sequence[Relation]) -> Samples | None:
@@ -286,25 +211,20 @@ def _linear(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relat
     return x if all(relation is SAME for relation in given[1:]) else None
 
 
-def _product(first: int) -> Rule:
-    """Products of matrices, of which the one at `first` is the left factor."""
-
-    def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-        left, right = given[first : first + 2]
-        if any(relation is not SAME for relation in given[:first]):
-            return None
-        rows, columns = len(shapes[first]) - 2, len(shapes[first + 1]) - 1
-        if right is SAME and isinstance(left, Samples):
-            flat = len(shapes[first + 1]) == 2 <= len(shapes[first])
-            return left if flat and left.axis <= rows else None
-        if left is SAME and isinstance(right, Samples):
-            flat = len(shapes[first]) == len(shapes[first + 1]) == 2
-            return right if flat and right.axis == columns else None
-        if isinstance(left, Samples) and left == right and rows == columns - 1:
-            return left if left.axis < rows else None
+def _product(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    """Products of the last two inputs, added to those before."""
+    *added, left, right = given
+    if any(relation is not SAME for relation in added):
         return None
-
-    return rule
+    *_, one, other = shapes
+    rows, columns = len(one) - 2, len(other) - 1
+    if right is SAME and isinstance(left, Samples):
+        return left if len(other) == 2 <= len(one) and left.axis <= rows else None
+    if left is SAME and isinstance(right, Samples):
+        return right if len(one) == len(other) == 2 and right.axis == columns else None
+    if isinstance(left, Samples) and left == right and rows == columns - 1:
+        return left if left.axis < rows else None
+    return None
 
 
 def _attention(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
@@ -314,11 +234,8 @@ def _attention(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Re
 
 
 def _embedding(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    return given[1] if given[0] is SAME else None
-
-
-def _own_embedding(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    return given[0] if given[1] is SAME else None
+    table = lookup(op).inputs.index("weight")
+    return given[1 - table] if given[table] is SAME else None
 
 
 def _layer_norm(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
@@ -377,20 +294,24 @@ def _transposed(op: Op, rank: int) -> Sequence[int] | None:
     return order
 
 
-def _across(key: str, default: int) -> Rule:
-    """Ops that cut or join blobs along the axis `key`."""
+def _across(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    """Ops that work along one axis, which is not that of the samples."""
+    samples, axis = _only(given), _axis(op)
+    if samples is None or axis is None or any(r is SAME for r in given):
+        return None
+    return None if axis % len(shapes[0]) == samples.axis else samples
 
-    def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-        samples, axis = _only(given), op.attributes.get(key, default)
-        if samples is None or not isinstance(axis, int) or any(r is SAME for r in given):
-            return None
-        return None if axis % len(shapes[0]) == samples.axis else samples
 
-    return rule
+def _axis(op: Op) -> int | None:
+    """The attribute `axis` or `dim` of an op."""
+    known = lookup(op).attributes
+    name = "axis" if "axis" in known else "dim"
+    value = op.attributes.get(name, known[name].default)
+    return value if isinstance(value, int) else None
 
 
 def _selected(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    samples, dim = _across("dim", 0)(op, shapes, given), op.attributes["dim"]
+    samples, dim = _across(op, shapes, given), op.attributes["dim"]
     if not isinstance(samples, Samples) or not isinstance(dim, int):
         return None
     return replace(samples, axis=samples.axis - (dim % len(shapes[0]) < samples.axis))
@@ -415,45 +336,25 @@ def _cross_entropy(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -
     return SUM if op.attributes.get("reduction", 1) == 2 and len(shapes[0]) > 1 else None
 
 
-_RULES: Mapping[str, Rule] = {
-    "Accuracy": _softmax_loss,
-    "Concat": _across("axis", 1),
-    "Embedding": _own_embedding,
-    "EmbeddingPart": _own_embedding,
-    "LayerNorm": _layer_norm,
-    "Reshape": _own_reshape,
-    "Slice": _across("axis", 1),
-    "SoftmaxLoss": _softmax_loss,
-    "Split": _across("axis", 1),
-    "Transpose": _moved(_permuted),
-    "aten._log_softmax": _across("dim", -1),
-    "aten._softmax": _across("dim", -1),
-    "aten.addmm": _product(1),
-    "aten.amax": _reduction(None),
-    "aten.amin": _reduction(None),
-    "aten.bmm": _product(0),
-    "aten.cat": _across("dim", 0),
-    "aten.cross_entropy_loss": _cross_entropy,
-    "aten.cumsum": _across("dim", -1),
-    "aten.embedding": _embedding,
-    "aten.layer_norm": _layer_norm,
-    "aten.linear": _linear,
-    "aten.log_softmax.int": _across("dim", -1),
-    "aten.matmul": _product(0),
-    "aten.mean": _reduction(MEAN),
-    "aten.mean.dim": _reduction(MEAN),
-    "aten.mm": _product(0),
-    "aten.native_layer_norm": _layer_norm,
-    "aten.nll_loss_nd": _cross_entropy,
-    "aten.permute": _moved(_permuted),
-    "aten.reshape": _reshape,
-    "aten.scaled_dot_product_attention": _attention,
-    "aten.select.int": _selected,
-    "aten.slice.Tensor": _across("dim", 0),
-    "aten.softmax.int": _across("dim", -1),
-    "aten.sum": _reduction(SUM),
-    "aten.sum.dim_IntList": _reduction(SUM),
-    "aten.t": _moved(_transposed),
-    "aten.transpose.int": _moved(_transposed),
-    "aten.view": _reshape,
+_KEEP_CONDITIONS = (SampleRule.IDENTITY, SampleRule.RESHAPE)
+
+_RULES: Mapping[SampleRule, Rule] = {
+    SampleRule.ROWS: _rows,
+    SampleRule.IDENTITY: _identity,
+    SampleRule.ALONG_AXIS: _across,
+    SampleRule.SELECT: _selected,
+    SampleRule.RESHAPE: _reshape,
+    SampleRule.RESHAPE_ROWS: _own_reshape,
+    SampleRule.PERMUTE: _moved(_permuted),
+    SampleRule.TRANSPOSE: _moved(_transposed),
+    SampleRule.LAYER_NORM: _layer_norm,
+    SampleRule.LINEAR: _linear,
+    SampleRule.MATRIX_PRODUCT: _product,
+    SampleRule.ATTENTION: _attention,
+    SampleRule.EMBEDDING: _embedding,
+    SampleRule.LABELS: _softmax_loss,
+    SampleRule.CROSS_ENTROPY: _cross_entropy,
+    SampleRule.SUM: _reduction(SUM),
+    SampleRule.MEAN: _reduction(MEAN),
+    SampleRule.EXTREME: _reduction(None),
 }

@@ -27,6 +27,7 @@ from purine.analysis.purity import watched
 from purine.graph import Attribute
 from purine.registry import aten
 from purine.registry.kind import Kernel
+from purine.registry.spec import Inferred, Spec
 
 __all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
 
@@ -35,15 +36,6 @@ __all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "inf
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 _META = "meta"
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """The shape, dtype and torch device of a value."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +64,6 @@ class Joint:
     outputs: tuple[int, ...]
     gradients: tuple[int | None, ...]
     pulled: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Inferred:
-    """What is known of a call's results without computing them.
-
-    `specs` has None where a result is absent. `aliases` has for each result the first input that it
-    shares memory with, or None. `several` says that results come in a sequence, even if it is one.
-    """
-
-    specs: tuple[Spec | None, ...]
-    aliases: tuple[int | None, ...]
-    several: bool
 
 
 def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> Inferred:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import purine.kinds.batch_reduce  # noqa: F401  (registers the kinds)
-from purine.analysis.sample_rules import BATCH_NORMS, relate
+from purine.analysis.sample_rules import is_batch_norm, relate
 from purine.analysis.samples import MEAN, MIXED, SAME, SUM, Relation, Samples
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Op
 
@@ -98,7 +98,7 @@ class _Marking:
         self.carried = {
             state.next
             for state in net.states.values()
-            if state.next in net.producers and net.producers[state.next].kind not in BATCH_NORMS
+            if state.next in net.producers and not is_batch_norm(net.producers[state.next])
         }
         self.relations: dict[str, Relation] = {NOTHING: SAME, **dict.fromkeys(net.states, SAME)}
         for name, blob in sources.items():

@@ -10,6 +10,16 @@ from torch import Tensor
 
 from purine.arguments import checked
 from purine.kinds.net import Var
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+)
 from purine.registry.kind import kind
 
 __all__ = [
@@ -30,43 +40,53 @@ __all__ = [
 ]
 
 
-@kind
+def _same_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    del settings
+    return shapes[0] if len(shapes) == 1 else None
+
+
+_ACTIVATION = Facts(
+    Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=ShapeRule(_same_shape)
+)
+
+
+@kind(facts=_ACTIVATION)
 def Relu(x: Tensor) -> Tensor:
     """x where it is positive, else 0."""
     return F.relu(x)
 
 
-@kind
+@kind(facts=_ACTIVATION)
 def Relu6(x: Tensor) -> Tensor:
     """x between 0 and 6; the nearer of the two elsewhere."""
     return F.relu6(x)
 
 
-@kind
+@kind(facts=_ACTIVATION)
 def LeakyRelu(x: Tensor, *, slope: float = 0.01) -> Tensor:
     """x where it is positive, else `slope` times x."""
     return F.leaky_relu(x, slope)
 
 
-@kind
+@kind(facts=_ACTIVATION)
 def Sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
     return torch.sigmoid(x)
 
 
-@kind
+@kind(facts=_ACTIVATION)
 def Tanh(x: Tensor) -> Tensor:
     """The hyperbolic tangent of x."""
     return torch.tanh(x)
 
 
-@kind
+@kind(facts=_ACTIVATION)
 def Gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """x times the normal distribution function of x, or its approximation by tanh."""
     return F.gelu(x, approximate=approximate)
 
 
-@kind
+@kind(facts=_ACTIVATION)
 def Elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """x where it is positive, else `alpha` times (exp(x) - 1)."""
     return F.elu(x, alpha)

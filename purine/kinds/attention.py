@@ -13,6 +13,7 @@ from purine.kinds.linear import inner_product
 from purine.kinds.net import Var
 from purine.kinds.shape import reshape, split, transpose
 from purine.registry.aten import KERNELS
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
 
 __all__ = ["Attention", "attention"]
@@ -20,7 +21,7 @@ __all__ = ["Attention", "attention"]
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 
-@kind
+@kind(facts=Facts(Precision.LOW, ShardRule.ATTENTION, SampleRule.ROWS))
 def Attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from purine.graph import Op
 from purine.registry.aten import device_of
-from purine.registry.kind import Kernel, kind, register
+from purine.registry.kind import Kernel, PerOp, Variants, kind, register
 from purine.registry.lookup import kinds
 
 __all__ = ["Average", "Reduce", "is_flat"]
@@ -46,7 +46,7 @@ def _averages(
     return [made[group::groups] for group in range(groups)]
 
 
-@kind(many=_averages)
+@kind(variants=Variants(many=_averages))
 def Average(
     *parts: Tensor, weights: tuple[float, ...] | None = None, groups: int = 1
 ) -> tuple[Tensor, ...] | Tensor:
@@ -88,7 +88,9 @@ def _reduce(op: Op) -> Kernel:
     return reduce
 
 
-Reduce = register(replace(kinds()["Average"], name="Reduce", binder=_reduce, many=None))
+Reduce = register(
+    replace(kinds()["Average"], name="Reduce", variants=Variants(), per_op=PerOp(bind=_reduce))
+)
 """The mean, at the location of the op, of parts that are at several locations."""
 
 

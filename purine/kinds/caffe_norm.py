@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.registry.facts import Facts, Precision, SampleRule
 from purine.registry.kind import kind
 
 __all__ = ["MVN", "CaffeBatchNorm", "CaffeBatchNormAlways", "CaffeBatchNormTest"]
@@ -15,7 +16,7 @@ __all__ = ["MVN", "CaffeBatchNorm", "CaffeBatchNormAlways", "CaffeBatchNormTest"
 _LEAST = 1e-30  # a variance, so that its root has a gradient
 
 
-@kind(evaluation="CaffeBatchNormTest")
+@kind(evaluation="CaffeBatchNormTest", facts=Facts(Precision.WIDE, samples=SampleRule.BATCH_NORM))
 def CaffeBatchNorm(
     x: Tensor,
     mean: Tensor,
@@ -42,7 +43,7 @@ def CaffeBatchNorm(
     )
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, samples=SampleRule.ROWS))
 def CaffeBatchNormTest(
     x: Tensor,
     mean: Tensor,
@@ -57,13 +58,13 @@ def CaffeBatchNormTest(
     return F.batch_norm(x, mean * share, variance * share, None, None, False, 0.0, eps)
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, samples=SampleRule.BATCH_NORM))
 def CaffeBatchNormAlways(x: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Normalise over the batch, at test time too, and remember nothing."""
     return F.batch_norm(x, None, None, None, None, True, 0.0, eps)
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, samples=SampleRule.ROWS))
 def MVN(x: Tensor, *, variance: bool = True, across: bool = False, eps: float = 1e-9) -> Tensor:
     """x less its mean over each channel of each sample, divided by the deviation plus `eps`.
 

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.registry.facts import Facts, Precision
 from purine.registry.kind import kind
 
 __all__ = ["CaffeLstm", "CaffeRnn"]
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def CaffeLstm(
     x: Tensor, go_on: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +37,7 @@ def CaffeLstm(
     return torch.stack(outputs), h.unsqueeze(0).clone(), c.unsqueeze(0).clone()
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def CaffeRnn(x: Tensor, go_on: Tensor, weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """tanh(x + weight h) of each step of x [T, N, D], where h is the result of the step before.
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.analysis.shapes import pair, windows
 from purine.arguments import at_least, checked
 from purine.graph import Attribute, Filler
 from purine.kinds.net import Net, Var
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    Role,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+)
 from purine.registry.kind import kind
 
 __all__ = ["Conv", "Deconv", "conv", "deconv"]
@@ -15,7 +27,37 @@ __all__ = ["Conv", "Deconv", "conv", "deconv"]
 Pair = int | tuple[int, int]
 
 
-@kind
+def _conv_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    x, weight, *biases = shapes
+    groups = settings["groups"]
+    if len(x) != 4 or len(weight) != 4 or groups < 1:
+        return None
+    outputs = weight[0]
+    if x[1] != weight[1] * groups or outputs % groups or biases not in ([], [(outputs,)]):
+        return None
+    sides = [
+        windows(extent, dilation * (kernel - 1) + 1, stride, pad) if dilation > 0 else 0
+        for extent, kernel, stride, pad, dilation in zip(
+            x[2:],
+            weight[2:],
+            pair(settings["stride"]),
+            pair(settings["pad"]),
+            pair(settings["dilation"]),
+            strict=True,
+        )
+    ]
+    return (x[0], outputs, *sides) if min(sides) > 0 else None
+
+
+@kind(
+    facts=Facts(
+        Precision.LOW,
+        ShardRule.CONVOLUTION,
+        SampleRule.ROWS,
+        Role.CONVOLUTION,
+        shape=ShapeRule(_conv_shape),
+    )
+)
 def Conv(
     x: Tensor,
     weight: Tensor,
@@ -30,7 +72,7 @@ def Conv(
     return F.conv2d(x, weight, bias, stride, pad, dilation, groups)
 
 
-@kind
+@kind(facts=Facts(Precision.LOW, samples=SampleRule.ROWS, role=Role.TRANSPOSED_CONVOLUTION))
 def Deconv(
     x: Tensor,
     weight: Tensor,
@@ -64,7 +106,7 @@ def conv(
     """A convolution layer with its own weight and bias."""
     at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "conv")
-    shape = (outputs, x.extent(1) // groups, *_pair(kernel))
+    shape = (outputs, x.extent(1) // groups, *pair(kernel))
     inputs = [
         x,
         *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
@@ -97,7 +139,7 @@ def deconv(
     """A transposed convolution layer with its own weight and bias."""
     at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "deconv")
-    shape = (x.extent(1), outputs // groups, *_pair(kernel))
+    shape = (x.extent(1), outputs // groups, *pair(kernel))
     inputs = [
         x,
         *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
@@ -125,7 +167,3 @@ def _parameters(
     if biases:
         made.append(net.parameter(f"{name}/bias", (biases,), bias_filler or Filler()))
     return made
-
-
-def _pair(size: Pair) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size

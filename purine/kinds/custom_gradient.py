@@ -23,8 +23,9 @@ from purine.analysis.infer import complete
 from purine.analysis.rule_parts import needs_whole_batch
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op, from_yaml, to_yaml
+from purine.registry.facts import Facts, Precision
 from purine.registry.gradient import RULES, Emit, Rule
-from purine.registry.kind import Attr, Kernel, Kind, Results, register
+from purine.registry.kind import Attr, Kernel, Kind, PerOp, Results, register
 
 __all__ = [
     "CUSTOM_GRADIENT",
@@ -226,7 +227,8 @@ register(
             "sources": Attr(tuple[int, ...], ()),
             "saved": Attr(tuple[int, ...], ()),
         },
-        binder=_bind,
+        facts=Facts(Precision.WIDE),
+        per_op=PerOp(_bind),
         view=True,
     )
 )

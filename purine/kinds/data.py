@@ -8,8 +8,9 @@ from torch import Tensor
 
 from purine.graph import Op
 from purine.registry.aten import device_of
+from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
 from purine.registry.gradient import RULES, Emit, Rule
-from purine.registry.kind import Attr, Kernel, Kind, kind, register
+from purine.registry.kind import Attr, Kernel, Kind, PerOp, kind, register
 
 __all__ = ["Copy", "Data", "StopGradient"]
 
@@ -24,6 +25,7 @@ Data = register(
             "offset": Attr(int, 0),
             "whole": Attr(int | None, None),
         },
+        facts=Facts(Precision.WIDE),
     )
 )
 """The next batch of a source, or a part of it: the samples from `offset` on of a `whole` batch."""
@@ -41,7 +43,14 @@ def _copy(op: Op) -> Kernel:
 
 
 Copy = register(
-    Kind("Copy", Tensor.clone, ("x",), attributes={"alias": Attr(bool, False)}, binder=_copy)
+    Kind(
+        "Copy",
+        Tensor.clone,
+        ("x",),
+        attributes={"alias": Attr(bool, False)},
+        facts=Facts(Precision.FOLLOW, samples=SampleRule.IDENTITY, role=Role.COPY),
+        per_op=PerOp(bind=_copy),
+    )
 )
 """The same value at another location: the only kind whose two ends differ in location.
 
@@ -49,7 +58,7 @@ With `alias` both ends are one piece of memory, and the run does nothing.
 """
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.IDENTITY))
 def StopGradient(x: Tensor) -> Tensor:
     """The same value; no gradient passes."""
     return x.view_as(x)

@@ -11,6 +11,16 @@ from torch import Tensor
 
 from purine.arguments import at_least, checked
 from purine.kinds.net import Var
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+)
 from purine.registry.kind import kind
 
 __all__ = ["Eltwise", "eltwise"]
@@ -18,7 +28,19 @@ __all__ = ["Eltwise", "eltwise"]
 Operation = Literal["sum", "product", "max"]
 
 
-@kind
+def _eltwise_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    coefficients = settings["coefficients"]
+    fit = coefficients is None or (
+        settings["operation"] == "sum" and len(coefficients) == len(shapes)
+    )
+    return shapes[0] if fit and len(shapes) > 1 and len(set(shapes)) == 1 else None
+
+
+@kind(
+    facts=Facts(
+        Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=ShapeRule(_eltwise_shape)
+    )
+)
 def Eltwise(
     x: Tensor,
     y: Tensor,

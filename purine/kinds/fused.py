@@ -20,7 +20,7 @@ from purine.analysis.tracing import Inferred, Spec
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
 from purine.kinds.filter_products import in_parts
-from purine.registry.kind import Attr, Kernel, Kind, Results, register
+from purine.registry.kind import Attr, Kernel, Kind, PerOp, Results, register
 from purine.registry.lookup import lookup
 
 __all__ = ["FUSED", "bind_grouped", "body_of", "fused_op", "over_of", "refuse_fused"]
@@ -161,7 +161,7 @@ def bind_grouped(op: Op) -> Kernel:
     calls: list[_Call] = []
     groups: dict[tuple[object, ...], list[Op]] = {}
     for member in body.ops.values():
-        if lookup(member).each is not None and read.isdisjoint(member.outputs):
+        if lookup(member).variants.each is not None and read.isdisjoint(member.outputs):
             dtypes = tuple(body.blobs[name].dtype for name in member.inputs)
             key = (member.kind, repr(sorted(member.attributes.items())), dtypes)
             groups.setdefault(key, []).append(member)
@@ -295,9 +295,11 @@ register(
         (),
         variadic=True,
         attributes={"body": Attr(str), "over": Attr(tuple[tuple[int, int], ...], ())},
-        binder=_bind,
-        overwriter=_bind_overwrite,
-        overwritten=lambda op: tuple(place for _, place in over_of(op)),
-        inferrer=_infer,
+        per_op=PerOp(
+            _bind,
+            _bind_overwrite,
+            overwrites=lambda op: tuple(place for _, place in over_of(op)),
+            infer=_infer,
+        ),
     )
 )

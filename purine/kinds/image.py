@@ -18,6 +18,7 @@ from purine.graph import Attribute, Op
 from purine.kinds.net import Var
 from purine.kinds.random import random_bits
 from purine.registry.aten import dtype_of
+from purine.registry.facts import Facts, Precision, SampleRule
 from purine.registry.gradient import RULES, Emit, Rule
 from purine.registry.kind import kind
 
@@ -37,7 +38,7 @@ Pair = int | tuple[int, int]
 Real = Literal["float16", "bfloat16", "float32", "float64"]
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, samples=SampleRule.ROWS))
 def Normalize(
     x: Tensor,
     average: Tensor | None = None,
@@ -65,7 +66,7 @@ def Normalize(
     return (value - torch.stack(parts).reshape(-1, *[1] * (x.ndim - 2))) * scale
 
 
-@kind(evaluation="CenterCrop")
+@kind(evaluation="CenterCrop", facts=Facts(Precision.FOLLOW, samples=SampleRule.ROWS))
 def Crop(
     x: Tensor,
     seed: Tensor,
@@ -82,7 +83,7 @@ def Crop(
     return padded[_places(padded, seed, iteration, size, stream, offset)]
 
 
-@kind
+@kind(facts=Facts(Precision.FOLLOW))
 def CropGradient(
     gradient: Tensor,
     seed: Tensor,
@@ -103,7 +104,7 @@ def CropGradient(
     return whole[:, :, pad : pad + height, pad : pad + width].contiguous()
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, samples=SampleRule.ROWS))
 def CenterCrop(x: Tensor, *, size: Pair, pad: int = 0, stream: str = "", offset: int = 0) -> Tensor:
     """The middle of each image.
 
@@ -115,7 +116,7 @@ def CenterCrop(x: Tensor, *, size: Pair, pad: int = 0, stream: str = "", offset:
     return padded.narrow(2, down // 2, height).narrow(3, right // 2, width)
 
 
-@kind(evaluation="pass")
+@kind(evaluation="pass", facts=Facts(Precision.FOLLOW, samples=SampleRule.ROWS))
 def Mirror(
     x: Tensor, seed: Tensor, iteration: Tensor, *, stream: str = "", offset: int = 0
 ) -> Tensor:

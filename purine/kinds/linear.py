@@ -7,9 +7,20 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.analysis.shapes import axis_of
 from purine.arguments import checked
 from purine.graph import Filler
 from purine.kinds.net import Var
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+)
 from purine.registry.kind import kind
 
 __all__ = [
@@ -27,7 +38,19 @@ __all__ = [
 _ONE = Filler("constant", {"value": 1.0})
 
 
-@kind
+def _inner_product_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    x, weight, *biases = shapes
+    axis = axis_of(settings["axis"], x)
+    if axis is None or len(weight) != 2 or math.prod(x[axis:]) != weight[1]:
+        return None
+    return (*x[:axis], weight[0]) if biases in ([], [weight[:1]]) else None
+
+
+@kind(
+    facts=Facts(
+        Precision.LOW, ShardRule.LINEAR, SampleRule.ROWS, shape=ShapeRule(_inner_product_shape)
+    )
+)
 def InnerProduct(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axis: int = 1) -> Tensor:
     """The product of x, whose dimensions from `axis` on count as one, with weight [M, K].
 
@@ -45,13 +68,13 @@ def InnerProduct(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axis:
     return F.linear(flat, weight, bias)
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, ShardRule.EMBEDDING, SampleRule.EMBEDDING))
 def Embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """The rows of weight [V, D] that int64 indices name."""
     return F.embedding(indices, weight)
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, samples=SampleRule.EMBEDDING))
 def EmbeddingPart(indices: Tensor, weight: Tensor, *, start: int) -> Tensor:
     """The rows that indices name of a table of which weight holds those from `start` on.
 
@@ -63,14 +86,14 @@ def EmbeddingPart(indices: Tensor, weight: Tensor, *, start: int) -> Tensor:
     return rows * inside.unsqueeze(-1).to(rows.dtype)
 
 
-@kind
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.CHANNEL_SCALE, SampleRule.ROWS))
 def Scale(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = 1) -> Tensor:
     """x times `scale` (plus `bias`), whose dimensions stand for those of x from `axis` on."""
     y = x * _spread(scale, x, axis)
     return y if bias is None else y + _spread(bias, x, axis)
 
 
-@kind
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.CHANNEL_SCALE, SampleRule.ROWS))
 def Bias(x: Tensor, bias: Tensor, *, axis: int = 1) -> Tensor:
     """x plus `bias`, whose dimensions stand for those of x from `axis` on."""
     return x + _spread(bias, x, axis)

@@ -14,9 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.analysis.shapes import axis_of
 from purine.arguments import checked
 from purine.graph import Attribute
 from purine.kinds.net import Var
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+    with_labels,
+)
 from purine.registry.kind import kind
 
 __all__ = [
@@ -46,7 +58,24 @@ Normalization = Literal["valid", "full", "batch", "none"]
 _NO_LABEL = -(2**63)
 
 
-@kind
+def _softmax_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    (x,) = shapes
+    return None if axis_of(settings["axis"], x) is None else x
+
+
+def _of_labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    x, labels = shapes
+    axis = axis_of(settings["axis"], x)
+    if axis is None or len(x) < 2 or labels != (*x[:axis], *x[axis + 1 :]):
+        return None
+    return () if 1 <= settings.get("top_k", 1) <= x[axis] else None
+
+
+@kind(
+    facts=Facts(
+        Precision.WIDE, ShardRule.ALONG_AXIS, SampleRule.ROWS, shape=ShapeRule(_softmax_shape)
+    )
+)
 def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     """exp(x), scaled to sum to 1 along `axis`."""
     if not -x.ndim <= axis < x.ndim:
@@ -54,7 +83,12 @@ def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     return F.softmax(x, axis)
 
 
-@kind(loss=True)
+@kind(
+    loss=True,
+    facts=Facts(
+        Precision.WIDE, samples=SampleRule.LABELS, shape=ShapeRule(_of_labels_shape, with_labels)
+    ),
+)
 def SoftmaxLoss(
     x: Tensor,
     label: Tensor,
@@ -80,7 +114,7 @@ def SoftmaxLoss(
     return _divided(total, label, ignore_label, normalization, before)
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def SigmoidCrossEntropyLoss(
     x: Tensor,
     target: Tensor,
@@ -96,7 +130,7 @@ def SigmoidCrossEntropyLoss(
     return divided(losses, target, ignore_label, normalization, x.shape[:1])
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def EuclideanLoss(x: Tensor, target: Tensor) -> Tensor:
     """Half of the squared distance of x and target, per sample."""
     same_shape(x, target)
@@ -104,7 +138,7 @@ def EuclideanLoss(x: Tensor, target: Tensor) -> Tensor:
     return (difference * difference).sum() / (2 * x.shape[0])
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
     """The one-against-all hinge loss of scores [N, K], per sample.
 
@@ -119,7 +153,7 @@ def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
     return missing.sum() / x.shape[0]
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def ScalarLoss(x: Tensor) -> Tensor:
     """A scalar that other ops made, as a loss."""
     if x.ndim != 0:
@@ -127,7 +161,11 @@ def ScalarLoss(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@kind
+@kind(
+    facts=Facts(
+        Precision.WIDE, samples=SampleRule.LABELS, shape=ShapeRule(_of_labels_shape, with_labels)
+    )
+)
 def Accuracy(
     x: Tensor,
     label: Tensor,

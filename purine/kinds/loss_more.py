@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from purine.kinds.loss import Normalization, class_labels, divided, same_shape
+from purine.registry.facts import Facts, Precision
 from purine.registry.kind import kind
 
 __all__ = ["ContrastiveLoss", "InfogainLoss", "MultinomialLogisticLoss", "SumLoss"]
@@ -13,13 +14,13 @@ __all__ = ["ContrastiveLoss", "InfogainLoss", "MultinomialLogisticLoss", "SumLos
 _LEAST = 1e-20  # a probability, so that its logarithm is a number
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def SumLoss(x: Tensor) -> Tensor:
     """The sum of all elements of x: any blob as a loss."""
     return x.sum()
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def MultinomialLogisticLoss(probabilities: Tensor, label: Tensor) -> Tensor:
     """The mean of -log of the probability [N, K] of the label."""
     label = class_labels(probabilities, label, 1)
@@ -27,7 +28,7 @@ def MultinomialLogisticLoss(probabilities: Tensor, label: Tensor) -> Tensor:
     return -chosen.clamp(min=_LEAST).log().sum() / probabilities.shape[0]
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def InfogainLoss(
     x: Tensor,
     label: Tensor,
@@ -48,7 +49,7 @@ def InfogainLoss(
     return divided(losses, label, ignore_label, normalization, tuple(x.shape[: axis % x.ndim]))
 
 
-@kind(loss=True)
+@kind(loss=True, facts=Facts(Precision.WIDE))
 def ContrastiveLoss(
     x: Tensor, y: Tensor, similar: Tensor, *, margin: float = 1.0, legacy: bool = False
 ) -> Tensor:

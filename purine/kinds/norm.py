@@ -13,6 +13,7 @@ from purine.arguments import at_least, checked
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Filler, Op
 from purine.kinds.net import Var
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.gradient import RULES, Emit, Rule
 from purine.registry.kind import kind
 
@@ -21,7 +22,10 @@ __all__ = ["LRN", "BatchNorm", "BatchNormTest", "LayerNorm", "batch_norm", "laye
 Region = Literal["across", "within"]
 
 
-@kind(evaluation="BatchNormTest")
+@kind(
+    evaluation="BatchNormTest",
+    facts=Facts(Precision.NORM, ShardRule.BATCH_NORM, SampleRule.BATCH_NORM),
+)
 def BatchNorm(
     x: Tensor,
     weight: Tensor,
@@ -39,7 +43,7 @@ def BatchNorm(
     return y, mean_next, variance_next
 
 
-@kind
+@kind(facts=Facts(Precision.NORM, ShardRule.BATCH_NORM, SampleRule.ROWS))
 def BatchNormTest(
     x: Tensor,
     weight: Tensor,
@@ -54,7 +58,7 @@ def BatchNormTest(
     return F.batch_norm(x, mean, variance, weight, bias, False, momentum, eps)
 
 
-@kind
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.LAYER_NORM, SampleRule.LAYER_NORM))
 def LayerNorm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -69,7 +73,7 @@ def LayerNorm(
     return F.layer_norm(x, shape, weight, bias, eps)
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE, ShardRule.LOCAL_RESPONSE, SampleRule.ROWS))
 def LRN(
     x: Tensor,
     *,

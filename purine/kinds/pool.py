@@ -7,8 +7,19 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.analysis.shapes import pair, windows
 from purine.arguments import checked
 from purine.kinds.net import Var
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+)
 from purine.registry.kind import kind
 
 __all__ = ["GlobalPool", "Pool", "global_pool", "pool"]
@@ -17,7 +28,30 @@ Pair = int | tuple[int, int]
 Method = Literal["max", "average"]
 
 
-@kind
+def _pool_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    (x,) = shapes
+    if len(x) != 4:
+        return None
+    sides = [
+        windows(extent, kernel, stride, pad, ceil=settings["ceil"]) if 2 * pad <= kernel else 0
+        for extent, kernel, stride, pad in zip(
+            x[2:],
+            pair(settings["kernel"]),
+            pair(settings["stride"]),
+            pair(settings["pad"]),
+            strict=True,
+        )
+    ]
+    return (*x[:2], *sides) if min(sides) > 0 else None
+
+
+def _global_pool_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    del settings
+    (x,) = shapes
+    return (*x[:2], 1, 1) if len(x) == 4 else None
+
+
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.POOL, SampleRule.ROWS, shape=ShapeRule(_pool_shape)))
 def Pool(
     x: Tensor,
     *,
@@ -38,7 +72,11 @@ def Pool(
     return F.avg_pool2d(x, kernel, stride, pad, ceil_mode=ceil, count_include_pad=count_pad)
 
 
-@kind
+@kind(
+    facts=Facts(
+        Precision.FOLLOW, ShardRule.POOL, SampleRule.ROWS, shape=ShapeRule(_global_pool_shape)
+    )
+)
 def GlobalPool(x: Tensor, *, method: Method = "average") -> Tensor:
     """The maximum or average over all of each image: [N, C, H, W] to [N, C, 1, 1]."""
     if x.ndim != 4:

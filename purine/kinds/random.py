@@ -20,6 +20,17 @@ from purine.arguments import checked
 from purine.graph import Attribute, Op
 from purine.kinds.net import Var
 from purine.registry.aten import dtype_name, dtype_of
+from purine.registry.facts import (
+    Facts,
+    Precision,
+    SampleRule,
+    Settings,
+    Shape,
+    ShapeRule,
+    Shapes,
+    ShardRule,
+    with_labels,
+)
 from purine.registry.gradient import RULES, Emit, Rule
 from purine.registry.kind import kind
 
@@ -60,7 +71,7 @@ def _bits_at(bits: Tensor, seed: Tensor, iteration: Tensor, stream: str) -> Tens
     return bits
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def RandomMask(
     seed: Tensor,
     iteration: Tensor,
@@ -87,7 +98,7 @@ def RandomMask(
     return (bits < limit).to(dtype_of(dtype)).mul_(1.0 / keep).view(shape)
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def RandomUniform(
     seed: Tensor,
     iteration: Tensor,
@@ -107,7 +118,7 @@ def RandomUniform(
     return unit if (low, high) == (0.0, 1.0) else low + (high - low) * unit
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def RandomNormal(
     seed: Tensor,
     iteration: Tensor,
@@ -126,7 +137,7 @@ def RandomNormal(
     return (mean + std * radius * angle.cos()).to(dtype_of(dtype))
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def RandomExponential(
     seed: Tensor,
     iteration: Tensor,
@@ -143,7 +154,7 @@ def RandomExponential(
     return (-unit.log() / rate).to(dtype_of(dtype))
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def RandomIntegers(
     seed: Tensor,
     iteration: Tensor,
@@ -179,7 +190,21 @@ def _open_unit(
     return (_unsigned(seed, iteration, shape, stream, offset).to(torch.float64) + 0.5) * 2.0**-32
 
 
-@kind(evaluation="pass")
+def _dropout_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+    x, *clock = shapes
+    plain = 0 <= settings["ratio"] < 1 and settings["part"] is None and settings["offset"] == 0
+    return x if plain and clock == [(), ()] else None
+
+
+@kind(
+    evaluation="pass",
+    facts=Facts(
+        Precision.FOLLOW,
+        ShardRule.DROPOUT,
+        SampleRule.ROWS,
+        shape=ShapeRule(_dropout_shape, with_labels),
+    ),
+)
 def Dropout(
     x: Tensor,
     seed: Tensor,

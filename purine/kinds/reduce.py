@@ -7,12 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from purine.registry.facts import Facts, Precision
 from purine.registry.kind import kind
 
 __all__ = ["ArgMax", "Reduction"]
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def Reduction(
     x: Tensor,
     *,
@@ -33,7 +34,7 @@ def Reduction(
     return reduced if coefficient == 1.0 else reduced * coefficient
 
 
-@kind
+@kind(facts=Facts(Precision.WIDE))
 def ArgMax(x: Tensor, *, top_k: int = 1, axis: int | None = None, values: bool = False) -> Tensor:
     """The places of the `top_k` greatest values of each sample, as numbers of x's dtype.
 

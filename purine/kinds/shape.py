@@ -10,6 +10,7 @@ from torch import Tensor
 from purine.arguments import at_least, checked
 from purine.graph import Filler
 from purine.kinds.net import Var
+from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
 from purine.registry.kind import kind
 
 __all__ = [
@@ -30,13 +31,13 @@ __all__ = [
 ]
 
 
-@kind
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.CONCAT, SampleRule.ALONG_AXIS, Role.CONCATENATION))
 def Concat(x: Tensor, *more: Tensor, axis: int = 1) -> Tensor:
     """The inputs one after the other along `axis`."""
     return torch.cat([x, *more], axis)
 
 
-@kind
+@kind(facts=Facts(Precision.FOLLOW, samples=SampleRule.ROWS))
 def Prepend(x: Tensor, rows: Tensor) -> Tensor:
     """The same rows [K, C] before those of every sample of x [N, T, C]."""
     if x.ndim != 3 or rows.ndim != 2 or x.shape[2] != rows.shape[1]:
@@ -44,7 +45,7 @@ def Prepend(x: Tensor, rows: Tensor) -> Tensor:
     return torch.cat([rows.expand(x.shape[0], -1, -1), x], 1)
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.SPLIT, SampleRule.ALONG_AXIS))
 def Split(x: Tensor, *, parts: int, axis: int = 1) -> tuple[Tensor, ...]:
     """`parts` equal pieces of x along `axis`, each a result."""
     extent = _extent(x, axis)
@@ -53,7 +54,7 @@ def Split(x: Tensor, *, parts: int, axis: int = 1) -> tuple[Tensor, ...]:
     return tuple(x.split(extent // parts, axis))
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.ALONG_AXIS, SampleRule.ALONG_AXIS))
 def Slice(x: Tensor, *, axis: int = 1, start: int = 0, end: int | None = None) -> Tensor:
     """The part of x from `start` up to `end` (left out: to the end) along `axis`."""
     extent = _extent(x, axis)
@@ -63,13 +64,13 @@ def Slice(x: Tensor, *, axis: int = 1, start: int = 0, end: int | None = None) -
     return x.narrow(axis, start, stop - start)
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.RESHAPE, SampleRule.ROWS))
 def Flatten(x: Tensor, *, axis: int = 1, end: int = -1) -> Tensor:
     """x with its dimensions from `axis` to `end`, inclusive, made one."""
     return x.flatten(axis, end)
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.RESHAPE, SampleRule.RESHAPE_ROWS))
 def Reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
     """x with another shape: -1 stands for what is left, 0 for the same dimension of x."""
     for place, extent in enumerate(shape):
@@ -78,7 +79,7 @@ def Reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
     return x.reshape([extent or x.shape[place] for place, extent in enumerate(shape)])
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.TRANSPOSE, SampleRule.PERMUTE))
 def Transpose(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     """x with its dimensions in another order: dimension k of the result is `axes[k]` of x."""
     return x.permute(axes)

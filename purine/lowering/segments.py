@@ -99,7 +99,7 @@ def _team(op: Op) -> object:
     """
     if is_scriptable(op):
         return "aten" if op.lane.startswith("compute") else None
-    if lookup(op).many is None:
+    if lookup(op).variants.many is None:
         return None
     return (op.kind, len(op.inputs), len(op.outputs), tuple(sorted(op.attributes.items())))
 
@@ -128,12 +128,12 @@ def segmented(
     owner: dict[str, str] = {}
     asked = set(graph.outputs) | {state.next for state in graph.states.values()}
     for group in groups:
-        if len(group) == 1 and lookup(group[0]).many is None:
+        if len(group) == 1 and lookup(group[0]).variants.many is None:
             continue
         first = group[0]
         names = {op.name for op in group}
         made = {blob for op in group for blob in op.outputs if blob != NOTHING}
-        if lookup(first).many is None:
+        if lookup(first).variants.many is None:
             reads = dict.fromkeys(blob for op in group for blob in op.inputs if blob not in made)
             inputs = tuple(reads)
             outputs = tuple(
@@ -215,7 +215,7 @@ class _Grouping:
             return []
         team = min(teams, key=lambda found: teams[found][0])
         queue = teams[team]
-        many = lookup(self.graph.ops[queue[0][1]]).many is not None
+        many = lookup(self.graph.ops[queue[0][1]]).variants.many is not None
         if many:
             # All at once: what becomes ready on the way reads from these, and has to come later.
             self.ready[station][team] = []
@@ -296,7 +296,7 @@ def segment_kernel(
 
     Its failures are those of single ops: a SegmentError says of which.
     """
-    if lookup(ops[0]).many is not None:
+    if lookup(ops[0]).variants.many is not None:
         return _many_kernel(ops)
 
     def one_by_one(*tensors: Tensor) -> Results:

@@ -30,7 +30,8 @@ from purine.analysis.infer import families, size_in_bytes
 from purine.graph import Builder, Graph, Location, Op
 from purine.kinds.average import is_flat
 from purine.lowering.prepared import Prepared
-from purine.registry.kind import Kernel, Kind, Results, register
+from purine.registry.facts import Role
+from purine.registry.kind import Kernel, Kind, PerOp, Results, register
 from purine.registry.lookup import lookup
 
 __all__ = ["PRODUCT", "SHARE", "SHARED", "in_shares"]
@@ -44,16 +45,16 @@ SHARED = "UpdateShared"
 
 register(Kind(PRODUCT, None, ("one", "other")))
 register(Kind(SHARE, None, (), variadic=True))
-register(Kind(SHARED, None, (), variadic=True, overwritten=lambda op: tuple(range(len(op.inputs)))))
+register(
+    Kind(
+        SHARED,
+        None,
+        (),
+        variadic=True,
+        per_op=PerOp(overwrites=lambda op: tuple(range(len(op.inputs)))),
+    )
+)
 
-_ELEMENTWISE = {
-    "AdaDeltaUpdate",
-    "AdaGradUpdate",
-    "AdamUpdate",
-    "MomentumUpdate",
-    "RmsPropUpdate",
-    "SgdUpdate",
-}
 _LARGE = 8 << 20
 """Bytes of a parameter from which shares pay."""
 _GRAIN = 1 << 15
@@ -67,7 +68,7 @@ def in_shares(graph: Graph, *, large: int = _LARGE) -> Prepared:
     pairs = [
         (op, graph.producers[op.inputs[1]])
         for op in graph.ops.values()
-        if op.kind in _ELEMENTWISE and op.inputs[1] in graph.producers
+        if lookup(op).facts.role is Role.ELEMENTWISE_UPDATE and op.inputs[1] in graph.producers
     ]
     pairs = [(update, mean) for update, mean in pairs if _divisible(graph, update, mean, large)]
     if not pairs:
@@ -76,8 +77,10 @@ def in_shares(graph: Graph, *, large: int = _LARGE) -> Prepared:
     builder = Builder(graph)
     kernels: dict[str, Kernel] = {}
     for update, mean in pairs:
-        written = {family[update.inputs[place]] for place in lookup(update).over}
-        if not any(_lives_on(graph, update.inputs[k], family) for k in lookup(update).over):
+        written = {family[update.inputs[place]] for place in lookup(update).overwrites(update)}
+        if not any(
+            _lives_on(graph, update.inputs[k], family) for k in lookup(update).overwrites(update)
+        ):
             readers = [
                 op.name
                 for op in graph.ops.values()
@@ -166,7 +169,7 @@ def _divide(
             products.append(_Product())
             builder.ops[op.name] = replace(op, kind=PRODUCT)
             kernels[op.name] = products[-1].make
-    written = tuple(update.inputs[place] for place in lookup(update).over)
+    written = tuple(update.inputs[place] for place in lookup(update).overwrites(update))
     builder.ops[update.name] = replace(update, kind=SHARED, inputs=written, attributes={})
     kernels[update.name] = _carry(products)
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from purine.analysis.infer import complete, spec_of
 from purine.arguments import checked
 from purine.graph import Attribute, Builder, Graph, Op
+from purine.registry.facts import Role
+from purine.registry.lookup import lookup
 
 __all__ = ["join"]
 
 _SPLIT = "aten.split_with_sizes"
-_KINDS = ("Conv", "aten.conv2d", "aten.conv2d.padding", "aten.convolution")
 
 
 @checked
@@ -45,7 +46,7 @@ def _siblings(net: Graph) -> Iterator[list[Op]]:
     ordered = {name for edge in net.control for name in edge}
     for name in net.order:
         op = net.ops[name]
-        if op.kind not in _KINDS or op.attributes.get("groups", 1) != 1:
+        if lookup(op).facts.role is not Role.CONVOLUTION or op.attributes.get("groups", 1) != 1:
             continue
         if op.attributes.get("transposed") or any(i not in net.states for i in op.inputs[1:]):
             continue

@@ -17,22 +17,16 @@ from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op
 from purine.kinds.fused import refuse_fused
 from purine.nearest import nearest_name
-from purine.registry.sized import PREFIX as SIZED
+from purine.registry.facts import Role
+from purine.registry.lookup import lookup
 
 __all__ = ["Layout", "layout"]
 
 Layout: TypeAlias = Literal["auto", "channels-last", "contiguous"]
 """What people ask for."""
 
-_FORWARD = frozenset(
-    (
-        *("Conv", "Deconv", "aten._convolution", "aten.convolution"),
-        *("aten.conv2d", "aten.conv_transpose2d"),
-    )
-)
-_BACKWARD = "aten.convolution_backward"
-_JOINTS = ("Concat", "aten.cat")
-_COPIES = ("Copy", "aten._to_copy")
+_FORWARD = (Role.CONVOLUTION, Role.TRANSPOSED_CONVOLUTION)
+_CONVOLUTIONS = (*_FORWARD, Role.CONVOLUTION_BACKWARD)
 
 
 @checked
@@ -79,7 +73,7 @@ def _mostly_convolutions(graph: Graph) -> bool:
     for op in graph.ops.values():
         flops = cost(op, graph.blobs).flops
         whole += flops
-        if _base(op) in (*_FORWARD, _BACKWARD) and _is_image(graph, op.inputs[0]):
+        if _role(op) in _CONVOLUTIONS and _is_image(graph, op.inputs[0]):
             inside += flops
     return 2 * inside > whole
 
@@ -94,7 +88,7 @@ def _laid_out(graph: Graph) -> set[str]:
     found |= filters | {graph.states[name].next for name in filters}
     for name in graph.order:
         op = graph.ops[name]
-        if _is_copy(op) and op.inputs[0] in found:
+        if _role(op) is Role.COPY and op.inputs[0] in found:
             found.add(op.outputs[0])
     return found
 
@@ -102,7 +96,7 @@ def _laid_out(graph: Graph) -> set[str]:
 def _filters(graph: Graph) -> Iterator[str]:
     """The states that convolutions of images read, themselves, copied, cast or joined."""
     for op in graph.ops.values():
-        if _base(op) not in _FORWARD or not _is_image(graph, op.inputs[1]):
+        if _role(op) not in _FORWARD or not _is_image(graph, op.inputs[1]):
             continue
         stack = [op.inputs[1]]
         while stack:
@@ -110,28 +104,22 @@ def _filters(graph: Graph) -> Iterator[str]:
             maker = graph.producers.get(name)
             if name in graph.states:
                 yield name
-            elif maker is not None and (_is_copy(maker) or _base(maker) in _JOINTS):
+            elif maker is not None and _role(maker) in (Role.COPY, Role.CONCATENATION):
                 stack += maker.inputs
 
 
 def _kept_for(graph: Graph, name: str) -> Iterator[str]:
     """The states of the shape of a filter that its update reads beside it."""
     for op in graph.consumers[name]:
-        if op.outputs and _base(op) not in (*_FORWARD, _BACKWARD):
+        if op.outputs and _role(op) not in _CONVOLUTIONS:
             for other in op.inputs:
                 alike = graph.blobs[other].shape == graph.blobs[name].shape
                 if other in graph.states and alike:
                     yield other
 
 
-def _base(op: Op) -> str:
-    """The kind of an op without its form `sized.` and, of an ATen op, without its overload."""
-    kind = op.kind.removeprefix(SIZED)
-    return ".".join(kind.split(".")[:2])
-
-
-def _is_copy(op: Op) -> bool:
-    return _base(op) in _COPIES
+def _role(op: Op) -> Role | None:
+    return lookup(op).facts.role
 
 
 def _is_image(graph: Graph, name: str) -> bool:

@@ -1,9 +1,9 @@
-"""Mixed precision: which kinds of a net compute in a low precision, and the casts between them.
+"""Mixed precision: casts put in front of the ops that compute in low precision, and behind them.
 
-`PRECISION` is the whole policy. States stay float32 (parameters, statistics, and what solvers add),
-and so do the blobs that a net reports or carries on: solvers, checkpoints and those who read
-results see no difference. A blob is cast at most once in each direction, whoever reads it, and what
-one op made in low precision is never cast for a neighbour that can take it.
+Each kind declares its `Precision`. States stay float32 (parameters, statistics, optimizer state),
+and so do the outputs of the net, so solvers, checkpoints and readers of results see no difference.
+A blob is cast at most once in each direction. A blob that was computed in low precision is never
+cast for an op that can take it as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, TypeAlias
 
 from purine.analysis.infer import complete, infer_op, spec_of
 from purine.arguments import checked
@@ -19,90 +18,22 @@ from purine.autodiff import GRADIENT, losses_of
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
 from purine.kinds.loss_scale import LOSS_SCALE, add_loss_scale
+from purine.registry.facts import Precision
 from purine.registry.kind import IMPLIED
 from purine.registry.lookup import lookup
 from purine.registry.sized import PREFIX as SIZED
 
-__all__ = ["DTYPES", "PRECISION", "Class", "mixed", "precision_of"]
+__all__ = ["DTYPES", "mixed", "precision_of"]
 
 DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16"}
 """The low precisions by the names that people give them."""
 
-Class: TypeAlias = Literal["low", "norm", "follow", "wide"]
-"""How a kind takes its inputs of real numbers:
-
-- `low`: all in low precision;
-- `norm`: the first as it is; the others, its scale, shift and statistics, in float32;
-- `follow`: all in low precision if one that was computed is, else as they are;
-- `wide`: all in float32.
-"""
-
-_KINDS: Mapping[Class, str] = {
-    "low": """
-        Attention Conv Deconv InnerProduct
-        aten._convolution aten.addbmm aten.addmm aten.addmv aten.baddbmm aten.bmm
-        aten.conv1d aten.conv2d aten.conv3d aten.conv_transpose1d aten.conv_transpose2d
-        aten.conv_transpose3d aten.convolution aten.einsum aten.linear aten.matmul aten.mm
-        aten.mv aten.scaled_dot_product_attention
-    """,
-    "norm": """
-        BatchNorm BatchNormTest
-        aten._native_batch_norm_legit_functional aten._native_batch_norm_legit_no_training
-        aten.batch_norm
-    """,
-    "follow": """
-        Bias CenterCrop Concat Copy Crop CropGradient Dropout Eltwise Elu FixedBatch Flatten
-        Gelu GlobalPool LayerNorm LeakyRelu Mirror PRelu Pool Prepend Relu Relu6 Reshape
-        Scale Sigmoid Slice Split StopGradient Tanh Threshold Transpose
-        aten._adaptive_avg_pool2d aten._to_copy aten._unsafe_view aten.abs
-        aten.adaptive_avg_pool1d aten.adaptive_avg_pool2d aten.adaptive_max_pool2d aten.add
-        aten.alias aten.avg_pool1d aten.avg_pool2d aten.cat aten.chunk aten.clamp aten.clone
-        aten.constant_pad_nd aten.contiguous aten.detach aten.div aten.dropout aten.elu
-        aten.expand aten.flatten aten.gelu aten.hardsigmoid aten.hardswish aten.hardtanh
-        aten.index aten.index_select aten.layer_norm aten.leaky_relu aten.max_pool1d
-        aten.max_pool2d aten.max_pool2d_with_indices aten.maximum aten.mean aten.minimum
-        aten.mul aten.narrow aten.native_layer_norm aten.neg aten.pad aten.permute
-        aten.pixel_shuffle aten.relu aten.relu6 aten.repeat aten.reshape aten.roll
-        aten.select aten.sigmoid aten.silu aten.slice aten.split aten.split_with_sizes
-        aten.squeeze aten.stack aten.sub aten.t aten.tanh aten.transpose aten.unbind
-        aten.unflatten aten.unsqueeze aten.upsample_bilinear2d aten.upsample_nearest2d
-        aten.view aten.where
-    """,
-    "wide": """
-        Accuracy ArgMax CaffeBatchNorm CaffeBatchNormAlways CaffeBatchNormTest CaffeLstm
-        CaffeRnn ContrastiveLoss CustomGradient Data Embedding EmbeddingPart EuclideanLoss
-        Exp HingeLoss InfogainLoss LRN Log MVN MultinomialLogisticLoss Normalize Power
-        RandomExponential RandomIntegers RandomMask RandomNormal RandomUniform Reduction
-        ScalarLoss SigmoidCrossEntropyLoss Softmax SoftmaxLoss SumLoss
-        aten._log_softmax aten._softmax aten.binary_cross_entropy_with_logits
-        aten.cross_entropy_loss aten.cumsum aten.embedding aten.exp aten.group_norm aten.log
-        aten.log_softmax aten.logsumexp aten.masked_fill aten.mse_loss
-        aten.native_group_norm aten.nll_loss aten.nll_loss_forward aten.nll_loss_nd
-        aten.norm aten.pow aten.prod aten.reciprocal aten.rsqrt aten.softmax aten.sqrt
-        aten.sum aten.var aten.var_mean
-    """,
-}
-
-PRECISION: Mapping[str, Class] = {
-    kind: name for name, kinds in _KINDS.items() for kind in kinds.split()
-}
-"""The class of each kind, of all overloads of an ATen op alike. Kinds that are not here are wide.
-
-Matrix products gain from low precision, and add up in float32 inside. Tables of embeddings are
-wide because the gradients of a row are added up in their own precision. Layer norm computes its
-statistics in float32 inside, whatever its input."""
-
 _WIDE = "float32"
 
 
-def precision_of(kind: str) -> Class:
-    """The class of a kind by the table.
-
-    >>> precision_of("Conv"), precision_of("sized.aten.add.Tensor"), precision_of("aten.erfinv")
-    ('low', 'follow', 'wide')
-    """
-    own = kind.removeprefix(SIZED)
-    return PRECISION.get(own) or PRECISION.get(".".join(own.split(".")[:2]), "wide")
+def precision_of(op: Op) -> Precision:
+    """The precision class of the kind of an op."""
+    return lookup(op).facts.precision or Precision.WIDE
 
 
 @checked
@@ -113,7 +44,7 @@ def mixed(
     loss_scale: float | None = None,
     growth_interval: int = 2000,
 ) -> Graph:
-    """The net with the kinds of a table in low precision and its states in float32.
+    """The net with matrix products and what follows them in low precision, and states in float32.
 
     To be used before `backward`. `dtype` is `bf16` or `fp16`. A net in `fp16` has a loss
     scale, which starts at `loss_scale` (by default 65536), is halved in an iteration with a
@@ -199,23 +130,25 @@ class _Casts:
             self._cast(self.low[name], _WIDE, name, op)
 
     def _inputs(self, op: Op) -> tuple[str, ...]:
-        """What the op reads instead of its inputs."""
+        """The inputs of the op, cast where its precision class asks for it."""
         dtypes = [self.net.blobs[name].dtype for name in op.inputs]
-        known = "wide" if "float64" in dtypes else precision_of(op.kind)
+        precision = Precision.WIDE if "float64" in dtypes else precision_of(op)
         real = [dtype == _WIDE for dtype in dtypes]
         if op.kind.startswith(SIZED):  # of the blob that tells the batch, only the size counts
             real[-1 - sum(name in IMPLIED for name in lookup(op).inputs)] = False
-        as_low = known == "low" or (known == "follow" and not self.computed.isdisjoint(op.inputs))
+        as_low = precision is Precision.LOW or (
+            precision is Precision.FOLLOW and not self.computed.isdisjoint(op.inputs)
+        )
         first = op.inputs[0] if op.inputs else NOTHING
-        found = []
+        inputs = []
         for place, (name, is_real) in enumerate(zip(op.inputs, real, strict=True)):
             if not is_real:
-                found.append(self.low.get(name, name) if name in self.computed else name)
-            elif known == "norm" and place == 0:
-                found.append(self.low[first] if first in self.computed else first)
+                inputs.append(self.low.get(name, name) if name in self.computed else name)
+            elif precision is Precision.NORM and place == 0:
+                inputs.append(self.low[first] if first in self.computed else first)
             else:
-                found.append(self._as_low(name, op) if as_low else self._as_wide(name, op))
-        return tuple(found)
+                inputs.append(self._as_low(name, op) if as_low else self._as_wide(name, op))
+        return tuple(inputs)
 
     def _as_low(self, name: str, op: Op) -> str:
         if name not in self.low and not self._draw_low(name):

@@ -1,8 +1,8 @@
-"""Which ops can work on pieces of their inputs: a table of rules by kind.
+"""How ops work on pieces of their inputs: a rule for each sharding class that kinds declare.
 
-A rule of `FOLLOW` says how an op goes on with inputs that are cut already, or None where the pieces
-have to be gathered before it. A rule of `WEIGHTED` cuts an op by its parameters: by `columns`, so
-that each device makes a part of the result, or by `rows`, so that each makes a summand of it.
+A rule of `_FOLLOW` says how an op continues with inputs that are cut already; None where the pieces
+have to be gathered first. A rule of `_WEIGHTED` cuts an op by its parameters: by `columns`, so that
+each device computes a part of the result, or by `rows`, so that each computes a summand of it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from typing import Literal, TypeAlias
 
 from purine.graph import Attribute, Op
 from purine.parallel._layout import Cannot, Layout, Shape, evenly, reshaped
+from purine.registry.facts import ShardRule
 from purine.registry.lookup import lookup
 
 __all__ = [
-    "ATTENTION",
-    "FOLLOW",
-    "WEIGHTED",
     "By",
     "Cut",
     "Piece",
     "Plan",
     "Seen",
     "blocks_of",
+    "cut_by_parameters",
+    "follow",
+    "has_parameters",
     "order_of",
+    "shard_rule",
 ]
 
 By: TypeAlias = Literal["columns", "rows"]
@@ -47,9 +49,10 @@ class Seen:
         known = lookup(self.op).attributes[name]
         return self.op.attributes.get(name, None if known.required else known.default)  # type: ignore[arg-type]
 
-    def axis(self, name: str, dims: int | None = None) -> int:
-        """An attribute that numbers a dimension, counted from the front."""
-        value = self.setting(name)
+    def axis(self, name: str = "", dims: int | None = None) -> int:
+        """An attribute that numbers a dimension, by default `axis` or `dim`, from the front."""
+        known = lookup(self.op).attributes
+        value = self.setting(name or ("axis" if "axis" in known else "dim"))
         assert isinstance(value, int)
         return value % (len(self.inputs[0]) if dims is None else dims)
 
@@ -266,7 +269,7 @@ def _reshaped(seen: Seen) -> Plan | None:
 
 def blocks_of(seen: Seen) -> tuple[int, int] | None:
     """Along which axis an op cuts its input into equal parts, and into how many."""
-    axis = seen.axis("axis" if seen.op.kind == "Split" else "dim")
+    axis = seen.axis()
     count = len(seen.outputs)
     return None if seen.inputs[0][axis] % count else (axis, count)
 
@@ -300,7 +303,7 @@ def _split(seen: Seen) -> Plan | None:
 
 
 def _concat(seen: Seen) -> Plan | None:
-    axis = seen.axis("axis" if seen.op.kind == "Concat" else "dim")
+    axis = seen.axis()
     layouts = [layout for layout in seen.layouts if layout is not None]
     if len(layouts) != len(seen.inputs) or len({layout.axis for layout in layouts}) != 1:
         return None
@@ -317,17 +320,17 @@ def _concat(seen: Seen) -> Plan | None:
     return _plan(seen, first, layouts, [Layout(axis, tuple(map(tuple, parts)))])
 
 
-def _along(name: str, *, dropped: bool = False) -> Callable[[Seen], Plan | None]:
-    """The rule of an op that works along the axis that an attribute names."""
+def _along(seen: Seen, *, dropped: bool = False) -> Plan | None:
+    """Ops that work along one axis, which is not the one that is cut."""
+    layout, axis = _only(seen), seen.axis()
+    if layout is None or layout.axis == axis:
+        return None
+    less = 1 if dropped and axis < layout.axis else 0
+    return _plan(seen, layout, [layout], [layout.along(layout.axis - less)])
 
-    def rule(seen: Seen) -> Plan | None:
-        layout, axis = _only(seen), seen.axis(name)
-        if layout is None or layout.axis == axis:
-            return None
-        less = 1 if dropped and axis < layout.axis else 0
-        return _plan(seen, layout, [layout], [layout.along(layout.axis - less)])
 
-    return rule
+def _selected(seen: Seen) -> Plan | None:
+    return _along(seen, dropped=True)
 
 
 def _layer_norm(seen: Seen) -> Plan | None:
@@ -339,52 +342,25 @@ def _layer_norm(seen: Seen) -> Plan | None:
     return _plan(seen, layout, [layout, *[None] * (len(seen.inputs) - 1)], [layout])
 
 
-ATTENTION = ("Attention", "aten.scaled_dot_product_attention")
-
-FOLLOW: Mapping[str, Callable[[Seen], Plan | None]] = {
-    **dict.fromkeys(
-        (
-            *("Relu", "Relu6", "LeakyRelu", "Sigmoid", "Tanh", "Gelu", "Elu", "Power", "Exp"),
-            *("Log", "Eltwise", "StopGradient", "aten.relu", "aten.gelu", "aten.sigmoid"),
-            *("aten.tanh", "aten.silu", "aten.elu", "aten.leaky_relu", "aten.hardtanh"),
-            *("aten.hardswish", "aten.mish", "aten.softplus", "aten.clone", "aten.neg"),
-            *("aten.exp", "aten.log", "aten.sqrt", "aten.abs", "aten.clamp", "aten._to_copy"),
-            *("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor"),
-            *("aten.add.Scalar", "aten.mul.Scalar", "aten.pow.Tensor_Scalar", "aten.contiguous"),
-        ),
-        _elementwise,
-    ),
-    **dict.fromkeys(ATTENTION, _attention),
-    **dict.fromkeys(("Scale", "Bias"), _shifted),
-    **dict.fromkeys(("BatchNorm", "BatchNormTest"), _batch_norm),
-    **dict.fromkeys(
-        (
-            *("Pool", "GlobalPool", "aten.max_pool2d", "aten.avg_pool2d"),
-            *("aten.adaptive_avg_pool2d", "aten.adaptive_max_pool2d"),
-        ),
-        _planes,
-    ),
-    **dict.fromkeys(("Transpose", "aten.permute", "aten.t", "aten.transpose.int"), _transposed),
-    **dict.fromkeys(
-        (
-            *("Reshape", "Flatten", "aten.reshape", "aten.flatten.using_ints"),
-            *("aten.unsqueeze", "aten.squeeze.dim"),
-        ),
-        _reshaped,
-    ),
-    **dict.fromkeys(("Split", "aten.split.Tensor", "aten.split_with_sizes", "aten.chunk"), _split),
-    **dict.fromkeys(("Concat", "aten.cat"), _concat),
-    **dict.fromkeys(("LayerNorm", "aten.layer_norm"), _layer_norm),
-    **dict.fromkeys(("aten.matmul", "aten.bmm"), _products),
-    "Dropout": _dropout,
-    "LRN": _response,
-    "PRelu": _prelu,
-    "Slice": _along("axis"),
-    "Softmax": _along("axis"),
-    "aten.mean.dim": _mean,
-    "aten.select.int": _along("dim", dropped=True),
-    "aten.slice.Tensor": _along("dim"),
-    "aten.softmax.int": _along("dim"),
+_FOLLOW: Mapping[ShardRule, Callable[[Seen], Plan | None]] = {
+    ShardRule.ELEMENTWISE: _elementwise,
+    ShardRule.CHANNEL_SCALE: _shifted,
+    ShardRule.PRELU: _prelu,
+    ShardRule.DROPOUT: _dropout,
+    ShardRule.BATCH_NORM: _batch_norm,
+    ShardRule.LAYER_NORM: _layer_norm,
+    ShardRule.LOCAL_RESPONSE: _response,
+    ShardRule.POOL: _planes,
+    ShardRule.MEAN: _mean,
+    ShardRule.ATTENTION: _attention,
+    ShardRule.TRANSPOSE: _transposed,
+    ShardRule.RESHAPE: _reshaped,
+    ShardRule.SPLIT: _split,
+    ShardRule.CONCAT: _concat,
+    ShardRule.ALONG_AXIS: _along,
+    ShardRule.SELECT: _selected,
+    ShardRule.BATCHED_PRODUCT: _products,
+    ShardRule.MATMUL: _products,
 }
 
 
@@ -401,17 +377,18 @@ class _Places:
     """The kind without a bias, where it is another one."""
 
 
-_LINEAR: Mapping[str, _Places] = {
-    "InnerProduct": _Places(0, 1, 2, 0, 1),
-    "aten.linear": _Places(0, 1, 2, 0, 1),
-    "aten.addmm": _Places(1, 2, 0, 1, 0, "aten.mm"),
-    "aten.mm": _Places(0, 1, 2, 1, 0),
-    "aten.matmul": _Places(0, 1, 2, 1, 0),
+_LINEAR: Mapping[ShardRule, _Places] = {
+    ShardRule.LINEAR: _Places(0, 1, 2, 0, 1),
+    ShardRule.ADDMM: _Places(1, 2, 0, 1, 0, "aten.mm"),
+    ShardRule.MM: _Places(0, 1, 2, 1, 0),
+    ShardRule.MATMUL: _Places(0, 1, 2, 1, 0),
 }
 
 
 def _linear(seen: Seen, cut: Cut) -> Plan:
-    at = _LINEAR[seen.op.kind]
+    shard = shard_rule(seen.op)
+    assert shard is not None
+    at = _LINEAR[shard]
     x, weight = seen.inputs[at.x], seen.inputs[at.weight]
     biased = len(seen.inputs) == 3
     if not seen.states[at.weight] or len(weight) != 2:
@@ -517,7 +494,8 @@ def _conv_columns(
 
 def _embedding(seen: Seen, cut: Cut) -> Plan:
     """By rows, of the vocabulary, or by columns, of the width."""
-    table, index = (1, 0) if seen.op.kind == "Embedding" else (0, 1)
+    table = lookup(seen.op).inputs.index("weight")
+    index = 1 - table
     shape = seen.inputs[table]
     if not seen.states[table]:
         raise Cannot("its table is not a parameter")
@@ -538,8 +516,32 @@ def _embedding(seen: Seen, cut: Cut) -> Plan:
     return Plan(tuple(wanted), (None,), pieces, summed=True)
 
 
-WEIGHTED: Mapping[str, Callable[[Seen, Cut], Plan]] = {
+_WEIGHTED: Mapping[ShardRule, Callable[[Seen, Cut], Plan]] = {
     **dict.fromkeys(_LINEAR, _linear),
-    **dict.fromkeys(("Conv", "aten.conv1d", "aten.conv2d", "aten.convolution"), _conv),
-    **dict.fromkeys(("Embedding", "aten.embedding"), _embedding),
+    ShardRule.CONVOLUTION: _conv,
+    ShardRule.EMBEDDING: _embedding,
 }
+
+
+def shard_rule(op: Op) -> ShardRule | None:
+    """The sharding class that the kind of an op declares."""
+    return lookup(op).facts.shard
+
+
+def has_parameters(op: Op) -> bool:
+    """Whether an op can be cut by its parameters."""
+    return shard_rule(op) in _WEIGHTED
+
+
+def cut_by_parameters(seen: Seen, cut: Cut) -> Plan:
+    """The plan of an op that has parameters; `Cannot` with the reason where there is none."""
+    shard = shard_rule(seen.op)
+    assert shard is not None
+    return _WEIGHTED[shard](seen, cut)
+
+
+def follow(seen: Seen) -> Plan | None:
+    """The plan of an op that works on its inputs as they are cut, if there is one."""
+    shard = shard_rule(seen.op)
+    rule = None if shard is None else _FOLLOW.get(shard)
+    return None if rule is None else rule(seen)

@@ -22,19 +22,21 @@ from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
 from purine.parallel._layout import Cannot, Layout, reshaped_axis
 from purine.parallel._shard_rules import (
-    ATTENTION,
-    FOLLOW,
-    WEIGHTED,
     By,
     Cut,
     Plan,
     Seen,
     blocks_of,
+    cut_by_parameters,
+    follow,
+    has_parameters,
     order_of,
+    shard_rule,
 )
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of
 from purine.placement.place import matching, refuse_casts, refuse_gradients
+from purine.registry.facts import ShardRule
 from purine.registry.fillers import Shard, shard_of
 
 __all__ = ["shard"]
@@ -122,7 +124,7 @@ def _planned(
     """Decide in the order of the net; a state is cut as the first op that cuts it wants it."""
     ways = _ways(net, by)
     asked = set() if ops is None else set(matching(net, ops))
-    if asked and not any(net.ops[name].kind in WEIGHTED for name in asked):
+    if asked and not any(has_parameters(net.ops[name]) for name in asked):
         raise _refused(net.ops[min(asked)], "it has no parameters to cut it by")
     named = asked | (ways.keys() if isinstance(by, Mapping) else set())
     found = _Planned()
@@ -136,15 +138,15 @@ def _planned(
             tuple(blob in net.states for blob in op.inputs),
         )
         plan = None
-        if op.kind in WEIGHTED and (ops is None or name in asked):
+        if has_parameters(op) and (ops is None or name in asked):
             try:
                 grain = _grain(net, op)
-                plan = WEIGHTED[op.kind](seen, Cut(count, ways.get(name), *grain))
+                plan = cut_by_parameters(seen, Cut(count, ways.get(name), *grain))
             except Cannot as reason:
                 if name in named:
                     raise _refused(op, str(reason)) from None
-        if plan is None and any(seen.layouts) and op.kind in FOLLOW:
-            plan = FOLLOW[op.kind](seen)
+        if plan is None and any(seen.layouts):
+            plan = follow(seen)
         if plan is None:
             continue
         found.ops[name] = plan
@@ -160,7 +162,7 @@ def _planned(
     for name in list(found.blobs):
         if name in net.states and not _is_partition(found.blobs[name], _shape(net, name)):
             del found.blobs[name]
-    if not any(op.kind in WEIGHTED for op in map(net.ops.__getitem__, found.ops)):
+    if not any(has_parameters(net.ops[name]) for name in found.ops):
         raise GraphError(
             "nothing in the net can be cut",
             expected=f"{_SUCH}, of {count} or more outputs",
@@ -188,7 +190,7 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
     found: dict[str, By] = {}
     for pattern, way in given.items():
         names = matching(net, [pattern])
-        found.update((name, way) for name in names if net.ops[name].kind in WEIGHTED)
+        found.update((name, way) for name in names if has_parameters(net.ops[name]))
     return found
 
 
@@ -219,29 +221,29 @@ def _grain(net: Graph, op: Op) -> tuple[int, int]:
     blocks, unit, scale = 1, 1, Fraction(1)
     while True:
         readers = [net.ops[reader.name] for reader in net.consumers[blob]]
-        if any(reader.kind in ATTENTION for reader in readers):
+        if any(shard_rule(reader) is ShardRule.ATTENTION for reader in readers):
             return blocks, unit
         if not readers:
             return 1, 1
         reader = readers[0]
-        rule = FOLLOW.get(reader.kind)
+        rule = shard_rule(reader)
         inputs = tuple(_shape(net, name) for name in reader.inputs)
         outputs = tuple(_shape(net, name) if name else () for name in reader.outputs)
         seen = Seen(reader, inputs, outputs, (None,) * len(inputs), (False,) * len(inputs))
-        if rule is FOLLOW["Transpose"]:
+        if rule is ShardRule.TRANSPOSE:
             axis = order_of(seen).index(axis)
-        elif rule is FOLLOW["Reshape"]:
+        elif rule is ShardRule.RESHAPE:
             after = reshaped_axis(inputs[0], axis, outputs[0])
             if after is None:
                 return 1, 1
             step = Fraction(math.prod(outputs[0][after + 1 :]), math.prod(inputs[0][axis + 1 :]))
             scale, axis = scale * step, after
             unit = math.lcm(unit, scale.numerator)
-        elif rule is FOLLOW["Split"] and blocks_of(seen) is not None:
+        elif rule is ShardRule.SPLIT and blocks_of(seen) is not None:
             cut = blocks_of(seen)
             assert cut is not None
             blocks *= cut[1] if cut[0] == axis else 1
-        elif rule is not FOLLOW["Relu"]:
+        elif rule is not ShardRule.ELEMENTWISE:
             return 1, 1
         if reader.outputs[0] == NOTHING:
             return 1, 1

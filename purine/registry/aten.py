@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from purine.graph import Attribute, Location, Op
-from purine.registry.kind import Attr, Kernel, Kind
+from purine.registry.aten_facts import OVERWRITES, facts_of
+from purine.registry.kind import Attr, Kernel, Kind, PerOp
 
 __all__ = [
     "KERNELS",
@@ -45,28 +46,6 @@ _FORMATS = {
     "channels_last": torch.channels_last,
     "preserve": torch.preserve_format,
 }
-
-OVERWRITES: Mapping[str, tuple[int, ...]] = {
-    "aten.add.Tensor": (0, 1),
-    "aten.div.Tensor": (0,),
-    "aten.elu": (0,),
-    "aten.exp": (0,),
-    "aten.gelu": (0,),
-    "aten.gelu_backward": (0,),
-    "aten.index_add": (0,),
-    "aten.leaky_relu": (0,),
-    "aten.leaky_relu_backward": (0,),
-    "aten.mul.Tensor": (0, 1),
-    "aten.neg": (0,),
-    "aten.relu": (0,),
-    "aten.sigmoid": (0,),
-    "aten.sigmoid_backward": (0,),
-    "aten.sub.Tensor": (0, 1),
-    "aten.tanh": (0,),
-    "aten.tanh_backward": (0,),
-    "aten.threshold_backward": (0,),
-}
-"""Kinds that can write their result over an input, and which inputs these are."""
 
 KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
 """What runs an overload on a kind of device, by the overload's name: where ATen has no kernel for
@@ -122,7 +101,8 @@ def kind_of(name: str) -> Kind | None:
         optional=len(tensors),
         variadic=bool(lists),
         attributes=attributes,
-        binder=lambda op: _bind(overload, op),
+        per_op=PerOp(bind=lambda op: _bind(overload, op)),
+        facts=facts_of(canonical(name)),
         view=any(r.alias_info is not None for r in schema.returns),
     )
 

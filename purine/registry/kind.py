@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from torch import Tensor
 
@@ -27,9 +27,8 @@ from purine.arguments import checked, conforms, describe, shown
 from purine.errors import ConfigError, KindError, in_a_line
 from purine.graph import Attribute, Op
 from purine.nearest import nearest_name
-
-if TYPE_CHECKING:
-    from purine.analysis.tracing import Inferred, Spec
+from purine.registry.facts import UNKNOWN, Facts
+from purine.registry.spec import Inferred, Spec
 
 __all__ = [
     "IMPLIED",
@@ -37,7 +36,10 @@ __all__ = [
     "Attr",
     "Kernel",
     "Kind",
+    "Many",
+    "PerOp",
     "Results",
+    "Variants",
     "generation",
     "kind",
     "register",
@@ -45,6 +47,7 @@ __all__ = [
 
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
 Kernel: TypeAlias = Callable[..., Results]
+Many: TypeAlias = Callable[..., Sequence[Sequence[Tensor]]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 IMPLIED = ("seed", "iteration")
@@ -66,24 +69,50 @@ class Attr:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What is known of a kind of op.
+class Variants:
+    """Other ways to compute what the function of a kind computes.
 
-    `evaluation` names what an op of this kind becomes at test time: a kind that takes its place, or
-    "pass" where the first input simply takes the place of the first output.
-    `view` says that the result may share memory with the first input.
-    `overwrite` is a variant of `function` that writes result k over input `over[k]`.
-    `many` is a variant for several ops that differ in their tensors alone: it takes for each input
-    the list of what the ops have there, and gives for each result a list. It overwrites too; `each`
-    is the same without overwriting, and made of calls that a compiler can take together.
-    `function` is None for sources, whose kernel is made for the run (`Data`).
-    `binder` makes the kernel of an op where attributes are not simply keyword arguments;
-    `overwriter` and `overwritten` stand for `overwrite` and `over` of such an op.
-    `inferrer` tells what the results are, where that is not found by running the kernel.
+    `in_place` writes result k over input `over[k]`. `many` and `each` run several ops that differ
+    in their tensors alone: they take a list for each input and return a list for each result.
+    `many` works in place; `each` is pure, and consists of calls that a compiler can merge.
+    """
+
+    in_place: Kernel | None = None
+    over: tuple[int, ...] = ()
+    many: Many | None = None
+    each: Many | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PerOp:
+    """Replaces the function and the in-place variant where these depend on the op itself.
+
+    `infer` tells the results of an op where running the kernel on fake tensors does not.
+    """
+
+    bind: Callable[[Op], Kernel] | None = None
+    bind_in_place: Callable[[Op], Kernel] | None = None
+    overwrites: Callable[[Op], tuple[int, ...]] | None = None
+    infer: Callable[[Op, Sequence[Spec]], Inferred] | None = None
+
+
+NO_VARIANTS = Variants()
+SAME_FOR_ALL = PerOp()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an op of a kind computes, takes and may be given.
+
+    `function` is None where the runtime makes the kernel, as for `Data`. The last `optional` of the
+    `inputs` may be left out; with `variadic` any number of inputs may follow.
+    `evaluation` names the kind that replaces this one at test time, or "pass" where the first input
+    replaces the first output. `loss` marks losses, which have a `loss_weight`. `view` says that the
+    result may share memory with the first input.
     """
 
     name: str
-    function: Kernel | None
+    function: Callable[..., Any] | None
     inputs: tuple[str, ...]
     optional: int = 0
     variadic: bool = False
@@ -91,42 +120,37 @@ class Kind:
     evaluation: str | None = None
     loss: bool = False
     view: bool = False
-    overwrite: Kernel | None = None
-    over: tuple[int, ...] = ()
-    many: Callable[..., Sequence[Sequence[Tensor]]] | None = None
-    each: Callable[..., Sequence[Sequence[Tensor]]] | None = None
-    binder: Callable[[Op], Kernel] | None = None
-    overwriter: Callable[[Op], Kernel] | None = None
-    overwritten: Callable[[Op], tuple[int, ...]] | None = None
-    inferrer: Callable[[Op, Sequence[Spec]], Inferred] | None = None
+    facts: Facts = UNKNOWN
+    variants: Variants = NO_VARIANTS
+    per_op: PerOp = SAME_FOR_ALL
 
     def bind(self, op: Op) -> Kernel:
         """The function of tensors alone that `op` stands for."""
-        if self.binder is not None:
-            return self.binder(op)
+        if self.per_op.bind is not None:
+            return self.per_op.bind(op)
         assert self.function is not None, f"{self.name} has no function of its own"
         return partial(self.function, **self._settings(op))
 
     def bind_overwrite(self, op: Op) -> Kernel:
         """As `bind`, for the variant that writes over its inputs."""
-        if self.overwriter is not None:
-            return self.overwriter(op)
-        assert self.overwrite is not None
-        return partial(self.overwrite, **self._settings(op))
+        if self.per_op.bind_in_place is not None:
+            return self.per_op.bind_in_place(op)
+        assert self.variants.in_place is not None
+        return partial(self.variants.in_place, **self._settings(op))
 
     def overwrites(self, op: Op) -> tuple[int, ...]:
         """The inputs that the variant of `bind_overwrite` writes over."""
-        return self.over if self.overwritten is None else self.overwritten(op)
+        return self.variants.over if self.per_op.overwrites is None else self.per_op.overwrites(op)
 
-    def bind_many(self, op: Op) -> Callable[..., Sequence[Sequence[Tensor]]]:
+    def bind_many(self, op: Op) -> Many:
         """As `bind_overwrite`, for several ops with the attributes of this one."""
-        assert self.many is not None
-        return partial(self.many, **self._settings(op))
+        assert self.variants.many is not None
+        return partial(self.variants.many, **self._settings(op))
 
-    def bind_each(self, op: Op) -> Callable[..., Sequence[Sequence[Tensor]]]:
+    def bind_each(self, op: Op) -> Many:
         """As `bind_many`, for the variant that does not write over its inputs."""
-        assert self.each is not None
-        return partial(self.each, **self._settings(op))
+        assert self.variants.each is not None
+        return partial(self.variants.each, **self._settings(op))
 
     def _settings(self, op: Op) -> dict[str, Attribute]:
         return {
@@ -216,10 +240,8 @@ def kind(
     evaluation: str | None = None,
     loss: bool = False,
     view: bool = False,
-    overwrite: Kernel | None = None,
-    over: Sequence[int] = (),
-    many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
-    each: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
+    facts: Facts = UNKNOWN,
+    variants: Variants = NO_VARIANTS,
 ) -> Callable[[F], F]: ...
 
 
@@ -230,10 +252,8 @@ def kind(
     evaluation: str | None = None,
     loss: bool = False,
     view: bool = False,
-    overwrite: Kernel | None = None,
-    over: Sequence[int] = (),
-    many: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
-    each: Callable[..., Sequence[Sequence[Tensor]]] | None = None,
+    facts: Facts = UNKNOWN,
+    variants: Variants = NO_VARIANTS,
 ) -> Any:
     """Register a function as the kind of its own name; see `Kind` for the options.
 
@@ -242,21 +262,17 @@ def kind(
     """
 
     def add(function: Kernel) -> Kernel:
-        made = _from_signature(function)
-        attributes = dict(made.attributes)
-        if loss:
-            attributes["loss_weight"] = Attr(float, 1.0)
+        basis = _from_signature(function)
+        weight = {"loss_weight": Attr(float, 1.0)} if loss else {}
         register(
             replace(
-                made,
-                attributes=attributes,
+                basis,
+                attributes={**basis.attributes, **weight},
                 evaluation=evaluation,
                 loss=loss,
                 view=view,
-                overwrite=overwrite,
-                over=tuple(over),
-                many=many,
-                each=each,
+                facts=facts,
+                variants=variants,
             )
         )
         return function

@@ -22,7 +22,18 @@ from torch import Tensor
 from purine.errors import KindError
 from purine.graph import Attribute, Op
 from purine.registry import aten
-from purine.registry.kind import IMPLIED, REGISTERED, Attr, Kernel, Kind, Results, kind
+from purine.registry.facts import Facts, Precision, SampleRule
+from purine.registry.kind import (
+    IMPLIED,
+    REGISTERED,
+    Attr,
+    Kernel,
+    Kind,
+    PerOp,
+    Results,
+    Variants,
+    kind,
+)
 
 __all__ = ["PREFIX", "FixedBatch", "counted", "kind_of", "sized"]
 
@@ -48,9 +59,10 @@ def kind_of(name: str) -> Kind | None:
         inputs=(*(name for name in base.inputs if name not in IMPLIED), "batch", *implied),
         attributes={key: Attr(Any, attr.default) for key, attr in base.attributes.items()},
         evaluation=None,
-        overwrite=None,
-        over=(),
-        binder=lambda op: _bind(known, op, len(implied)),
+        # Rules read attributes as numbers, and here they are texts.
+        facts=Facts(precision=base.facts.precision, role=base.facts.role),
+        variants=Variants(),
+        per_op=PerOp(bind=lambda op: _bind(known, op, len(implied))),
     )
 
 
@@ -82,7 +94,7 @@ def counted(value: Attribute, batch: int) -> Attribute:
     return total
 
 
-@kind(view=True)
+@kind(view=True, facts=Facts(Precision.FOLLOW, samples=SampleRule.IDENTITY))
 def FixedBatch(x: Tensor, *, batch: int, because: str, holder: str = "", held: str = "") -> Tensor:
     """x itself, if it has `batch` samples: the op `holder`, which makes `held`, takes no others."""
     if x.shape[0] != batch:

@@ -11,8 +11,8 @@ from torch import Tensor
 from purine.analysis import sample_rules as _sample_rules
 from purine.analysis.samples import ANY, EVERY, MEAN, SAME, SUM, Relation, Samples, try_out
 from purine.graph import Attribute, Blob, Op
+from purine.registry.facts import SampleRule
 from purine.registry.kind import kind
-from purine.registry.lookup import kinds
 
 X = Samples(0)
 ROWS = Samples(0, inner=5)  # samples joined with places
@@ -123,9 +123,8 @@ def test_a_rule_says_what_a_trial_finds(
     assert try_out(op, inputs, given, 1) == (expected,)
 
 
-def test_every_named_kind_with_a_rule_is_one() -> None:
-    named = {*_sample_rules._ROWS, *_sample_rules._RULES, *_sample_rules._KEEP}
-    assert {name for name in named if "." not in name} <= kinds().keys()
+def test_every_class_of_facts_has_a_rule() -> None:
+    assert {*SampleRule} == {*_sample_rules._RULES, SampleRule.BATCH_NORM}
 
 
 @pytest.mark.parametrize(

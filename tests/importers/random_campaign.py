@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import purine as pu
 from purine.analysis.infer import with_batch
-from purine.analysis.sample_rules import BATCH_NORMS
+from purine.analysis.sample_rules import is_batch_norm
 from purine.data import ArraySource, DataSet, Reader
 from purine.errors import PurineError, RunError
 from purine.graph import Graph
@@ -256,7 +256,7 @@ def _mapping(found: Any) -> dict[str, Tensor]:
 
 def _has_batch_norm(net: Graph) -> bool:
     """Whether micro-batches are normalised by themselves, and hand their statistics on."""
-    return not BATCH_NORMS.isdisjoint(op.kind for op in net.ops.values())
+    return any(map(is_batch_norm, net.ops.values()))
 
 
 def _difference(

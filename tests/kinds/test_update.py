@@ -70,7 +70,7 @@ def test_overwriting_gives_the_same_numbers_in_place(
     expected = as_tuple(getattr(update, name)(*inputs, **settings))
     before = [item.clone() for item in inputs]
     found = as_tuple(overwrite(name, inputs, settings))
-    over = kinds()[name].over
+    over = kinds()[name].variants.over
     assert len(found) == len(expected) == len(over)
     for result, wanted, place in zip(found, expected, over, strict=True):
         assert result.data_ptr() == inputs[place].data_ptr()
@@ -91,7 +91,7 @@ def test_filters_may_lie_channels_last(name, slots, settings, gradient_last):
     for place in (0, *range(1 if gradient_last else 2, 2 + slots)):
         inputs[place] = inputs[place].contiguous(memory_format=torch.channels_last)
     found = as_tuple(overwrite(name, inputs, settings))
-    for result, wanted, place in zip(found, expected, kinds()[name].over, strict=True):
+    for result, wanted, place in zip(found, expected, kinds()[name].variants.over, strict=True):
         assert result.data_ptr() == inputs[place].data_ptr()
         assert result.shape == wanted.shape
         assert inputs[place].is_contiguous(memory_format=torch.channels_last)

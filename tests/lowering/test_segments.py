@@ -150,7 +150,7 @@ def well_formed(whole: Graph, found: Segmented) -> None:
     for name, members in found.members.items():
         assert found.graph.ops[name].kind == SEGMENT
         assert len({(op.location, op.lane) for op in members}) == 1
-        many = lookup(members[0]).many is not None
+        many = lookup(members[0]).variants.many is not None
         seen: set[str] = set()
         for op in members:
             before = {whole.producers[blob].name for blob in op.inputs if blob in whole.producers}
@@ -241,7 +241,7 @@ def test_what_another_device_waits_for_ends_its_segment(
         if op.lane.startswith("compute") and whole.ops[target].location != op.location
     }
     for members in found.members.values():
-        if lookup(members[0]).many is None:
+        if lookup(members[0]).variants.many is None:
             assert fed.isdisjoint(op.name for op in members[1:])
 
 
@@ -417,7 +417,7 @@ def rows(kind: str, count: int, layout: Callable[[Tensor], Tensor], shape: Seque
     """Inputs of several updates of a kind, with one rate."""
     generator = torch.Generator().manual_seed(1)
     rate, clock = torch.tensor(0.05, dtype=torch.float64), torch.tensor(4)
-    slots = len(kinds()[kind].over) - 1
+    slots = len(kinds()[kind].variants.over) - 1
     made = []
     for _ in range(count):
         drawn = [torch.randn(tuple(shape), generator=generator) for _ in range(2 + slots)]

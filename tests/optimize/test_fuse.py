@@ -194,12 +194,12 @@ def test_updates_of_many_parameters_are_those_of_one_each(
 ) -> None:
     found = kinds()[kind]
     assert found.function is not None
-    assert found.each is not None
+    assert found.variants.each is not None
     clock = [torch.tensor(0.1).double(), torch.tensor(3)][: 2 if kind == "AdamUpdate" else 1]
     width = len(found.inputs) - len(clock)
     rows = [[torch.rand(size, dtype=torch.float64) for _ in range(width)] for size in (3, 5)]
     columns = [list(column) for column in zip(*rows, strict=True)]
-    made = found.each(*columns, *([item, item] for item in clock), **settings)
+    made = found.variants.each(*columns, *([item, item] for item in clock), **settings)
     for row, values in zip(rows, zip(*made, strict=True), strict=True):
         torch.testing.assert_close(values, found.function(*row, *clock, **settings))
 

@@ -14,13 +14,15 @@ import purine as pu
 from purine.analysis.infer import with_batch
 from purine.data.synthetic import synthetic_tokens
 from purine.errors import ConfigError, GraphError
-from purine.graph import Builder, Graph, from_yaml, to_yaml
+from purine.graph import Builder, Graph, Op, from_yaml, to_yaml
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE, UPDATES
 from purine.optimize import evaluation, mixed, recompute
-from purine.optimize.mixed import PRECISION, precision_of
+from purine.optimize.mixed import precision_of
 from purine.parallel import hybrid, pipeline, replicate, shard
 from purine.parallel.accumulate import accumulate
 from purine.recipe import compose
+from purine.registry.facts import Precision
+from purine.registry.lookup import lookup
 from purine.solvers import adam, clip_by_norm, sgd
 from tests.parallel.nets import Trained, trained
 
@@ -79,16 +81,20 @@ def casts(graph: Graph) -> list[str]:
     return [op.name for op in graph.ops.values() if op.kind == "aten._to_copy"]
 
 
-def test_the_table_names_every_kind_of_the_zoo() -> None:
+def test_every_kind_of_the_zoo_declares_its_precision() -> None:
     for make in pu.zoo.NETS.values():
         for op in make(2).ops.values():
-            known = op.kind if op.kind in PRECISION else ".".join(op.kind.split(".")[:2])
-            assert known in PRECISION, op.kind
+            assert lookup(op).facts.precision is not None, op.kind
 
 
 def test_kinds_that_nobody_named_are_wide() -> None:
-    assert precision_of("aten.lgamma") == "wide"
-    assert precision_of("NewKind") == "wide"
+    for kind in ("aten.lgamma", "GlobalNorm"):
+        assert precision_of(Op("op", kind, ("x",), ("y",))) is Precision.WIDE
+
+
+def test_all_overloads_of_an_operator_have_its_precision() -> None:
+    for kind in ("aten.add", "aten.add.Tensor", "sized.aten.add.Scalar"):
+        assert lookup(Op("op", kind, ("x",), ("y",))).facts.precision is Precision.FOLLOW
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -98,15 +104,15 @@ def test_kinds_run_in_the_precision_of_the_table(name: str, dtype: str) -> None:
     graph = pu.check(mixed(net, dtype))
     for op in graph.ops.values():
         real = {graph.blobs[blob].dtype for blob in op.inputs} - {"int64"}
-        known = precision_of(op.kind)
+        known = precision_of(op)
         if op.kind == "aten._to_copy" or op.kind == "aten.add.Scalar":
             continue
-        if known == "low":
+        if known is Precision.LOW:
             assert real == {LOW[dtype]}, op
             assert graph.blobs[op.outputs[0]].dtype == LOW[dtype], op
-        elif known == "wide":
+        elif known is Precision.WIDE:
             assert LOW[dtype] not in real, op
-        elif known == "follow":
+        elif known is Precision.FOLLOW:
             assert len(real) == 1, op
         else:
             assert graph.blobs[op.inputs[1]].dtype == "float32", op
@@ -324,7 +330,7 @@ def test_modules_of_torch_run_in_the_same_precisions() -> None:
     example = torch.randn(4, 3, 8, 8), torch.randint(10, (4,))
     net = pu.from_torch(Drops(), F.cross_entropy, example).net
     graph = mixed(net)
-    low = [op for op in graph.ops.values() if precision_of(op.kind) == "low"]
+    low = [op for op in graph.ops.values() if precision_of(op) is Precision.LOW]
     assert {"aten.conv2d", "aten.linear"} <= {op.kind for op in low}
     assert all(graph.blobs[op.outputs[0]].dtype == "bfloat16" for op in low)
     assert not any("mask" in name.lower() for name in casts(graph))

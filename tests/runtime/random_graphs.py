@@ -92,7 +92,7 @@ def serial(graph: Graph, iterations: int) -> tuple[list[dict[str, Tensor]], dict
             op = graph.ops[name]
             kind = lookup(op)
             inputs = [values[blob].clone() for blob in op.inputs]
-            call = kind.bind(op) if kind.overwrite is None else kind.bind_overwrite(op)
+            call = kind.bind(op) if kind.variants.in_place is None else kind.bind_overwrite(op)
             results = call(*inputs)
             results = (results,) if isinstance(results, Tensor) else results
             values.update(

@@ -702,7 +702,7 @@ LAYERS: dict[str, Call] = {
     "kind with any attributes": lambda g: kind(open_ended),
     "kind with an annotation of nothing": lambda g: kind(misspelt),
     "kind with another option": lambda g: kind(gradient=Relu),
-    "kind with over a text": lambda g: kind(over="0"),
+    "kind with variants a text": lambda g: kind(variants="0"),
 }
 
 

@@ -1,0 +1,25 @@
+"""Parameter updates of solvers, as kinds: one op computes the next value of one parameter.
+
+The formula of each solver is written once, with the conventions of `torch.optim`, so a run can be
+compared with torch number by number. It is a pure function; the variants that work in place or on
+many parameters at once are derived from it (`_declare`, `_arithmetic`), and torch's fused kernels
+are declared beside it. The learning rate is a float64 scalar; everything else is computed in the
+dtype of the weight.
+"""
+
+from purine.kinds.update.adaptive import AdaDeltaUpdate, AdaGradUpdate, AdamUpdate, RmsPropUpdate
+from purine.kinds.update.gradients import AddScaled, ClipGradient, GlobalNorm
+from purine.kinds.update.sgd import LarsUpdate, MomentumUpdate, SgdUpdate
+
+__all__ = [
+    "AdaDeltaUpdate",
+    "AdaGradUpdate",
+    "AdamUpdate",
+    "AddScaled",
+    "ClipGradient",
+    "GlobalNorm",
+    "LarsUpdate",
+    "MomentumUpdate",
+    "RmsPropUpdate",
+    "SgdUpdate",
+]

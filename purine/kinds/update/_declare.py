@@ -1,0 +1,110 @@
+"""`update`: registers the formula of a solver as a kind, with the variants derived from it.
+
+On a CPU, torch's fused kernels update a parameter in one pass over memory. They walk the bytes of
+all tensors side by side, so they are used only where the tensors are dense, of one memory layout
+and of one dtype.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from purine.kinds.update._arithmetic import EACH, IN_PLACE, PURE, TensorList
+from purine.registry.facts import Facts, Role
+from purine.registry.kind import Kernel, Results, Variants, kind
+
+__all__ = ["in_order", "update"]
+
+Formula: TypeAlias = Callable[..., Any]
+"""A function of an `Arithmetic` and of the inputs and attributes of the kind."""
+Fused: TypeAlias = Callable[..., bool]
+"""Updates lists of parameters in place by torch's fused kernel. It takes a list for the weights,
+the gradients and each slot, then the scalars, then every attribute; it returns False where the
+kernel does not have what the attributes ask for."""
+
+_FUSED_DTYPES = (torch.float32, torch.float64)
+
+
+def update(
+    *, slots: int, fused: Fused | None = None, many: bool = False, elementwise: bool = True
+) -> Callable[[Formula], Kernel]:
+    """Register the kind of a formula, which takes the weight, the gradient, slots and scalars.
+
+    `slots` is the number of states that a solver keeps per parameter. The in-place variant writes
+    over the weight and the slots, and uses `fused` where it can. With `many`, several parameters
+    are updated by one call. `elementwise` says that an element of the results depends on the same
+    element of the inputs alone, so that an update may be divided among devices.
+    """
+    over = (0, *range(2, 2 + slots))
+    tensors = 2 + slots
+    """The inputs before the scalars, which are the rate and the number of the iteration."""
+
+    def declare(formula: Formula) -> Kernel:
+        parameters = inspect.signature(formula).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+        @wraps(formula)
+        def pure(*inputs: Tensor, **settings: Any) -> Results:
+            return formula(PURE, *inputs, **settings)
+
+        def in_place(*inputs: Tensor, **settings: Any) -> Results:
+            if fused is not None and _fusable(inputs[:tensors]):
+                lists = ([tensor] for tensor in inputs[:tensors])
+                if fused(*lists, *inputs[tensors:], **{**defaults, **settings}):
+                    return tuple(inputs[k] for k in over) if slots else inputs[0]
+            return formula(IN_PLACE, *inputs, **settings)
+
+        def many_in_place(*columns: Sequence[Tensor], **settings: Any) -> list[Sequence[Tensor]]:
+            rows = list(zip(*columns, strict=True))
+            scalars = columns[tensors:]
+            together = (
+                fused is not None
+                and all(value is column[0] for column in scalars for value in column)
+                and all(_fusable(row[:tensors]) for row in rows)
+                and fused(*columns[:tensors], *(c[0] for c in scalars), **{**defaults, **settings})
+            )
+            if not together:
+                for row in rows:
+                    in_place(*row, **settings)
+            return [columns[k] for k in over]
+
+        def each(*columns: Sequence[Tensor], **settings: Any) -> Sequence[Sequence[Tensor]]:
+            lists = (TensorList(list(column)) for column in columns[:tensors])
+            scalars = (column[0] for column in columns[tensors:])
+            results = formula(EACH, *lists, *scalars, **settings)
+            return [result.tensors for result in (results if slots else (results,))]
+
+        vars(pure)["__signature__"] = inspect.Signature(list(parameters)[1:])
+        variants = Variants(in_place, over)
+        if many:
+            variants = Variants(in_place, over, many_in_place, each)
+        role = Role.ELEMENTWISE_UPDATE if elementwise else None
+        return kind(variants=variants, facts=Facts(role=role))(pure)
+
+    return declare
+
+
+def _fusable(tensors: Sequence[Tensor]) -> bool:
+    first = tensors[0]
+    if first.dtype not in _FUSED_DTYPES or first.device.type != "cpu":
+        return False
+    plain = first.is_contiguous()
+    images = torch.channels_last
+    if not plain and not (first.dim() == 4 and first.is_contiguous(memory_format=images)):
+        return False
+    return all(
+        tensor.dtype == first.dtype
+        and (tensor.is_contiguous() if plain else tensor.stride() == first.stride())
+        for tensor in tensors[1:]
+    )
+
+
+def in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views whose axes are in the order of memory: fused kernels are slow on any other."""
+    return [item if item.is_contiguous() else item.permute(0, 2, 3, 1) for item in tensors]

@@ -1,0 +1,151 @@
+"""What transforms need to know about a kind, declared where the kind is.
+
+A named kind states its facts in `@kind(facts=Facts(...))`; those of ATen overloads are in
+`registry.aten_facts`. A fact that is absent means the cautious choice: float32, no sharding, a
+trial run instead of a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+__all__ = [
+    "UNKNOWN",
+    "Facts",
+    "Precision",
+    "Role",
+    "SampleRule",
+    "Settings",
+    "Shape",
+    "ShapeRule",
+    "Shapes",
+    "ShardRule",
+    "alike",
+    "with_labels",
+]
+
+Shape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Sequence[Shape]
+Settings: TypeAlias = Mapping[str, Any]
+"""The attributes of an op, with the defaults of its kind."""
+
+
+class Precision(Enum):
+    """How a kind takes its floating-point inputs in mixed precision (`optimize.mixed`)."""
+
+    LOW = auto()
+    """All in low precision: matrix products gain from it, and add up in float32 inside."""
+    NORM = auto()
+    """The first as it is; the others (scale, shift and statistics) in float32."""
+    FOLLOW = auto()
+    """All in low precision if one of them was computed in it, else as they are."""
+    WIDE = auto()
+    """All in float32. This is what a kind without the fact gets."""
+
+
+class ShardRule(Enum):
+    """Which rule of `parallel._shard_rules` divides an op among devices."""
+
+    ELEMENTWISE = auto()
+    CHANNEL_SCALE = auto()
+    PRELU = auto()
+    DROPOUT = auto()
+    BATCH_NORM = auto()
+    LAYER_NORM = auto()
+    LOCAL_RESPONSE = auto()
+    POOL = auto()
+    MEAN = auto()
+    ATTENTION = auto()
+    TRANSPOSE = auto()
+    RESHAPE = auto()
+    SPLIT = auto()
+    CONCAT = auto()
+    ALONG_AXIS = auto()
+    SELECT = auto()
+    BATCHED_PRODUCT = auto()
+    LINEAR = auto()
+    ADDMM = auto()
+    MM = auto()
+    MATMUL = auto()
+    CONVOLUTION = auto()
+    EMBEDDING = auto()
+
+
+class SampleRule(Enum):
+    """Which rule of `analysis.sample_rules` says how results depend on the samples of a batch."""
+
+    ROWS = auto()
+    """Row k along the first of two or more axes depends on row k of the inputs, and on inputs that
+    are the same for all samples."""
+    IDENTITY = auto()
+    """The first input, in another dtype or layout at most."""
+    BATCH_NORM = auto()
+    """Normalised by the statistics of the samples of the batch."""
+    ALONG_AXIS = auto()
+    SELECT = auto()
+    RESHAPE = auto()
+    RESHAPE_ROWS = auto()
+    PERMUTE = auto()
+    TRANSPOSE = auto()
+    LAYER_NORM = auto()
+    LINEAR = auto()
+    MATRIX_PRODUCT = auto()
+    ATTENTION = auto()
+    EMBEDDING = auto()
+    LABELS = auto()
+    CROSS_ENTROPY = auto()
+    SUM = auto()
+    MEAN = auto()
+    EXTREME = auto()
+
+
+class Role(Enum):
+    """What an op is to transforms that look for ops of one sort."""
+
+    CONVOLUTION = auto()
+    TRANSPOSED_CONVOLUTION = auto()
+    CONVOLUTION_BACKWARD = auto()
+    CONCATENATION = auto()
+    COPY = auto()
+    ELEMENTWISE_UPDATE = auto()
+    """A parameter update that may be divided: each element depends on that element alone."""
+
+
+def alike(dtypes: Sequence[str]) -> bool:
+    """Whether all inputs have the same floating-point dtype."""
+    return dtypes[0] in ("float32", "float64") and len(set(dtypes)) == 1
+
+
+def with_labels(dtypes: Sequence[str]) -> bool:
+    """Whether the first input is floating-point and the others are integers."""
+    return alike(dtypes[:1]) and all(dtype in ("int32", "int64") for dtype in dtypes[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRule:
+    """The shape of the only result, which has the dtype of the first input.
+
+    `shape` takes the attributes and the shapes of the inputs. It returns None
+    wherever anything is out of the ordinary: torch then decides, and words the error. `dtypes` says
+    which dtypes of the inputs the rule is for.
+    """
+
+    shape: Callable[[Settings, Shapes], Shape | None]
+    dtypes: Callable[[Sequence[str]], bool] = alike
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a kind besides its function; None where nothing is."""
+
+    precision: Precision | None = None
+    shard: ShardRule | None = None
+    samples: SampleRule | None = None
+    role: Role | None = None
+    shape: ShapeRule | None = None
+
+
+UNKNOWN = Facts()
