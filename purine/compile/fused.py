@@ -1,13 +1,14 @@
 """Fused ops as kernels: compiled at their first call, and on a GPU captured as CUDA graphs.
 
-What a compiler cannot do must not end a job: then the ops of a body run one after the other, which
-is said once. So it is where a kernel cannot be captured, because it waits for the GPU.
+If the compiler fails, the ops of the body run one after the other, and a warning says so. If a
+kernel cannot be captured, because it waits for the GPU, it is launched anew each time, with a
+warning.
 
-A captured kernel is replayed at fixed addresses. States stay where they are, since it writes them
-over; whatever else it reads is copied to its place first, and its other results are copied out, so
-that others may read them while it is replayed again. Learning rate, iteration and seed are blobs,
-so nothing has to be captured again. What a kernel keeps for itself from call to call is brought up
-to date before each replay.
+A captured kernel is replayed at fixed addresses. States stay where they are, since the kernel
+updates them in place. All other inputs are copied to fixed buffers before a replay, and all other
+results are copied out of them, so that others may read these during the next replay. Learning rate,
+iteration and seed are blobs, so nothing has to be captured again. Cached copies of weights are
+refreshed before each replay.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from purine.compile.inductor import CompiledFunction, compile_function
+from purine.compile.rewrites import switched_off
 from purine.errors import in_a_line
 from purine.graph import Op
 from purine.kinds.fused import bind_grouped, body_of, over_of
@@ -30,15 +31,15 @@ from purine.registry.kind import Kernel, Results
 
 __all__ = ["WARM_UP", "FusedKernel", "as_kernel", "captured", "compiled"]
 
-_log = logging.getLogger("purine")
+_log = logging.getLogger("purine.compile")
 
 WARM_UP = 2
-"""Calls before a kernel is captured: libraries choose their algorithms in these."""
+"""Calls before a kernel is captured: libraries choose their algorithms during these."""
 
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """What runs a fused op, and what goes before each replay of a captured call of it."""
+    """The kernel of a fused op, and what has to be called before each replay of a captured call."""
 
     run: Callable[..., list[Tensor]]
     refresh: Callable[[Sequence[Tensor]], None]
@@ -51,38 +52,39 @@ class FusedKernel:
 def compiled(op: Op) -> FusedKernel:
     """The kernel of a fused op, compiled for the arguments of its first call.
 
-    It writes new values of states over the old ones, and returns these.
+    It updates states in place and returns them among its results.
     """
-    run, over = bind_grouped(op), dict(over_of(op))
-    made: Callable[..., Sequence[Tensor]] | None = None
+    switched_off()  # refuses unknown names here, where no failure of the compiler is expected
+    body, over = bind_grouped(op), dict(over_of(op))
+    function: Callable[..., Sequence[Tensor]] | None = None
 
-    def written(*tensors: Tensor) -> tuple[Tensor, ...]:
-        found = run(*tensors)
-        results = (found,) if isinstance(found, Tensor) else found
-        for place, result in enumerate(results):
-            if place in over:
-                tensors[over[place]].copy_(result)
-        return tuple(result for place, result in enumerate(results) if place not in over)
+    def in_place(*tensors: Tensor) -> tuple[Tensor, ...]:
+        results = body(*tensors)
+        results = (results,) if isinstance(results, Tensor) else results
+        for position, result in enumerate(results):
+            if position in over:
+                tensors[over[position]].copy_(result)
+        return tuple(result for position, result in enumerate(results) if position not in over)
 
     def kernel(*tensors: Tensor) -> list[Tensor]:
-        nonlocal made
-        if made is None:
+        nonlocal function
+        if function is None:
             begin, count = time.perf_counter(), len(body_of(op).ops)
             _log.info("compiling %s: %d ops at %s", op.name, count, op.location)
             try:
-                made = compile_function(written, tensors)
+                function = compile_function(in_place, tensors)
                 _log.info("compiled %s in %.1f s", op.name, time.perf_counter() - begin)
             except Exception as error:
-                made = written
+                function = in_place
                 _log.warning("%s is not compiled and runs op by op: %s", op.name, in_a_line(error))
                 _log.debug("why %s is not compiled", op.name, exc_info=True)
-        found = iter(made(*tensors))
+        results = iter(function(*tensors))
         count = len(op.outputs)
-        return [tensors[over[k]] if k in over else next(found) for k in range(count)]
+        return [tensors[over[k]] if k in over else next(results) for k in range(count)]
 
     def refresh(tensors: Sequence[Tensor]) -> None:
-        if isinstance(made, CompiledFunction):
-            made.refresh(tensors)
+        if isinstance(function, CompiledFunction):
+            function.refresh(tensors)
 
     return FusedKernel(kernel, refresh)
 
@@ -92,21 +94,23 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
     over = dict(over_of(op))
     states = set(over.values())
     calls = 0
-    graph: Any = None
+    graph: torch.cuda.CUDAGraph | None = None
     refused = False
-    fixed: list[Tensor] = []
+    inputs: list[Tensor] = []
     results: list[Tensor] = []
 
     def capture(tensors: Sequence[Tensor]) -> None:
-        nonlocal graph, fixed, results
-        fixed = [value if k in states else _copy(value) for k, value in enumerate(tensors)]
-        kernel.refresh(fixed)
-        made = torch.cuda.CUDAGraph()
+        nonlocal graph, inputs, results
+        inputs = [value if k in states else _copy(value) for k, value in enumerate(tensors)]
+        kernel.refresh(inputs)
+        capturing = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        thread = {"capture_error_mode": "thread_local"}
-        with expandable_segments(), torch.cuda.graph(made, stream=stream, **thread):
-            results = kernel(*fixed)
-        graph = made
+        with (
+            expandable_segments(),
+            torch.cuda.graph(capturing, stream=stream, capture_error_mode="thread_local"),
+        ):
+            results = kernel(*inputs)
+        graph = capturing
 
     def replay(*tensors: Tensor) -> Results:
         nonlocal calls, refused
@@ -116,34 +120,34 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
                 capture(tensors)
             except Exception as error:
                 refused = True
-                fixed.clear()
+                inputs.clear()
                 _log.warning("%s is not captured: %s", op.name, in_a_line(error))
                 _log.debug("why %s is not captured", op.name, exc_info=True)
         if graph is None:
             return _as_results(kernel(*tensors))
-        for mine, given in zip(fixed, tensors, strict=True):
-            if mine.data_ptr() != given.data_ptr():
-                mine.copy_(given)
-        kernel.refresh(fixed)
+        for buffer, value in zip(inputs, tensors, strict=True):
+            if buffer.data_ptr() != value.data_ptr():
+                buffer.copy_(value)
+        kernel.refresh(inputs)
         graph.replay()
         return _as_results(
-            [value if place in over else _copy(value) for place, value in enumerate(results)]
+            [value if k in over else _copy(value) for k, value in enumerate(results)]
         )
 
     return replay
 
 
 def as_kernel(kernel: FusedKernel) -> Kernel:
-    """A compiled kernel as others are: one result is not in a list."""
+    """A compiled kernel with the results of any other kernel: a single one is not in a list."""
     return lambda *tensors: _as_results(kernel(*tensors))
 
 
 def _copy(value: Tensor) -> Tensor:
-    """A copy that lies in memory as the value does: what reads it was compiled for that."""
+    """A copy with the same strides: its readers were compiled for these."""
     if 0 in value.stride():
         return value.clone()
-    room = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-    return room.copy_(value)
+    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value)
 
 
 def _as_results(values: list[Tensor]) -> Results:

@@ -1,159 +1,154 @@
-"""Functions of tensors compiled by TorchInductor: the one module that knows how to ask it.
+"""Functions of tensors compiled by TorchInductor: the only module that calls it.
 
-A function is recorded on fake tensors in the form and layout of its first arguments, then compiled
-for exactly these. What it writes into its arguments is written there, without a copy; on a GPU it
-keeps copies of them in low precision from call to call (`_kept.py`). What was compiled stays on
-disk, by the contents of the recorded function and the versions of everything; the folder is
-`PURINE_CACHE`, or `purine` among the user's caches.
+A function is recorded on fake tensors with the shapes and strides of its first arguments, rewritten
+(see `rewrites`), and compiled for exactly these. It writes into its arguments in place. Compiled
+code is cached on disk under a key of the recorded graph, the versions of compiler and settings, and
+our own code (see `cache_key`). The folder is `PURINE_CACHE`, or `purine` among the user's caches.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
+from torch.utils._config_module import ConfigModule
 
-from purine.compile.rewrites.all import rewritten
-from purine.compile.rewrites.kept import Kept, keep_casts
+from purine.compile.cache_key import own_code
+from purine.compile.rewrites import apply_rewrites
+from purine.compile.rewrites.cached_weights import WeightCache
 from purine.machine.settings import use_compile_cache
 
-__all__ = ["CompiledFunction", "compile_function", "scalars_first"]
+__all__ = ["CompiledFunction", "compile_function"]
 
-_OPTIONS = {
-    "deterministic": True,  # how sums are cut up is not a matter of which was quicker this time
-    "triton.cudagraphs": False,  # the run captures
-    "triton.mix_order_reduction": False,  # ends with sums outside of its kernels
+_Function: TypeAlias = Callable[..., Sequence[Tensor]]
+
+_OPTIONS: Mapping[str, object] = {
+    "deterministic": True,  # otherwise timing decides how a reduction is split
+    "triton.cudagraphs": False,  # `fused.py` captures
+    "triton.mix_order_reduction": False,  # it would finish sums outside of its kernels
 }
 
-_CAREFUL = {"loop_ordering_after_fusion": False}
-"""What torch 2.11 fails over, where updates and norms read the same gradients."""
+_CAREFUL: Mapping[str, object] = {"loop_ordering_after_fusion": False}
+"""torch 2.11 fails without it where updates and norms read the same gradients."""
 
 _one_at_a_time = threading.Lock()
 """Recording and compiling change settings of torch that all threads share."""
 
-_log = logging.getLogger("purine")
+_log = logging.getLogger("purine.compile")
 
 
 class CompiledFunction:
-    """A compiled function, with what it keeps from call to call.
+    """A compiled function with its cached copies of weights.
 
-    Whoever captures a call and replays it calls `refresh` before each replay.
+    Call `refresh` before each replay of a captured call.
     """
 
-    def __init__(
-        self,
-        first: Callable[..., Sequence[Tensor]],
-        rest: Callable[..., Sequence[Tensor]],
-        kept: Kept,
-    ) -> None:
-        self._first, self._rest, self._kept = first, rest, kept
+    def __init__(self, scalars: _Function | None, function: _Function, cache: WeightCache) -> None:
+        self._scalars, self._function, self._cache = scalars, function, cache
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Call the function; it returns a sequence."""
-        kept = self._kept
-        kept.refresh(tensors)
-        kept.forget()
-        found = self._rest(*tensors, *self._first(*tensors), *kept.copies)
-        kept.note(tensors)
-        return found
+        cache = self._cache
+        cache.refresh(tensors)
+        cache.forget()
+        scalars = self._scalars(*tensors) if self._scalars is not None else ()
+        results = self._function(*tensors, *scalars, *cache.copies)
+        cache.note(tensors)
+        return results
 
     def refresh(self, tensors: Sequence[Tensor]) -> None:
-        """Bring what is kept up to date with arguments that others may have written."""
-        self._kept.refresh(tensors)
+        """Update the cached copies of arguments that others may have written."""
+        self._cache.refresh(tensors)
 
 
 def compile_function(
-    function: Callable[..., Any], arguments: Sequence[Tensor], *, keep: bool | None = None
+    function: Callable[..., object], arguments: Sequence[Tensor], *, cache: bool | None = None
 ) -> CompiledFunction:
-    """A compiled form of a function, for arguments of the form of these.
+    """Compile a function for arguments with the shapes, strides and dtypes of these.
 
-    With `keep` it keeps copies in low precision of what it writes over; by default on a GPU.
+    With `cache` it caches copies in low precision of the weights that it updates; by default on a
+    GPU.
     """
     gpu = any(value.is_cuda for value in arguments)
     with _one_at_a_time, torch.no_grad():
         use_compile_cache()
-        recorded = make_fx(function, tracing_mode="fake")(*arguments)
-        scalars = scalars_first(recorded)
-        rewritten(recorded, gpu=gpu)
-        kept = Kept(keep_casts(recorded) if (gpu if keep is None else keep) else [], arguments)
-        first = _compiled(scalars, arguments) if _returns(scalars) else scalars
-        rest = _compiled(recorded, [*arguments, *first(*arguments), *kept.copies])
-    return CompiledFunction(first, rest, kept)
+        module = make_fx(function, tracing_mode="fake")(*arguments)
+        recorded = apply_rewrites(module, gpu=gpu, cache=cache)
+        weights = WeightCache(recorded.casts, arguments)
+        scalars, values = None, tuple[Tensor, ...]()
+        if recorded.scalars is not None:
+            scalars = _compiled(recorded.scalars, arguments)
+            values = tuple(scalars(*arguments))
+        compiled = _compiled(module, [*arguments, *values, *weights.copies])
+    return CompiledFunction(scalars, compiled, weights)
 
 
-def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    settings = {**_OPTIONS, **_for_norms(module)}
-    _introduce(module)
+def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> _Function:
+    options = {**_OPTIONS, **_norm_options(module)}
+    _register_fallbacks(module)
     try:
-        return _compiled_or_found(module, arguments, settings)
+        return _compiled_or_cached(module, arguments, options)
     except Exception:
-        _log.debug("the compiler failed and is tried once more, with care", exc_info=True)
-        return _compiled_or_found(module, arguments, settings | _CAREFUL)
+        _log.debug("the compiler failed and is tried again with safer options", exc_info=True)
+        return _compiled_or_cached(module, arguments, {**options, **_CAREFUL})
 
 
-def _compiled_or_found(
-    module: GraphModule, arguments: Sequence[Tensor], settings: Mapping[str, object]
-) -> Callable[..., Sequence[Tensor]]:
-    """Compile a function, unless it has been: the compiler keeps whole functions of fixed shapes.
+def _compiled_or_cached(
+    module: GraphModule, arguments: Sequence[Tensor], options: Mapping[str, object]
+) -> _Function:
+    """Compile a function, or load it from the cache.
 
-    It does so only where shapes have a place to be noted in, though fixed ones need none.
+    Inductor caches whole functions only if there is a shape environment, which static shapes do not
+    otherwise need.
     """
+    # Slow to import.
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    place = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
-    with tracing(place), torch.compiler.config.patch(cache_key_tag=_our_ops()):
-        found: Callable[..., Sequence[Tensor]] = compile_fx(
-            module, list(arguments), config_patches=dict(settings), ignore_shape_env=True
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
+    config: object = torch.compiler.config
+    assert isinstance(config, ConfigModule)
+    with tracing(context), config.patch({"cache_key_tag": own_code()}):
+        compiled: object = compile_fx(
+            module, list(arguments), config_patches=dict(options), ignore_shape_env=True
         )
-    return found
+    assert callable(compiled)
+    return compiled
 
 
-@cache
-def _our_ops() -> str:
-    """What tells one version of our own ops from another: the compiler knows their names alone."""
-    package = Path(__file__).parents[1]
-    folders = ("compile", "kernels", "kinds", "registry")
-    files = sorted(file for name in folders for file in (package / name).rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+def _register_fallbacks(module: GraphModule) -> None:
+    """Register our own ops with Inductor as calls that it leaves alone.
 
-
-def _introduce(module: GraphModule) -> None:
-    """Let the compiler know of our own ops.
-
-    When torch 2.11 meets an op that it does not know it first writes down how its arguments are
-    computed, again and again what several of them need: minutes for an op that reads many.
+    For an unknown op, torch 2.11 first formats how all its arguments are computed, each shared
+    expression many times over: minutes for an op with many arguments.
     """
+    # Slow to import.
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
+    register: Callable[..., object] = make_fallback
     for op in {node.target for node in module.graph.nodes}:
-        ours = isinstance(op, torch._ops.OpOverload) and op.namespace == "purine"
-        if ours and op not in lowerings:
+        if isinstance(op, OpOverload) and op.namespace == "purine" and op not in lowerings:
             tag = get_layout_constraint_tag(op, with_default=True)
-            make_fallback(op, layout_constraint=tag_to_layout_constraint(tag))
+            register(op, layout_constraint=tag_to_layout_constraint(tag))
 
 
-def _for_norms(module: GraphModule) -> dict[str, object]:
-    """What a step with norms on a GPU is compiled with.
+def _norm_options(module: GraphModule) -> Mapping[str, object]:
+    """Inductor's options for a step with norms on a GPU.
 
-    Batch norms of what is side by side, as in the branches of an inception, are put together; layer
-    norms of a transformer become slower by it. And what a batch norm's gradient reads is computed
-    where it is read, up to a number of sources: with more than these the sums of residual nets are
-    read again and again. Where our own kernel pulls back through layer norms every sum of a
-    residual net is made once, for this kernel wants it too.
+    Batch norms that are side by side, as in the branches of an inception, are combined into one
+    kernel; for layer norms of a transformer this is slower. Inputs of a batch norm's gradient are
+    inlined up to a number of sources, above which residual nets would read their sums many times.
+    Our kernel for layer norms reads every sum of a residual net from memory: each is stored once.
     """
     aten = torch.ops.aten
     calls = {node.target: node for node in module.graph.nodes}
@@ -167,63 +162,3 @@ def _for_norms(module: GraphModule) -> dict[str, object]:
         "realize_reads_threshold": 6 if aten.threshold_backward.default in calls else 7,
         "realize_opcount_threshold": 100,
     }
-
-
-def _returns(module: GraphModule) -> bool:
-    return bool(module.graph.output_node().args[0])
-
-
-def scalars_first(module: GraphModule) -> GraphModule:
-    """Take what is computed from scalars alone out of a recorded function, into one of its own.
-
-    Powers of the iteration and rates belong to no element. Left in, they would be computed anew for
-    every one: a kernel takes in whatever cheap thing it reads. Behind its own arguments the
-    function then takes what the new one returns.
-    """
-    early: dict[Node, Node] = {}
-    known: dict[tuple[object, ...], Node] = {}
-    first = Graph()
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            copied = first.placeholder(node.name)
-            if _is_scalar(node):
-                early[node] = copied
-        elif _is_early(node, early):
-            args, kwargs = map_arg((node.args, node.kwargs), early.__getitem__)
-            key = (node.target, repr(args), repr(kwargs))
-            if key not in known:
-                known[key] = first.call_function(node.target, args, kwargs)
-            early[node] = known[key]
-    taken: dict[Node, Node] = {}
-    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
-    for node, copied in early.items():
-        if node.op == "placeholder" or not any(user not in early for user in node.users):
-            continue
-        if copied not in taken:
-            with module.graph.inserting_after(last):
-                last = taken[copied] = module.graph.placeholder(f"scalar_{len(taken)}")
-            last.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(taken[copied], delete_user_cb=lambda user: user not in early)
-    for node in reversed([node for node in early if node.op != "placeholder"]):
-        module.graph.erase_node(node)
-    first.output(tuple(taken))
-    module.recompile()
-    return GraphModule(module, first)
-
-
-def _is_scalar(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dim() == 0
-
-
-def _is_early(node: Node, early: Mapping[Node, Node]) -> bool:
-    """Whether a call makes a scalar of scalars and does nothing else."""
-    return (
-        node.op == "call_function"
-        and _is_scalar(node)
-        and bool(node.all_input_nodes)
-        and all(source in early for source in node.all_input_nodes)
-        and isinstance(node.target, torch._ops.OpOverload)
-        and not node.target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
-    )

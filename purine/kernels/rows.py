@@ -135,7 +135,7 @@ def sums_of_rows(index: Tensor, rows: Tensor, sums: Tensor, slots: Tensor) -> No
     if not count or not columns:
         sums.zero_()
         return
-    with torch.cuda.device_of(rows):
+    with torch.cuda.device(rows.get_device()):
         places, order = _in_order(index.reshape(-1))
         tile = min(triton.next_power_of_2(columns), _TILE)
         tiles = triton.cdiv(columns, tile)

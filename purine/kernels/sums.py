@@ -232,7 +232,7 @@ def _(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def totals(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """The sums of columns of tensors [..., rows, columns] of one shape: [tensors, ..., columns]."""
     near = [part.contiguous() for part in parts]
-    results = _totals(near, dtype)
+    results: Tensor = _totals(near, dtype)
     rows, columns = near[0].shape[-2:]
     planes = near[0].numel() // (rows * columns)
     _total[(triton.cdiv(columns, _TILE), planes * len(near))](

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.attention import own_attention
-from purine.compile.rewrites.sums import sums_on_the_way
+from purine.compile.rewrites.attention import join_attention_gradients
+from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites.sums import fuse_bias_sums
 from tests.kernels.interpreter import interpret, needs_triton
 from tests.kernels.test_sums import calls
 
@@ -73,8 +74,8 @@ def flash(*given: Tensor, causal: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 def rewritten(function: Callable[..., object], *arguments: Tensor) -> GraphModule:
     found: GraphModule = make_fx(function, tracing_mode="fake")(*arguments)
-    own_attention(found)
-    sums_on_the_way(found)
+    join_attention_gradients(Recorded(found))
+    fuse_bias_sums(Recorded(found))
     found.graph.eliminate_dead_code()
     found.graph.lint()
     found.recompile()

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.sums import sums_on_the_way
+from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites.sums import fuse_bias_sums
 from tests.kernels.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 
 def rewritten(function: Callable[..., object], *arguments: Tensor) -> GraphModule:
     found: GraphModule = make_fx(function, tracing_mode="fake")(*arguments)
-    sums_on_the_way(found)
+    fuse_bias_sums(Recorded(found))
     found.graph.eliminate_dead_code()
     found.graph.lint()
     found.recompile()
@@ -136,7 +137,8 @@ for function, given in [
 TOTALS = """
 import operator
 import torch
-from purine.compile.rewrites.sums import sums_on_the_way, totals_at_once
+from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites.sums import batch_totals
 from tests.kernels.test_sums import aten, calls, rewritten
 
 own = torch.ops.purine
@@ -159,7 +161,7 @@ def step(dy, x, weight, bias):
 given = [torch.randn(1030, 24).half() for _ in range(2)] + [torch.randn(24) for _ in range(2)]
 module = rewritten(step, *given)
 assert calls(module).count(own.totals.default) == 4
-totals_at_once(module)
+batch_totals(Recorded(module))
 module.graph.lint()
 module.recompile()
 counts = [len(n.args[0]) for n in module.graph.nodes if n.target is own.totals.default]

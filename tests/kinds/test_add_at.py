@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from purine.analysis.tracing import Spec, trace_joint
 from purine.compile import inductor
 from purine.compile.inductor import compile_function
-from purine.compile.rewrites.all import rewritten
-from purine.compile.rewrites.rows import rows_where_read
+from purine.compile.rewrites import apply_rewrites
+from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites.rows import duplicate_row_gathers
 from purine.graph import Location, Op
 from purine.kinds import add_at
 from purine.registry import aten
@@ -167,7 +169,14 @@ def test_a_compiler_makes_of_them_what_they_are(view: Callable[[Tensor], Tensor]
 @pytest.fixture
 def rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile with this rewrite, as on a GPU."""
-    monkeypatch.setattr(inductor, "rewritten", lambda module, gpu: rows_where_read(module))
+
+    def apply(module: GraphModule, **_: object) -> Recorded:
+        step = apply_rewrites(module, gpu=False)
+        duplicate_row_gathers(step)
+        module.recompile()
+        return step
+
+    monkeypatch.setattr(inductor, "apply_rewrites", apply)
 
 
 @pytest.mark.usefixtures("rewriting")
@@ -229,7 +238,7 @@ def test_each_reader_adds_sums_of_rows_by_itself_unless_one_needs_the_table(
 
     arguments = (torch.randn(6, 5).to(dtype), PLACES, torch.randn(7, 5).to(dtype))
     module = make_fx(function, tracing_mode="fake")(*arguments)
-    rows_where_read(module)
+    duplicate_row_gathers(Recorded(module))
     module.graph.lint()
     module.recompile()
     made = module.graph.find_nodes(op="call_function", target=ops._unsafe_index.Tensor)
@@ -245,7 +254,7 @@ def test_it_is_one_of_the_rewrites_for_gpus() -> None:
 
     for gpu in (True, False):
         module = make_fx(function, tracing_mode="fake")(torch.ones(6, 5), PLACES, torch.ones(7, 5))
-        rewritten(module, gpu=gpu)
+        apply_rewrites(module, gpu=gpu)
         made = module.graph.find_nodes(op="call_function", target=ops._unsafe_index.Tensor)
         assert len(made) == (2 if gpu else 1)
 

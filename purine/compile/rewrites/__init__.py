@@ -1,1 +1,220 @@
-"""Rewrites of a recorded step, made before TorchInductor compiles it."""
+"""Rewrites of a recorded step before TorchInductor compiles it, where its kernels would be slower.
+
+`REWRITES` lists them in the order in which they are applied. Each keeps the numbers up to rounding.
+The environment variable `PURINE_WITHOUT_REWRITES` switches rewrites off, to find out which one
+causes a bug: a list of names separated by commas, or `all`. The logger `purine.compile` tells, at
+level DEBUG, which rewrites changed a step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from torch.fx import GraphModule
+
+from purine.compile.rewrites.aligned import align_rows
+from purine.compile.rewrites.attention import join_attention_gradients
+from purine.compile.rewrites.cached_weights import cache_casts
+from purine.compile.rewrites.gelu import shorten_gelu
+from purine.compile.rewrites.image_conv import reshape_image_convolutions
+from purine.compile.rewrites.masks import recompute_relu_masks
+from purine.compile.rewrites.norms import fuse_norm_gradients
+from purine.compile.rewrites.pools import replace_max_pools
+from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites.rows import duplicate_row_gathers
+from purine.compile.rewrites.scalars import hoist_scalars
+from purine.compile.rewrites.sums import batch_totals, fuse_bias_sums
+from purine.errors import ConfigError
+from purine.nearest import nearest_name
+
+__all__ = [
+    "REWRITES",
+    "WITHOUT",
+    "Condition",
+    "Rewrite",
+    "apply_rewrites",
+    "rewrites_table",
+    "switched_off",
+]
+
+_log = logging.getLogger("purine.compile")
+
+WITHOUT = "PURINE_WITHOUT_REWRITES"
+
+
+class Condition(Enum):
+    """Which steps a rewrite is applied to."""
+
+    ALWAYS = "always"
+    GPU = "on a GPU"
+    TRITON = "on a GPU, with Triton"
+    CACHED = "on a GPU, or where asked for"
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A rewrite: its function changes a recorded step and returns in how many places."""
+
+    name: str
+    reason: str
+    condition: Condition
+    function: Callable[[Recorded], int]
+
+
+def remove_dead_code(recorded: Recorded) -> int:
+    """Remove calls whose results nobody reads."""
+    before = len(recorded.graph.nodes)
+    recorded.graph.eliminate_dead_code()
+    return before - len(recorded.graph.nodes)
+
+
+REWRITES = (
+    Rewrite(
+        "hoist-scalars",
+        "Learning rates and powers of the iteration would be computed again for every element; "
+        "a kernel of their own computes them once per step.",
+        Condition.ALWAYS,
+        hoist_scalars,
+    ),
+    Rewrite(
+        "align-rows",
+        "Wide loads cannot read rows of 50,257 logits; padded rows are read and written as whole "
+        "vectors, and softmax losses take fewer passes over them.",
+        Condition.GPU,
+        align_rows,
+    ),
+    Rewrite(
+        "join-attention-gradients",
+        "The gradients of queries, keys and values would be concatenated by a copy; our kernel "
+        "writes them side by side, with their column sums, and is deterministic.",
+        Condition.TRITON,
+        join_attention_gradients,
+    ),
+    Rewrite(
+        "fuse-bias-sums",
+        "Gradients of biases would read a matrix again; the kernel that writes it adds up its "
+        "columns.",
+        Condition.TRITON,
+        fuse_bias_sums,
+    ),
+    Rewrite(
+        "max-pools",
+        "ATen stores 64-bit positions of maxima; our channels-last kernels store bytes.",
+        Condition.TRITON,
+        replace_max_pools,
+    ),
+    Rewrite(
+        "fuse-norm-gradients",
+        "The gradient of a layer norm would take one pass for each of its sums; our kernel takes "
+        "one for all of them and the residual.",
+        Condition.TRITON,
+        fuse_norm_gradients,
+    ),
+    Rewrite(
+        "batch-totals",
+        "The rewrites before leave partial sums for each matrix; one launch adds up those of a "
+        "whole step.",
+        Condition.TRITON,
+        batch_totals,
+    ),
+    Rewrite(
+        "shorten-gelu",
+        "Tanh makes GELU in low precision compute-bound; the logistic form has half of the "
+        "instructions.",
+        Condition.GPU,
+        shorten_gelu,
+    ),
+    Rewrite(
+        "relu-masks",
+        "The backward would read the result of each ReLU behind a batch norm; its sign is computed "
+        "from the input of the norm, which is read anyway.",
+        Condition.GPU,
+        recompute_relu_masks,
+    ),
+    Rewrite(
+        "image-convolutions",
+        "Libraries pad the three channels of an image to eight; squares of pixels as channels, or "
+        "a matrix of windows, waste nothing.",
+        Condition.GPU,
+        reshape_image_convolutions,
+    ),
+    Rewrite(
+        "row-gathers",
+        "The gradient of an embedding would be stored as a whole table; each reader gathers the "
+        "rows of the batch itself.",
+        Condition.GPU,
+        duplicate_row_gathers,
+    ),
+    Rewrite(
+        "dead-code",
+        "The rewrites before leave calls whose results nobody reads.",
+        Condition.GPU,
+        remove_dead_code,
+    ),
+    Rewrite(
+        "cache-weights",
+        "Each step would round every weight to low precision; the update writes the rounded copy "
+        "for the next step.",
+        Condition.CACHED,
+        cache_casts,
+    ),
+)
+"""All rewrites, in the order in which they are applied."""
+
+
+def apply_rewrites(module: GraphModule, *, gpu: bool, cache: bool | None = None) -> Recorded:
+    """Apply all rewrites whose condition holds to a recorded function, in place.
+
+    With `cache`, copies of weights in low precision are cached between calls; by default on a GPU.
+    """
+    triton = importlib.util.find_spec("triton") is not None
+    holds = {
+        Condition.ALWAYS: True,
+        Condition.GPU: gpu,
+        Condition.TRITON: gpu and triton,
+        Condition.CACHED: gpu if cache is None else cache,
+    }
+    recorded, skipped = Recorded(module, triton), switched_off()
+    for rewrite in REWRITES:
+        if not holds[rewrite.condition]:
+            continue
+        if rewrite.name in skipped:
+            _log.info("rewrite %s is switched off by %s", rewrite.name, WITHOUT)
+            continue
+        count = rewrite.function(recorded)
+        if count:
+            _log.debug("rewrite %s applied in %d places", rewrite.name, count)
+    module.recompile()
+    return recorded
+
+
+def switched_off() -> frozenset[str]:
+    """The names of the rewrites that `PURINE_WITHOUT_REWRITES` switches off."""
+    known = [rewrite.name for rewrite in REWRITES]
+    names = [name.strip() for name in os.environ.get(WITHOUT, "").split(",") if name.strip()]
+    if names == ["all"]:
+        return frozenset(known)
+    for name in names:
+        if name not in known:
+            listed = f"one of {', '.join(known)}, or all"
+            raise ConfigError(
+                f"{WITHOUT} names no rewrite {name!r}",
+                expected="names of rewrites, separated by commas, or all",
+                found=name,
+                remedy=nearest_name(name, known, listed),
+            )
+    return frozenset(names)
+
+
+def rewrites_table() -> list[tuple[str, str, str]]:
+    """One row for each rewrite, in order: its name, its condition and its reason.
+
+    >>> rewrites_table()[0][:2]
+    ('hoist-scalars', 'always')
+    """
+    return [(rewrite.name, rewrite.condition.value, rewrite.reason) for rewrite in REWRITES]

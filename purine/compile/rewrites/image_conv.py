@@ -1,83 +1,97 @@
-"""Convolutions of images, which have three channels, as what GPUs are quick at.
+"""Convolutions of images, which have three channels, in forms that are fast on a GPU.
 
-Libraries pad the three channels to eight and multiply mostly zeros. A convolution with stride 2 is
-one with stride 1 and windows of half the size over squares of four pixels as one with twelve
-channels; one with stride 1 is a product of matrices, with the windows as rows. Both read and write
-the same numbers and add up the same products. Only where the image itself has no gradient and
-images lie channels-last, as the results of both forms do.
+Libraries pad the three channels to eight and multiply mostly by zero. A convolution with stride 2
+is also one with stride 1 and half the window over squares of 2 x 2 pixels, each taken as a pixel
+with twelve channels. One with stride 1 is a matrix product with the windows as rows. Both forms add
+up the same products. They are used where the image needs no gradient and is channels-last, as the
+results of both forms are.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from purine.compile.rewrites.recorded import Add, adder, value_of
+from purine.compile.rewrites.recorded import (
+    Add,
+    Recorded,
+    adder,
+    ints_of,
+    node_arg,
+    replace,
+    value_of,
+)
 
-__all__ = ["image_convolutions"]
+__all__ = ["reshape_image_convolutions"]
 
 aten = torch.ops.aten
 
-_FEW, _WINDOW, _PIXELS = 4, 128, 64 * 64
-"""Channels of an image at most; numbers in a window and pixels in an image for which a matrix is
-made, which is kept for the backward."""
+_MOST_CHANNELS, _MOST_IN_WINDOW, _MOST_PIXELS = 4, 128, 64 * 64
+"""Limits: channels of an image, and the numbers in a window and pixels in an image for which the
+matrix of windows, which is stored for the backward, is made."""
 
 
-def image_convolutions(module: GraphModule) -> None:
-    """Put the quicker forms in place of convolutions of a few channels in low precision."""
-    for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        made = _form(node)
-        if made is None:
+def reshape_image_convolutions(recorded: Recorded) -> int:
+    """Replace convolutions of a few channels in low precision by the faster forms."""
+    count = 0
+    for node in recorded.calls(aten.convolution.default):
+        gradients = _gradients(node)
+        form = _form(node, gradients)
+        if form is None:
             continue
-        form, gradients = made
-        y = form.forward(adder(module, node))
-        node.replace_all_uses_with(y)
-        module.graph.erase_node(node)
+        replace(node, form.forward(adder(node)))
         for gradient in gradients:
-            form.pull(adder(module, gradient), gradient)
+            form.replace_gradients(adder(gradient), gradient)
             for user in list(gradient.users):
-                module.graph.erase_node(user)
-            module.graph.erase_node(gradient)
+                recorded.graph.erase_node(user)
+            recorded.graph.erase_node(gradient)
+        count += 1
+    return count
 
 
-def _form(node: Node) -> tuple[_Squares | _Windows, list[Node]] | None:
-    """The other form of a convolution, and the ops that make its gradients."""
-    x, w, bias, step, pad, dilation, transposed, _, groups = node.args
-    assert isinstance(x, Node)
-    assert isinstance(w, Node)
-    gradients = [
+def _gradients(node: Node) -> list[Node]:
+    """The calls that compute the gradients of a convolution."""
+    x, w = node_arg(node, 0), node_arg(node, 1)
+    return [
         user
         for user in x.users
         if user.target is aten.convolution_backward.default
         and user.args[1:3] == (x, w)
         and user.args[4:10] == node.args[3:9]
     ]
-    simple = not transposed and groups == 1 and list(dilation) == [1, 1]
+
+
+def _form(node: Node, gradients: list[Node]) -> _Form | None:
+    """The faster form of a convolution, if there is one."""
+    x, w = node_arg(node, 0), node_arg(node, 1)
+    strides, pads, dilation = map(ints_of, node.args[3:6])
+    transposed, groups = node.args[6], node.args[8]
+    simple = not transposed and groups == 1 and dilation == [1, 1]
     simple &= value_of(node).is_contiguous(memory_format=torch.channels_last)
-    value = value_of(x)
-    if value.dim() != 4 or value.shape[1] > _FEW or value.element_size() != 2 or not simple:
+    value, filters = value_of(x), value_of(w)
+    few = value.dim() == 4 and value.shape[1] <= _MOST_CHANNELS and value.element_size() == 2
+    if not few or not simple:
         return None
-    if any(gradient.args[-1][0] for gradient in gradients):
+    if any(ints_of(gradient.args[-1])[0] for gradient in gradients):
         return None
-    if list(step) == [2, 2]:
-        return _Squares(x, w, bias, list(pad), value_of(node)), gradients
-    filters = value_of(w)
-    small = filters[0].numel() <= _WINDOW and value.shape[2] * value.shape[3] <= _PIXELS
-    if list(step) == [1, 1] and small:
-        return _Windows(x, w, bias, list(pad), value_of(node)), gradients
+    small = filters[0].numel() <= _MOST_IN_WINDOW
+    small &= value.shape[2] * value.shape[3] <= _MOST_PIXELS
+    if strides == [2, 2]:
+        return _Squares(x, w, node.args[2], pads, value_of(node))
+    if strides == [1, 1] and small:
+        return _Windows(x, w, node.args[2], pads, value_of(node))
     return None
 
 
 class _Form:
-    """A convolution in another form; `pull` uses what `forward` has prepared."""
+    """A convolution in another form; gradients use the nodes that `forward` has added."""
 
-    def __init__(self, x: Node, w: Node, bias: Any, pad: list[int], size: Tensor) -> None:
-        self.x, self.w, self.bias, self.pad = x, w, bias, pad
-        self.batch, self.outputs, self.height, self.width = size.shape
+    def __init__(self, x: Node, w: Node, bias: object, pads: list[int], result: Tensor) -> None:
+        self.x, self.w, self.bias, self.pads = x, w, bias, pads
+        self.batch, self.outputs, self.height, self.width = result.shape
         _, self.channels, self.kernel_h, self.kernel_w = value_of(w).shape
 
     def forward(self, add: Add) -> Node:
@@ -86,21 +100,20 @@ class _Form:
     def weight_gradient(self, add: Add, gradient: Node) -> Node:
         raise NotImplementedError
 
-    def pull(self, add: Add, node: Node) -> None:
-        """Put gradients in place of those of the node."""
-        gradient = node.args[0]
-        assert isinstance(gradient, Node)
+    def replace_gradients(self, add: Add, node: Node) -> None:
+        """Replace the gradients that a call computes."""
+        gradient = node_arg(node, 0)
         for user in node.users:
             if user.args[1] == 1:
-                found = self.weight_gradient(add, gradient)
+                result = self.weight_gradient(add, gradient)
                 near = value_of(user).is_contiguous(memory_format=torch.channels_last)
                 layout = torch.channels_last if near else torch.contiguous_format
-                found = add(aten.clone.default, found, memory_format=layout)
+                result = add(aten.clone.default, result, memory_format=layout)
             elif not user.users:
                 continue
             else:
-                found = add(aten.sum.dim_IntList, gradient, [0, 2, 3])
-            user.replace_all_uses_with(found)
+                result = add(aten.sum.dim_IntList, gradient, [0, 2, 3])
+            user.replace_all_uses_with(result)
 
 
 class _Squares(_Form):
@@ -110,9 +123,9 @@ class _Squares(_Form):
         half_h, half_w = -(-self.kernel_h // 2), -(-self.kernel_w // 2)
         high, wide = self.height + half_h - 1, self.width + half_w - 1
         value = value_of(self.x)
-        more_h = 2 * high - value.shape[2] - self.pad[0]
-        more_w = 2 * wide - value.shape[3] - self.pad[1]
-        x = add(aten.constant_pad_nd.default, self.x, [self.pad[1], more_w, self.pad[0], more_h])
+        more_h = 2 * high - value.shape[2] - self.pads[0]
+        more_w = 2 * wide - value.shape[3] - self.pads[1]
+        x = add(aten.constant_pad_nd.default, self.x, [self.pads[1], more_w, self.pads[0], more_h])
         sizes = [self.batch, self.channels, high, 2, wide, 2]
         x = add(aten.permute.default, add(aten.reshape.default, x, sizes), [0, 2, 4, 3, 5, 1])
         more = [0, 2 * half_w - self.kernel_w, 0, 2 * half_h - self.kernel_h]
@@ -126,7 +139,7 @@ class _Squares(_Form):
         return add(aten.convolution.default, self.squares, self.filters, self.bias, *rest)
 
     def _pixels(self, add: Add, value: Node, sizes: list[int]) -> Node:
-        """The last three dimensions as channels, filled up with zeros."""
+        """Make the last three dimensions the channels, padded with zeros."""
         count = 4 * self.channels
         value = add(aten.reshape.default, value, [*sizes, count])
         value = add(aten.constant_pad_nd.default, value, [0, -count % 16])
@@ -135,23 +148,21 @@ class _Squares(_Form):
     def weight_gradient(self, add: Add, gradient: Node) -> Node:
         rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
         both = (gradient, self.squares, self.filters)
-        found = add(operator.getitem, add(aten.convolution_backward.default, *both, *rest), 1)
-        found = add(aten.slice.Tensor, found, 1, 0, 4 * self.channels)
+        w = add(operator.getitem, add(aten.convolution_backward.default, *both, *rest), 1)
+        w = add(aten.slice.Tensor, w, 1, 0, 4 * self.channels)
         sizes = [self.outputs, 2, 2, self.channels, *self.half]
-        found = add(
-            aten.permute.default, add(aten.reshape.default, found, sizes), [0, 3, 4, 1, 5, 2]
-        )
-        whole = [self.outputs, self.channels, 2 * self.half[0], 2 * self.half[1]]
-        found = add(aten.reshape.default, found, whole)
-        found = add(aten.slice.Tensor, found, 2, 0, self.kernel_h)
-        return add(aten.slice.Tensor, found, 3, 0, self.kernel_w)
+        w = add(aten.permute.default, add(aten.reshape.default, w, sizes), [0, 3, 4, 1, 5, 2])
+        sizes = [self.outputs, self.channels, 2 * self.half[0], 2 * self.half[1]]
+        w = add(aten.reshape.default, w, sizes)
+        w = add(aten.slice.Tensor, w, 2, 0, self.kernel_h)
+        return add(aten.slice.Tensor, w, 3, 0, self.kernel_w)
 
 
 class _Windows(_Form):
     """Stride 1: each window is a row of a matrix."""
 
     def forward(self, add: Add) -> Node:
-        pads = [self.pad[1], self.pad[1], self.pad[0], self.pad[0]]
+        pads = [self.pads[1], self.pads[1], self.pads[0], self.pads[0]]
         x = add(aten.constant_pad_nd.default, self.x, pads)
         x = add(aten.unfold.default, x, 2, self.kernel_h, 1)
         x = add(aten.unfold.default, x, 3, self.kernel_w, 1)
@@ -166,7 +177,7 @@ class _Windows(_Form):
         return add(aten.permute.default, y, [0, 3, 1, 2])
 
     def _rows(self, add: Add, value: Node) -> Node:
-        """The last three dimensions as one, filled up with zeros."""
+        """Make the last three dimensions one, padded with zeros."""
         count = self._count()
         value = add(aten.reshape.default, value, [-1, count])
         return add(aten.constant_pad_nd.default, value, [0, -count % 16])
@@ -177,8 +188,7 @@ class _Windows(_Form):
     def weight_gradient(self, add: Add, gradient: Node) -> Node:
         rows = add(aten.permute.default, gradient, [0, 2, 3, 1])
         rows = add(aten.reshape.default, rows, [-1, self.outputs])
-        found = add(aten.mm.default, add(aten.t.default, rows), self.windows)
-        found = add(aten.slice.Tensor, found, 1, 0, self._count())
+        w = add(aten.mm.default, add(aten.t.default, rows), self.windows)
+        w = add(aten.slice.Tensor, w, 1, 0, self._count())
         sizes = [self.outputs, self.kernel_h, self.kernel_w, self.channels]
-        found = add(aten.reshape.default, found, sizes)
-        return add(aten.permute.default, found, [0, 3, 1, 2])
+        return add(aten.permute.default, add(aten.reshape.default, w, sizes), [0, 3, 1, 2])

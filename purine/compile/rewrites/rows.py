@@ -1,77 +1,78 @@
-"""Sums of rows are added where they are read, and no table of gradients is written.
+"""Sums of embedding rows are added by the kernels that read them, without a gradient table.
 
-Sums of rows are made apart from what they are added to (`purine.kinds.add_at`). Adding is a plain
-op, which a compiler fuses into whatever reads the result.
+`purine.kinds.add_at` computes the sums of the rows of a batch in one call, and gathers them into a
+table with another, which is pointwise. A compiler fuses the gather into its reader if there is one
+reader; with several it stores the table in memory. An update reads its gradient several times.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
+from purine.compile.rewrites.recorded import Recorded, is_mutable
 from purine.kinds.add_at import row_sums
 
-__all__ = ["rows_where_read"]
+__all__ = ["duplicate_row_gathers"]
 
 aten = torch.ops.aten
 
-_LATER = (aten.add.Tensor, aten._to_copy.default)
-"""What is done to sums of rows where they are read."""
-_TAKING = (
+_FOLLOWING = (aten.add.Tensor, aten._to_copy.default)
+"""Calls behind a gather that are duplicated with it."""
+_FUSIBLE = (
     aten._to_copy.default,
     aten.sum.default,
     aten.sum.dim_IntList,
     aten.linalg_vector_norm.default,
 )
-"""Calls that read a tensor number by number, pointwise ones aside."""
+"""Calls, besides those tagged as pointwise, into which a compiler fuses what they read."""
 
 
-def rows_where_read(module: GraphModule) -> None:
-    """Let each reader of a recorded function add sums of rows by itself, and make no table of them.
+def duplicate_row_gathers(recorded: Recorded) -> int:
+    """Give each reader of gathered row sums a gather of its own, which is fused into it.
 
-    A compiler would keep in memory what is read twice, as an update reads its gradient. Left alone
-    is what somebody needs in memory anyway, or reads behind a call that writes over anything.
+    A gather stays as it is if a reader needs the table in memory, or if a reader comes behind a
+    call that writes into its arguments.
     """
-    early: set[Node] = set()
+    before_writes: set[Node] = set()
     chain: list[Node] = []
-    for node in module.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+    for node in recorded.graph.nodes:
+        if is_mutable(node):
             break
-        early.add(node)
-        grows = node.target in _LATER and any(item in chain for item in node.all_input_nodes)
-        if grows or _is_rows(node):
+        before_writes.add(node)
+        follows = node.target in _FOLLOWING and any(item in chain for item in node.all_input_nodes)
+        if follows or _is_gather(node):
             chain.append(node)
+    count = 0
     for node in reversed(chain):
         readers = list(node.users)
-        if all(reader in early and _takes_in(reader) for reader in readers):
+        if all(reader in before_writes and _is_fusible(reader) for reader in readers):
             for reader in readers[1:]:
-                with module.graph.inserting_before(reader):
-                    again = module.graph.node_copy(node)
-                reader.replace_input_with(node, again)
-                early.add(again)
+                with recorded.graph.inserting_before(reader):
+                    duplicate = recorded.graph.node_copy(node)
+                reader.replace_input_with(node, duplicate)
+                before_writes.add(duplicate)
+                count += 1
+    return count
 
 
-def _is_rows(node: Node) -> bool:
-    """Whether a node has what `row_sums` found for each place."""
+def _is_gather(node: Node) -> bool:
+    """Whether a call gathers results of `row_sums`."""
     if node.target is not aten._unsafe_index.Tensor:
         return False
     sums = node.args[0]
-    return isinstance(sums, Node) and _maker(sums) is row_sums._opoverload
+    if not isinstance(sums, Node) or sums.target is not operator.getitem:
+        return False
+    source = sums.args[0]
+    return isinstance(source, Node) and source.target is row_sums._opoverload
 
 
-def _takes_in(node: Node) -> bool:
-    """Whether a compiler makes what a call reads a part of its kernel."""
+def _is_fusible(node: Node) -> bool:
+    """Whether a compiler fuses what a call reads into its kernel."""
     if not isinstance(node.target, OpOverload):
         return False
     lists = node.target._schema.name.startswith("aten::_foreach_")
-    return lists or torch.Tag.pointwise in node.target.tags or node.target in _TAKING
-
-
-def _maker(node: Node) -> Any:
-    """What made a node that is one of several results."""
-    source = node.args[0] if node.target is operator.getitem else None
-    return source.target if isinstance(source, Node) else None
+    return lists or torch.Tag.pointwise in node.target.tags or node.target in _FUSIBLE

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.image_conv import image_convolutions
+from purine.compile.rewrites.image_conv import reshape_image_convolutions
+from purine.compile.rewrites.recorded import Recorded
 
 aten = torch.ops.aten
 CL = torch.channels_last
@@ -41,7 +42,7 @@ def test_results_and_gradients_are_those_of_the_convolution(
         torch.randint(-3, 4, (6,)).bfloat16(),
     ]
     module = make_fx(both, tracing_mode="fake")(*arguments)
-    image_convolutions(module)
+    reshape_image_convolutions(Recorded(module))
     module.recompile()
     left = module.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert [node.args[3] for node in left] == ([[1, 1]] if step == 2 else [])
@@ -74,5 +75,5 @@ def test_a_convolution_is_left_as_it_is(
     )
     module = make_fx(both, tracing_mode="fake")(x, w)
     before = len(module.graph.nodes)
-    image_convolutions(module)
+    reshape_image_convolutions(Recorded(module))
     assert len(module.graph.nodes) == before

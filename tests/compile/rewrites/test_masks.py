@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.masks import masks_from_inputs
+from purine.compile.rewrites.masks import recompute_relu_masks
+from purine.compile.rewrites.recorded import Recorded
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def test_the_numbers_stay_as_they_are(dtype: torch.dtype, broken: bool) -> None:
         torch.randn(4, channels, 5, 5).to(dtype),
     ]
     module = make_fx(step, tracing_mode="fake")(*given)
-    masks_from_inputs(module)
+    recompute_relu_masks(Recorded(module))
     module.recompile()
     assert not module.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
     for found, wanted in zip(module(*given), step(*given), strict=True):
@@ -55,5 +56,5 @@ def test_rectifiers_of_anything_else_are_left_alone() -> None:
 
     module = make_fx(other, tracing_mode="fake")(torch.randn(3, 3), torch.randn(3, 3))
     before = len(module.graph.nodes)
-    masks_from_inputs(module)
+    recompute_relu_masks(Recorded(module))
     assert len(module.graph.nodes) == before

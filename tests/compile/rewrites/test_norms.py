@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites import norms as _norms
+from purine.compile.rewrites import norms
+from purine.compile.rewrites.recorded import Recorded
 from tests.kernels.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
@@ -45,7 +46,7 @@ def test_weights_of_another_precision_are_left_alone() -> None:
     pulled, x = torch.randn(2, 1100, 96).bfloat16()
     module = recorded(step, [pulled, x, torch.randn(96), torch.zeros(1100, 1)])
     before = targets(module)
-    _norms.own_norms(module)
+    norms.fuse_norm_gradients(Recorded(module))
     assert targets(module) == before
 
 
@@ -77,19 +78,20 @@ def made_of_its_sums(
 
 KERNEL = """
 import torch
-from purine.compile.rewrites import norms as _norms
+from purine.compile.rewrites import norms
+from purine.compile.rewrites.recorded import Recorded
 from purine.kernels import norm as gpu_norm
 from tests.compile.rewrites.test_norms import arguments, aten, made_of_its_sums, norm_step
 from tests.compile.rewrites.test_norms import recorded, targets
 
 torch.manual_seed(0)
-_norms._MANY, gpu_norm._PROGRAMS = 4, 3
+norms._MANY_ROWS, gpu_norm._PROGRAMS = 4, 3
 for around in (True, False):
     for columns in (96, 128, 1100):
         step = norm_step(around=around)
         given = arguments(torch.float16, columns=columns)
         module = recorded(step, given)
-        _norms.own_norms(module)
+        norms.fuse_norm_gradients(Recorded(module))
         module.graph.eliminate_dead_code()
         module.recompile()
         calls = targets(module)
@@ -106,7 +108,7 @@ for around in (True, False):
 
 given = arguments(torch.float16)
 module = recorded(made_of_its_sums, given)
-_norms.own_norms(module)
+norms.fuse_norm_gradients(Recorded(module))
 module.graph.lint()
 module.recompile()
 assert torch.ops.purine.layer_norm_gradient.default in targets(module)
@@ -127,5 +129,5 @@ def test_other_norms_are_left_alone(dtype: torch.dtype, rows: int) -> None:
     given = arguments(dtype, rows=rows)
     module = recorded(norm_step(around=True), given)
     before = targets(module)
-    _norms.own_norms(module)
+    norms.fuse_norm_gradients(Recorded(module))
     assert sorted(map(str, targets(module))) == sorted(map(str, before))

@@ -1,4 +1,4 @@
-"""Kept copies change no bit, and are made anew when somebody else has written a weight."""
+"""Cached copies change no bit, and are computed again when someone else has written a weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import purine as pu
 from purine.compile.inductor import CompiledFunction, compile_function
-from purine.compile.rewrites.kept import Chain, keep_casts
+from purine.compile.rewrites.cached_weights import cache_casts
+from purine.compile.rewrites.recorded import CachedCast, Recorded
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -44,6 +45,14 @@ def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
     return make_fx(function, tracing_mode="fake")(*arguments)
 
 
+def cached(module: GraphModule) -> list[CachedCast]:
+    """Apply the rewrite."""
+    step = Recorded(module)
+    assert cache_casts(step) == len(step.casts)
+    module.recompile()
+    return step.casts
+
+
 def casts(module: GraphModule) -> list[Any]:
     """Which of its arguments a function casts."""
     found = module.graph.find_nodes(op="call_function", target=aten._to_copy.default)
@@ -60,23 +69,23 @@ def follow(one: CompiledFunction, other: CompiledFunction, *, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 def test_steps_have_the_same_bits(dtype: torch.dtype) -> None:
-    one, other = (compile_function(update, given(dtype), keep=keep) for keep in (True, False))
+    one, other = (compile_function(update, given(dtype), cache=cache) for cache in (True, False))
     follow(one, other, dtype=dtype)
 
 
 def test_a_padded_copy_is_kept_whole() -> None:
     module = recorded(padded, *given())
-    assert keep_casts(module) == [Chain(0, BF16, (0, 0, 0, 3))]
+    assert cached(module) == [CachedCast(0, BF16, (0, 0, 0, 3))]
     assert not casts(module)
     assert not module.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
-    one, other = (compile_function(padded, given(), keep=keep) for keep in (True, False))
+    one, other = (compile_function(padded, given(), cache=cache) for cache in (True, False))
     follow(one, other)
 
 
 def test_what_is_kept_is_the_new_weight_rounded() -> None:
     module, (weight, x) = recorded(update, *given()), given()
-    (chain,) = keep_casts(module)
-    kept = chain(weight)
+    (cast,) = cached(module)
+    kept = cast(weight)
     module(weight, x, kept)
     assert torch.equal(kept, weight.to(BF16))
 
@@ -88,7 +97,7 @@ def test_equal_casts_share_one_copy() -> None:
         return results
 
     module = recorded(twice, *given())
-    assert keep_casts(module) == [Chain(0, BF16)]
+    assert cached(module) == [CachedCast(0, BF16)]
     assert not casts(module)
 
 
@@ -153,12 +162,12 @@ def returns_views(weight: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 def test_nothing_is_kept_of_others(function: Callable[..., Any]) -> None:
     module = recorded(function, *given())
     before = str(module.graph)
-    assert keep_casts(module) == []
+    assert cached(module) == []
     assert str(module.graph) == before
 
 
 def test_a_weight_that_others_write_is_noticed() -> None:
-    made = compile_function(update, given(), keep=True)
+    made = compile_function(update, given(), cache=True)
     (weight, x), other = given(), torch.randn(5, 8)
     made(weight, x)
     weight.copy_(other)
@@ -166,7 +175,7 @@ def test_a_weight_that_others_write_is_noticed() -> None:
 
 
 def test_another_tensor_is_noticed() -> None:
-    made = compile_function(update, given(), keep=True)
+    made = compile_function(update, given(), cache=True)
     weight, x = given()
     made(weight, x)
     for other in (torch.randn(5, 8), torch.randn(5, 8)):
@@ -175,7 +184,7 @@ def test_another_tensor_is_noticed() -> None:
 
 
 def test_weights_that_torch_does_not_count_are_read_each_time() -> None:
-    made = compile_function(update, given(), keep=True)
+    made = compile_function(update, given(), cache=True)
     with torch.inference_mode():
         weight, x = given()
         made(weight, x)
@@ -184,10 +193,10 @@ def test_weights_that_torch_does_not_count_are_read_each_time() -> None:
 
 
 def test_a_refresh_writes_to_the_same_memory_and_only_what_is_stale() -> None:
-    made = compile_function(update, given(), keep=True)
+    made = compile_function(update, given(), cache=True)
     weight, x = given()
     made(weight, x)
-    (kept,) = made._kept.copies
+    (kept,) = made._cache.copies
     place, version = kept.data_ptr(), kept._version
     made.refresh((weight, x))
     assert kept._version == version
@@ -218,20 +227,20 @@ def images() -> pu.data.DataSet:
 
 
 def trained(
-    graph: pu.Graph, monkeypatch: pytest.MonkeyPatch, *, keep: bool
+    graph: pu.Graph, monkeypatch: pytest.MonkeyPatch, *, cache: bool
 ) -> tuple[list[float], dict[str, Tensor], list[Tensor]]:
     """The losses and states of five steps, and what was kept."""
     made: list[CompiledFunction] = []
 
     def compiling(*arguments: Any) -> CompiledFunction:
-        made.append(compile_function(*arguments, keep=keep))
+        made.append(compile_function(*arguments, cache=cache))
         return made[-1]
 
     monkeypatch.setattr("purine.compile.fused.compile_function", compiling)
     with pu.Run(graph, data=images(), seed=3, compiled=True) as run:
         losses, states = [result.loss for result in run.steps(5)], run.states()
     (function,) = made
-    return losses, states, function._kept.copies
+    return losses, states, function._cache.copies
 
 
 @pytest.mark.parametrize(("net", "precision"), [(perceptron, "fp16"), (filters, "bf16")])
@@ -242,8 +251,8 @@ def test_training_has_the_same_bits(
     low = pu.mixed(pu.data.prepare(net(), images().train), precision, loss_scale=scale)
     step = pu.solvers.sgd(pu.backward(low), lr=0.05, momentum=0.9)
     fused = pu.fuse(pu.layout(step, "channels-last"))
-    losses, states, none = trained(fused, monkeypatch, keep=False)
-    found, values, kept = trained(fused, monkeypatch, keep=True)
+    losses, states, none = trained(fused, monkeypatch, cache=False)
+    found, values, kept = trained(fused, monkeypatch, cache=True)
     assert not none
     assert found == losses
     if scale is not None:

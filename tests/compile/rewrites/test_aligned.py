@@ -1,4 +1,4 @@
-"""Rewrites of recorded functions: the same numbers from other calls."""
+"""Padded rows and softmax losses in fewer passes: the same numbers from other calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.aligned import aligned
-from purine.compile.rewrites.all import own_pools
+from purine.compile.rewrites.aligned import align_rows
+from purine.compile.rewrites.recorded import Recorded
 from tests.kernels.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def test_the_gradient_of_a_softmax_loss_is_written_down(reduction: int, ignored:
 
     scores, label = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 4, 2, 1, 3])
     module = recorded(gradient, scores, label)
-    aligned(module)
+    align_rows(Recorded(module, triton=False))
     module.recompile()
     assert count(module, aten._log_softmax_backward_data.default) == 0
     assert torch.allclose(module(scores, label), gradient(scores, label), rtol=1e-12, atol=1e-14)
@@ -58,11 +58,11 @@ def test_other_axes_and_parts_of_a_loss_are_left_alone(own: bool) -> None:
     label = torch.randint(5, (5,))
     logs = torch.randn(5, 5).log_softmax(0)
     module = recorded(lambda logs, label: gradient(logs, label, 0), logs, label)
-    aligned(module, own=own)
+    align_rows(Recorded(module, own))
     assert count(module, aten._log_softmax_backward_data.default) == 1
     logs = torch.randn(5, 4100).log_softmax(1)
     module = recorded(lambda logs, label: gradient(logs, label, 1), logs, label)
-    aligned(module, own=own)
+    align_rows(Recorded(module, own))
     module.recompile()
     assert torch.allclose(module(logs, label), gradient(logs, label, 1), atol=1e-7)
 
@@ -76,7 +76,7 @@ def test_weights_of_classes_keep_the_rows_of_a_loss_as_they_are() -> None:
     x, weight = torch.randn(4, 8).bfloat16(), torch.randn(1025, 8).bfloat16()
     given = (x, weight, torch.randint(1025, (4,)), torch.rand(1025))
     module = recorded(loss, *given)
-    aligned(module)
+    align_rows(Recorded(module, triton=False))
     module.recompile()
     assert torch.allclose(module(*given), loss(*given), rtol=1e-2)
 
@@ -88,7 +88,7 @@ def test_the_gradient_of_a_loss_by_pixels_is_left_alone() -> None:
             return torch.autograd.grad(torch.nn.functional.cross_entropy(given, label), given)[0]
 
     module = recorded(gradient, torch.randn(2, 5, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64))
-    aligned(module)
+    align_rows(Recorded(module, triton=False))
     assert count(module, aten._log_softmax_backward_data.default) == 1
 
 
@@ -101,7 +101,7 @@ def test_long_sizes_of_products_are_aligned_and_each_matrix_padded_once() -> Non
     arguments = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
     module = recorded(products, *arguments)
     expected = products(*arguments)
-    aligned(module)
+    align_rows(Recorded(module, triton=False))
     module.recompile()
     sizes = {
         size
@@ -142,7 +142,7 @@ def loss_inputs(classes: int) -> list[Tensor]:
 def test_scores_stay_wide_from_their_product_to_that_of_their_gradient() -> None:
     step, arguments = loss_step(1025), loss_inputs(1025)
     module = recorded(step, *arguments)
-    aligned(module)
+    align_rows(Recorded(module, triton=False))
     module.graph.eliminate_dead_code()
     module.recompile()
     assert count(module, aten.constant_pad_nd.default) == 1  # of the weight
@@ -157,46 +157,16 @@ def test_short_and_even_sizes_and_float32_are_left_alone() -> None:
 
     for shape, dtype in (((9, 1032), torch.bfloat16), ((9, 1025), torch.float32)):
         module = recorded(products, torch.randn(3, 9).to(dtype), torch.randn(shape).to(dtype))
-        aligned(module)
+        align_rows(Recorded(module, triton=False))
         assert count(module, aten.constant_pad_nd.default) == 0
-
-
-POOLS = """
-import torch
-import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
-from purine.compile.rewrites.all import own_pools
-
-aten = torch.ops.aten
-torch.manual_seed(0)
-cases = [(3, 2, 0, True, 70), (3, 1, 1, False, 24), (2, 2, 0, False, 8), (5, 3, 2, True, 9)]
-for kernel, step, pad, ceil, channels in cases:
-    def pooled(x):
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            y = F.max_pool2d(x, kernel, step, pad, ceil_mode=ceil)
-            return y, torch.autograd.grad((y * y).sum(), x)[0]
-
-    x = torch.randn(2, channels, 9, 11).round(decimals=1).bfloat16()
-    x = x.contiguous(memory_format=torch.channels_last)
-    module = make_fx(pooled, tracing_mode="fake")(x)
-    own_pools(module)
-    module.recompile()
-    assert not module.graph.find_nodes(
-        op="call_function", target=aten.max_pool2d_with_indices_backward.default
-    )
-    for found, wanted in zip(module(x), pooled(x), strict=True):
-        assert found.stride() == wanted.stride()
-        assert torch.allclose(found, wanted, rtol=2e-2, atol=2e-2), (kernel, step, pad, ceil)
-    assert torch.equal(module(x)[0], pooled(x)[0])
-"""
 
 
 LOSSES = """
 import torch
 from purine.kernels import loss as gpu_loss
-from purine.compile.rewrites.aligned import aligned
-from tests.compile.rewrites.test_all import aten, count, loss_inputs, loss_step, recorded
+from purine.compile.rewrites.aligned import align_rows
+from purine.compile.rewrites.recorded import Recorded
+from tests.compile.rewrites.test_aligned import aten, count, loss_inputs, loss_step, recorded
 
 torch.manual_seed(0)
 ways = [(4101, False, False), (4160, False, True), (4101, True, True)]
@@ -204,7 +174,7 @@ for classes, whole, hints in ways:
     gpu_loss.LAUNCH = gpu_loss.Launch(block=1024, warps=4, whole=whole, hints=hints)
     step, arguments = loss_step(classes), loss_inputs(classes)
     module = recorded(step, *arguments)
-    aligned(module, own=True)
+    align_rows(Recorded(module))
     module.graph.eliminate_dead_code()
     module.recompile()
     assert count(module, torch.ops.purine.softmax_loss.default) == 1
@@ -228,17 +198,5 @@ for whole in (False, True):
 
 
 @needs_triton
-@pytest.mark.parametrize("script", [POOLS, LOSSES], ids=["pools", "losses"])
-def test_our_own_kernels_give_the_numbers_of_torch(script: str) -> None:
-    interpret(script)
-
-
-def test_pools_whose_places_are_asked_for_are_left_alone() -> None:
-    def pooled(x: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, [2, 2])
-        return found
-
-    x = torch.randn(2, 16, 4, 4).bfloat16().contiguous(memory_format=torch.channels_last)
-    module = recorded(pooled, x)
-    own_pools(module)
-    assert count(module, aten.max_pool2d_with_indices.default) == 1
+def test_our_own_kernel_gives_the_numbers_of_torch() -> None:
+    interpret(LOSSES)
