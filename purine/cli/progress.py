@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import perf_counter
 from types import FrameType
 from typing import IO, Protocol, cast
@@ -19,10 +20,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from purine.cli.output import Output, drop_output, has_output, unwritable
-from purine.cli.placement import placement_text, where_text
+from purine.cli.placement import headline, placement_text
 from purine.errors import ConfigError
-from purine.job import Plan, RunFolder, Tested, Trained, Training, make_plan, merge, resume
-from purine.job.config import Options
+from purine.job import (
+    JobPlan,
+    RunFolder,
+    Tested,
+    Trained,
+    Training,
+    job_layers,
+    open_folder,
+    plan_run,
+)
+from purine.job.config import Given
 
 __all__ = ["run_job"]
 
@@ -31,25 +41,35 @@ _SIGN_SECONDS = 2.0  # until a plain line says what takes so long before the fir
 _SMOOTHING = 0.95
 
 
-def run_job(layers: Sequence[Options], *, resumed: bool, dry: bool = False) -> int:
-    """Start or resume the job that layers of options describe; returns the exit code.
+def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False) -> int:
+    """Start or resume the job that a file and options describe; returns the exit code.
 
-    With `dry`, nothing runs and nothing is written: only what it would take is told.
+    With `dry`, nothing runs and nothing is written: only what the job needs is printed.
     """
+    layers = job_layers(file, given)
     with _signals() as signals:
         if dry:
-            print(placement_text(_resumed_plan(layers)[0] if resumed else _new_plan(layers)))
+            print(placement_text(_plan(layers, resumed=resumed)[0]))
             return 0
         output = Output(sys.stdout if has_output() else open(os.devnull, "w"))  # noqa: SIM115
         view = _view(output)
         with view, _telling(view):
             view.stage("reading the data and building the graphs")
-            plan, folder = _resumed(layers) if resumed else _started(layers)
+            plan, folder = _plan(layers, resumed=resumed)
+            folder = open_folder(plan, folder)
             return _train(plan, folder, view, output, signals, resumed=resumed)
 
 
+def _plan(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder | None]:
+    """The plan of a run, whose notes are printed, and the folder of one that is resumed."""
+    plan, folder = plan_run(layers, resumed=resumed)
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return plan, folder
+
+
 def _train(
-    plan: Plan,
+    plan: JobPlan,
     folder: RunFolder,
     view: _View,
     output: Output,
@@ -99,51 +119,9 @@ def _unseen(training: Training, error: OSError, again: str) -> ConfigError:
     return unwritable(error, f"cannot write the output; {what}", remedy)
 
 
-def _started(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
-    plan = _new_plan(layers)
-    return plan, RunFolder.create(plan.job, plan.net, test_net=plan.test_net, values=plan.values)
-
-
-def _new_plan(layers: Sequence[Options]) -> Plan:
-    job = merge(*layers)
-    if job.out is not None:  # before the graphs are built, which may take long
-        RunFolder.at(job.out).refuse_run()
-    plan = make_plan(job)
-    for note in plan.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return plan
-
-
-def _resumed(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
-    plan, folder = _resumed_plan(layers)
-    if folder.newest_checkpoint() is None:
-        print("note: the run has no checkpoint yet, so it begins again", file=sys.stderr)
-    if plan.job != folder.read_config():
-        folder.write_config(plan.job)
-    return plan, folder
-
-
-def _resumed_plan(layers: Sequence[Options]) -> tuple[Plan, RunFolder]:
-    given = {key: value for layer in layers for key, value in layer.items()}
-    if "out" not in given:
-        raise ConfigError(
-            "--resume does not say which run",
-            expected="the folder of a run",
-            found="no --out",
-            remedy="write purine train --resume --out DIR",
-        )
-    folder = RunFolder.existing(given["out"])
-    folder.refuse_lost_checkpoints()
-    return resume(folder, given), folder
-
-
 def _headline(training: Training) -> str:
-    plan = training.plan
     start = f"from iteration {training.iteration} " if training.iteration else ""
-    return (
-        f"{plan.job.net} on {plan.job.data}: {plan.iterations} iterations of {plan.images} samples "
-        f"with {plan.job.solver}{where_text(plan)}, {start}into {training.folder.path}"
-    )
+    return f"{headline(training.plan)}, {start}into {training.folder.path}"
 
 
 def _result(training: Training) -> str:
@@ -152,7 +130,7 @@ def _result(training: Training) -> str:
     loss = found["test_loss"]
     parts = [f"{found['iterations']} iterations in {found['seconds']:.1f} s"]
     if speed is not None:
-        parts.append(f"{speed:,.0f} {training.plan.samples}/s")
+        parts.append(f"{speed:,.0f} {training.plan.sample_noun}/s")
     if accuracy is not None:
         parts.append(f"test accuracy {accuracy:.4f}")
     if isinstance(loss, float) and not math.isfinite(loss):
@@ -170,7 +148,7 @@ def _longer(training: Training, again: str) -> str:
     )
 
 
-def _test_text(plan: Plan, event: Tested) -> str:
+def _test_text(plan: JobPlan, event: Tested) -> str:
     loss = [] if event.loss is None else [f"loss {event.loss:.4f}"]
     accuracy = [] if event.accuracy is None else [f"accuracy {event.accuracy:.4f}"]
     return (
@@ -210,7 +188,7 @@ class _View(Protocol):
     def stage(self, text: str) -> None:
         """Say what is done before the first iteration."""
 
-    def begin(self, plan: Plan, iteration: int) -> None:
+    def begin(self, plan: JobPlan, iteration: int) -> None:
         """Say that iterations follow, of which some were done before."""
 
     def trained(self, event: Trained) -> None: ...
@@ -229,14 +207,14 @@ def _view(output: Output) -> _View:
 class _Meter:
     """The loss, smoothed, and the speed since the last look."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: JobPlan) -> None:
         self.plan = plan
         self.loss: float | None = None
         self._images = 0
         self._since = perf_counter()
 
     def add(self, event: Trained) -> None:
-        self._images += self.plan.images
+        self._images += self.plan.samples_per_iteration
         if not math.isfinite(event.loss):  # a loss scale skipped it
             return
         self.loss = (
@@ -282,7 +260,7 @@ class _Lines:
     def stage(self, text: str) -> None:
         self._stage, self._begun = text, perf_counter()
 
-    def begin(self, plan: Plan, iteration: int) -> None:
+    def begin(self, plan: JobPlan, iteration: int) -> None:
         self.meter = _Meter(plan)
         self.stage("the first iteration")
 
@@ -312,7 +290,7 @@ class _Lines:
             facts = f"loss {self.meter.loss_text}, lr {event.lr:.3g}"
             if event.loss_scale is not None:
                 facts += f", loss scale {event.loss_scale:g}"
-            self.note(f"{place}: {facts}, {self.meter.speed():,.0f} {plan.samples}/s")
+            self.note(f"{place}: {facts}, {self.meter.speed():,.0f} {plan.sample_noun}/s")
 
     def tested(self, event: Tested) -> None:
         assert self.meter is not None
@@ -351,7 +329,7 @@ class _Bar:
     def stage(self, text: str) -> None:
         self.progress.update(self.task, description=text)
 
-    def begin(self, plan: Plan, iteration: int) -> None:
+    def begin(self, plan: JobPlan, iteration: int) -> None:
         self.meter = _Meter(plan)
         self.progress.update(
             self.task,
@@ -365,7 +343,7 @@ class _Bar:
         plan = self.meter.plan
         self.meter.add(event)
         if self.meter.seconds >= 0.5:
-            self._speed = f", {self.meter.speed():,.0f} {plan.samples}/s"
+            self._speed = f", {self.meter.speed():,.0f} {plan.sample_noun}/s"
         scale = "" if event.loss_scale is None else f", scale {event.loss_scale:g}"
         self.progress.update(
             self.task,

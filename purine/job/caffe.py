@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from purine.data import Source
 from purine.errors import ConfigError
@@ -23,7 +22,7 @@ from purine.importers.caffe.definition import (
 )
 from purine.importers.caffe.files import within
 from purine.importers.caffe.net import layers_of
-from purine.job.config import Job
+from purine.job.config import Job, fill
 from purine.solvers import POLICIES, Rate, Warmup
 
 __all__ = [
@@ -43,7 +42,7 @@ def is_prototxt(path: str | Path) -> bool:
     return Path(path).suffix == ".prototxt"
 
 
-def caffe_options(path: Path, *, net: bool = True) -> dict[str, Any]:
+def caffe_options(path: Path, *, net: bool = True) -> dict[str, str]:
     """The options that a definition stands for when it is given as the job.
 
     Without `net` the nets that a solver names are not looked for.
@@ -103,7 +102,7 @@ def with_transform(job: Job, brought: Imported) -> Job:
     settings = brought.transform.settings()
     if job.mean_file is not None or brought.transform.mean_image is not None:
         del settings["mean"]
-    return _filled(job, settings)
+    return fill(job, settings)
 
 
 def caffe_solver(job: Job) -> CaffeSolver | None:
@@ -139,7 +138,7 @@ def with_solver(job: Job, solver: CaffeSolver) -> Job:
         "test_every": solver.test_interval,
         "save_every": solver.snapshot,
     }
-    return _filled(job, settings)
+    return fill(job, settings)
 
 
 def same_solver(first: str, second: str) -> bool:
@@ -181,12 +180,6 @@ def _with_mean(job: Job, brought: Imported) -> Imported:
         )
     notes = tuple(note for note in brought.notes if note != transform.left_out)
     return replace(brought, notes=notes)
-
-
-def _filled(job: Job, settings: dict[str, Any]) -> Job:
-    known = {item.name for item in fields(job)}
-    assert settings.keys() <= known, settings
-    return replace(job, **{k: v for k, v in settings.items() if getattr(job, k) is None})
 
 
 def _policy(rate: Rate) -> str:

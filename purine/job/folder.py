@@ -28,7 +28,8 @@ from purine.errors import CheckpointError, ConfigError
 from purine.files import expanded, put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
-from purine.job.config import Job, job_text, merge, missing_keys, read_options
+from purine.job.config import Job, merge
+from purine.job.file import job_text, missing_keys, read_options
 from purine.runtime.checkpoint import latest
 
 __all__ = ["RunFolder"]

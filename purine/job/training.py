@@ -25,7 +25,7 @@ from purine.job.folder import RunFolder
 from purine.job.identity import RUN, identity, refuse_foreign
 from purine.job.overflow import Overflows, telling_overflow
 from purine.job.placing import compiles, fused
-from purine.job.plan import Plan
+from purine.job.plan import JobPlan
 from purine.kinds.loss_scale import LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.runtime import checkpoint
@@ -83,7 +83,7 @@ Event: TypeAlias = Trained | Tested | Saved
 class Training:
     """The training of a plan in a folder, from the folder's newest checkpoint or from the start."""
 
-    def __init__(self, plan: Plan, folder: RunFolder) -> None:
+    def __init__(self, plan: JobPlan, folder: RunFolder) -> None:
         self.plan = plan
         self.folder = folder
         job = plan.job
@@ -157,7 +157,7 @@ class Training:
     def summary(self) -> dict[str, object]:
         """What the run came to so far."""
         plan, tested = self.plan, self._tested
-        images = self.iteration * plan.images
+        images = self.iteration * plan.samples_per_iteration
         states = plan.net.states
         sizes = [plan.net.blobs[name].shape for name in states if states[name].trainable]
         return {
@@ -265,7 +265,7 @@ class Training:
         if iteration % every == 0 or iteration == self.plan.iterations:
             since, clock = self._logged
             seconds = self._training - clock
-            images = (iteration - since) * self.plan.images
+            images = (iteration - since) * self.plan.samples_per_iteration
             others = {name: result[name] for name in self.plan.net.outputs if _scalar(result, name)}
             self.folder.append_metrics(
                 {
