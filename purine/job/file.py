@@ -47,11 +47,11 @@ def missing_keys(options: Given) -> list[str]:
     """
     instead = {option.instead_of: name for name, option in OPTIONS.items() if option.instead_of}
     missing = []
-    for name, option in OPTIONS.items():
-        alternatives = [name, instead[name]] if name in instead else [name]
-        always = option.settled or not option.optional
-        if always and all(options.get(key) is None for key in alternatives):
-            missing.append(" or ".join(alternatives))
+    for option in sorted(OPTIONS.values(), key=lambda option: option.optional):
+        names = [name for name in (option.name, instead.get(option.name)) if name is not None]
+        recorded = option.settled or not option.optional
+        if recorded and all(options.get(name) is None for name in names):
+            missing.append(" or ".join(names))
     return missing
 
 
