@@ -291,7 +291,7 @@ def graph_with(kind: str) -> str:
 
 
 def job_with(line: str) -> str:
-    from purine.job.config import read_options
+    from purine.job import read_options
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "job.yaml")

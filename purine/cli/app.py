@@ -1,8 +1,8 @@
-"""The commands, and how errors leave the program.
+"""The commands, and how errors end the program.
 
-A mistake of the user's is one clear message on stderr and exit code 2; anything else that escapes
-is a bug and keeps its traceback. Commands import what they need when they are called, and no module
-of this package imports torch at its top, so that help and completion come at once.
+A user's mistake gives one clear message on stderr and exit code 2. Any other exception is a bug and
+keeps its traceback. Commands import torch only when they are called, so that help and completion
+appear at once.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(end="", flush=True)
         sys.exit(code or 0)
     except PurineError as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(2)
     except _UsageError as error:
-        sys.exit(_tell_usage(error, sys.argv[1:] if arguments is None else arguments))
+        sys.exit(_print_usage_error(error, sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:  # whoever read the output has gone
         drop_output()
         sys.exit(1)
@@ -64,20 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         drop_output()
         remedy = "free space there, or send the output elsewhere"
-        _tell(unwritable(error, "cannot write the output", remedy))
+        _print_error(unwritable(error, "cannot write the output", remedy))
         sys.exit(2)
 
 
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]  # of click, which typer may bring itself
 
 
-def _tell(error: PurineError) -> None:
-    with suppress(OSError):  # where stderr is broken too, the exit code is all there is
+def _print_error(error: PurineError) -> None:
+    with suppress(OSError):  # if stderr is broken too, only the exit code is left
         print(f"error: {error}", file=sys.stderr, flush=True)
 
 
-def _tell_usage(error: Any, arguments: Sequence[str]) -> int:
-    """Tell what is wrong with the words of a command line in our own form; returns the code."""
+def _print_usage_error(error: Any, arguments: Sequence[str]) -> int:
+    """Print a usage error in the form of our own errors; returns the exit code."""
     context = error.ctx
     if "NoArgs" in type(error).__name__:  # its message is the help
         error.show()
@@ -86,7 +86,7 @@ def _tell_usage(error: Any, arguments: Sequence[str]) -> int:
     known = [] if context is None else [name for p in context.command.params for name in p.opts]
     remedy = f"see {'purine' if context is None else context.command_path} --help"
     usage = "purine COMMAND [OPTIONS] [ARGS]..." if context is None else context.get_usage()
-    _tell(
+    _print_error(
         ConfigError(
             " ".join((error.message if wrong else error.format_message()).split()).rstrip("."),
             expected=" ".join(usage.split()).removeprefix("Usage: "),
@@ -98,7 +98,7 @@ def _tell_usage(error: Any, arguments: Sequence[str]) -> int:
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Whether it was standard output that failed: then it fails again."""
+    """Whether standard output failed: then it fails again."""
     try:
         print(flush=True)
     except OSError as again:

@@ -45,7 +45,7 @@ def check(
         raise no_image(str(files[0]), "a graph in YAML says the sizes of its blobs itself")
     wrong = False
     for file in files:
-        found: list[PurineError]
+        mistakes: list[PurineError]
         try:
             refuse_folder(file, "check")
             if file.suffix == ".prototxt":
@@ -54,22 +54,22 @@ def check(
                 graph = from_caffe(file, image=size).net
             else:
                 graph = load_yaml(file)
-            found = [*problems(graph)]
+            mistakes = [*problems(graph)]
         except PurineError as error:
-            found = [error, *error.more]
-        for problem in found:
-            typer.echo(f"error: {problem}", err=True)
-        if not found:
+            mistakes = [error, *error.more]
+        for mistake in mistakes:
+            typer.echo(f"error: {mistake}", err=True)
+        if not mistakes:
             typer.echo(f"{file}: ok ({len(graph.ops)} ops, {len(graph.blobs)} blobs)")
-        wrong = wrong or bool(found)
+        wrong = wrong or bool(mistakes)
     if wrong:
         raise typer.Exit(2)
 
 
 def refuse_folder(path: Path, command: str) -> None:
-    """Raise `ConfigError` where the folder of a run is named instead of a graph."""
+    """Raise `ConfigError` if the folder of a run is named instead of a graph."""
     net = path / "net.yaml"
-    has_net = os.path.isfile(net)  # false for a path that cannot be looked at, too
+    has_net = os.path.isfile(net)  # false also for a path that cannot be read
     if has_net or os.path.isfile(path / "config.yaml"):
         raise ConfigError(
             "this is the folder of a run, not a graph",

@@ -65,10 +65,10 @@ def caffe(
     outputs = [output, output.with_suffix(".safetensors")] if weights else [output]
     for path in outputs:
         refuse_own_input(path, *inputs)
-    found = from_caffe(
+    imported = from_caffe(
         file, solver=solver, weights=weights or (), batch=batch, image=parse_image(image)
     )
-    graph = found.test if test else found.net
+    graph = imported.test if test else imported.net
     if graph is None:
         raise ConfigError(
             "the net has no test phase",
@@ -78,50 +78,50 @@ def caffe(
             remedy="leave --test out",
         )
     if weights:
-        _refuse_no_values(found, weights)
-        _save_values(found, output)
+        _refuse_no_values(imported, weights)
+        _save_values(imported, output)
     save_yaml(graph, output)
     typer.echo(f"{output}: {len(graph.ops)} ops, {len(graph.blobs)} blobs")
     if weights:
-        count = sum(value.numel() for value in found.values.values())
+        count = sum(value.numel() for value in imported.values.values())
         typer.echo(f"{output.with_suffix('.safetensors')}: {count:,} values of states")
-    for line in _told(found):
+    for line in _settings_lines(imported):
         typer.echo(line)
-    for note in found.notes:
+    for note in imported.notes:
         typer.echo(f"note: {note}", err=True)
 
 
-def _refuse_no_values(found: Imported, weights: list[Path]) -> None:
-    if not found.values:
+def _refuse_no_values(imported: Imported, weights: list[Path]) -> None:
+    if not imported.values:
         raise ConfigError(
             "nothing in these weights fits the net",
             where=", ".join(map(str, weights)),
-            expected=f"values of layers: {', '.join(layer.name for layer in found.layers[:8])}",
-            found="; ".join(found.notes) or "no values",
+            expected=f"values of layers: {', '.join(layer.name for layer in imported.layers[:8])}",
+            found="; ".join(imported.notes) or "no values",
             remedy="take the weights of this net, or leave --weights out",
         )
 
 
-def _save_values(found: Imported, output: Path) -> None:
+def _save_values(imported: Imported, output: Path) -> None:
     from safetensors.torch import save
 
     from purine.files import write_whole
 
-    write_whole(output.with_suffix(".safetensors"), save(dict(found.values)))
+    write_whole(output.with_suffix(".safetensors"), save(dict(imported.values)))
 
 
-def _told(found: Imported) -> list[str]:
-    """What the files say that is not part of a net."""
+def _settings_lines(imported: Imported) -> list[str]:
+    """What the files say besides the net: settings of the data and of the solver."""
+    transform, mean = imported.transform, imported.transform.mean_image
+    settings: dict[str, object] = {k: v for k, v in transform.settings().items() if k != "mean"}
+    settings["mean"] = transform.mean if mean is None else f"an image {list(mean.shape)}"
+    items = [] if imported.solver is None else fields(imported.solver)
+    solver = {item.name: getattr(imported.solver, item.name) for item in items}
     lines = []
-    changed = {key: value for key, value in found.transform.settings().items() if key != "mean"}
-    mean = found.transform.mean_image
-    changed["mean"] = found.transform.mean if mean is None else f"an image {list(mean.shape)}"
-    changed = {key: value for key, value in changed.items() if value}
-    if changed:
-        lines.append("data: " + ", ".join(f"{key}={value}" for key, value in changed.items()))
-    if found.solver is not None:
-        values = {item.name: getattr(found.solver, item.name) for item in fields(found.solver)}
-        lines.append("solver: " + ", ".join(f"{k}={v}" for k, v in values.items() if v))
+    for label, values in (("data", settings), ("solver", solver)):
+        text = ", ".join(f"{key}={value}" for key, value in values.items() if value)
+        if text:
+            lines.append(f"{label}: {text}")
     return lines
 
 

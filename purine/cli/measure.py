@@ -33,13 +33,13 @@ def measure(
 
     from purine import job
 
-    found = job.measure(job.RunFolder.existing(run), data=data, iteration=checkpoint)
+    result = job.measure(job.RunFolder.existing(run), data=data, iteration=checkpoint)
     if json:
-        typer.echo(dumps(asdict(found)))
+        typer.echo(dumps(asdict(result)))
         return
-    accuracy = [] if found.accuracy is None else [f"accuracy {found.accuracy:.4f}"]
-    loss = [] if found.loss is None else [f"loss {found.loss:.4f}"]
+    accuracy = [] if result.accuracy is None else [f"accuracy {result.accuracy:.4f}"]
+    loss = [] if result.loss is None else [f"loss {result.loss:.4f}"]
     typer.echo(
-        f"{', '.join([*accuracy, *loss])} on {found.samples} samples of {found.data} "
-        f"after {found.iteration} iterations"
+        f"{', '.join([*accuracy, *loss])} on {result.samples} samples of {result.data} "
+        f"after {result.iteration} iterations"
     )

@@ -1,9 +1,9 @@
 """Standard output that may break: a closed pipe, a full disk, or none at all.
 
-A command that only prints ends there: quietly where a pipe was closed, as Unix tools do, else with
-a message. A training must not end unnoticed: it stops with a checkpoint, says so on stderr and
-exits with 2 (`purine.cli.progress`). A training that was started without standard output goes on,
-as nobody expects to read it, and says so on stderr.
+A command that only prints ends there: silently if a pipe was closed, as Unix tools do, else with a
+message. A training must not end unnoticed: it stops with a checkpoint, says so on stderr and exits
+with 2 (`purine.cli.progress`). A training that was started without standard output says so on
+stderr and trains on.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["Output", "drop_output", "has_output", "prepare_output", "unwritable"
 
 
 class Output:
-    """A stream for the lines of a training: a write that fails is kept in `error`, not raised.
+    """A stream for the lines of a training. The first write that fails is kept in `error`.
 
-    Later writes are dropped, as the stream could not be trusted to hold whole lines.
+    Later writes are dropped, because the stream may end in the middle of a line.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -74,14 +74,14 @@ class _Missing(io.TextIOBase):
 def prepare_output() -> None:
     """Make standard streams safe to use, whatever the process was started with.
 
-    Numbers 0 to 2 are taken, so that no file of a run gets the number of a stream, which libraries
-    write to. Characters that the terminal has no code for are escaped.
+    File descriptors 0 to 2 are opened, so that no file of a run gets one that libraries write to.
+    Characters that the terminal cannot encode are escaped.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
     if sys.stdout is None:
         sys.stdout = _Missing()
     if sys.stderr is None:  # print would write its lines to standard output
@@ -97,13 +97,13 @@ def has_output() -> bool:
 
 
 def drop_output() -> None:
-    """Let what is left of the output go nowhere, for it is written again at exit."""
+    """Discard the buffered output, which Python would try to write again at exit."""
     if has_output():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def unwritable(error: OSError, what: str, remedy: str) -> ConfigError:
-    """What to tell about output that could not be written."""
+    """The error for output that could not be written."""
     return ConfigError(
         what,
         expected="a terminal, a file or a pipe that takes the output",

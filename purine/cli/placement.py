@@ -1,43 +1,38 @@
-"""What a job needs of its devices, as text."""
+"""Text about a job before it runs: what is trained, and what it needs of its devices."""
 
 from __future__ import annotations
 
-from purine.job import Plan
+from purine.job import JobPlan
 from purine.job.placing import placement, scheme_of
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
 
-__all__ = ["placement_text", "where_text"]
+__all__ = ["headline", "placement_text"]
 
 
-def where_text(plan: Plan) -> str:
-    """The precision of a job and its devices where they are not the usual ones.
-
-    It stands behind the solver.
-    """
+def headline(plan: JobPlan) -> str:
+    """What is trained: net, data, iterations and solver; precision and devices if not the usual."""
     job = plan.job
-    devices = parse_devices(job.devices)
-    precision = "" if job.precision == "fp32" else f" in {job.precision}"
-    if len(devices) == 1:
-        return precision
-    return f"{precision} on {len(devices)} devices ({_settings(plan)})"
+    samples, devices = plan.samples_per_iteration, parse_devices(job.devices)
+    text = f"{job.net} on {job.data}: {plan.iterations} iterations of {samples} samples "
+    text += f"with {job.solver}" + ("" if job.precision == "fp32" else f" in {job.precision}")
+    return text + (f" on {len(devices)} devices ({_settings(plan)})" if len(devices) > 1 else "")
 
 
-def placement_text(plan: Plan) -> str:
+def placement_text(plan: JobPlan) -> str:
     """Memory of each device, bytes moved, and the schedule of a pipeline."""
-    job, found = plan.job, placement(plan.step)
+    job, needs = plan.job, placement(plan.step)
     lines = [
-        f"{job.net} on {job.data}: {plan.iterations} iterations of {plan.images} samples "
-        f"with {job.solver}{where_text(plan)}",
+        headline(plan),
         "memory at the worst moment of an iteration, without what kernels need for themselves:",
     ]
-    lines += [f"  {place.device:<8} {_size(size):>12}" for place, size in found.peaks.items()]
+    lines += [f"  {location.device:<8} {_size(size):>12}" for location, size in needs.peaks.items()]
     lines += [
-        f"  all {_size(found.needed(memory))} of {_size(size)} available ({memory})"
-        for memory, size in found.available.items()
+        f"  all {_size(needs.needed(memory))} of {_size(size)} available ({memory})"
+        for memory, size in needs.available.items()
     ]
-    if len(found.peaks) > 1:
-        lines.append(f"between devices: {_size(found.moved)} an iteration")
+    if len(needs.peaks) > 1:
+        lines.append(f"between devices: {_size(needs.moved)} an iteration")
     scheme = scheme_of(job)
     if scheme is not None and scheme.pipeline > 1:
         lines += _schedule(scheme, job.accumulate or 1)
@@ -53,7 +48,7 @@ def _schedule(scheme: Scheme, times: int) -> list[str]:
     ]
 
 
-def _settings(plan: Plan) -> str:
+def _settings(plan: JobPlan) -> str:
     items = str(scheme_of(plan.job)).split(",")
     return ",".join("schedule=grid" if "\n" in item else item for item in items)
 

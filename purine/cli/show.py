@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from purine.cli.names import NETS, complete
+from purine.cli.completion import complete
 from purine.errors import ConfigError
 from purine.files import refuse_own_input, write_whole
+from purine.job.names import NETS
 from purine.nearest import nearest_name
 
 if TYPE_CHECKING:

@@ -1,29 +1,59 @@
 """Training jobs: what to train, the graphs it takes, the folder it leaves, and the loop itself.
 
-Nothing here prints; `purine.cli` is one way to start a job and to show how it goes.
+Nothing here prints; `purine.cli` is one way to start a job and to show how it goes. Names are
+imported when they are first used, so that the table of options can be read without torch.
 """
 
-from purine.job.config import Job, job_text, merge, read_options
-from purine.job.folder import RunFolder
-from purine.job.measure import Measured, measure
-from purine.job.plan import Plan, make_plan
-from purine.job.resume import resume
-from purine.job.training import Event, Saved, Tested, Trained, Training
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from purine.job.config import Job, merge
+    from purine.job.file import job_text, read_options
+    from purine.job.folder import RunFolder
+    from purine.job.launch import job_layers, open_folder, plan_run
+    from purine.job.measuring import Measured, measure
+    from purine.job.plan import JobPlan, make_plan
+    from purine.job.training import Event, Saved, Tested, Trained, Training
 
 __all__ = [
     "Event",
     "Job",
+    "JobPlan",
     "Measured",
-    "Plan",
     "RunFolder",
     "Saved",
     "Tested",
     "Trained",
     "Training",
+    "job_layers",
     "job_text",
     "make_plan",
     "measure",
     "merge",
+    "open_folder",
+    "plan_run",
     "read_options",
-    "resume",
 ]
+
+_MODULES = {
+    "config": ("Job", "merge"),
+    "file": ("job_text", "read_options"),
+    "folder": ("RunFolder",),
+    "launch": ("job_layers", "open_folder", "plan_run"),
+    "measuring": ("Measured", "measure"),
+    "plan": ("JobPlan", "make_plan"),
+    "training": ("Event", "Saved", "Tested", "Trained", "Training"),
+}
+
+if not TYPE_CHECKING:  # a type checker reads the imports above
+
+    def __getattr__(name: str) -> object:
+        for module, names in _MODULES.items():
+            if name in names:
+                value = getattr(import_module(f"purine.job.{module}"), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module 'purine.job' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Jobs from Caffe's definitions: what prototxt files say, as options of a job and as graphs.
+"""Jobs from Caffe definitions: prototxt files as options of a job and as graphs.
 
-A definition only fills in what the options leave open, so options that were given count more.
+A definition only fills in the options that are left open, so options that were given count more.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from purine.data import Source
 from purine.errors import ConfigError
@@ -23,7 +22,7 @@ from purine.importers.caffe.definition import (
 )
 from purine.importers.caffe.files import within
 from purine.importers.caffe.net import layers_of
-from purine.job.config import Job
+from purine.job.config import Job, fill
 from purine.solvers import POLICIES, Rate, Warmup
 
 __all__ = [
@@ -39,23 +38,23 @@ __all__ = [
 
 
 def is_prototxt(path: str | Path) -> bool:
-    """Whether a path is that of a definition of Caffe's."""
+    """Whether a path is that of a Caffe definition."""
     return Path(path).suffix == ".prototxt"
 
 
-def caffe_options(path: Path, *, net: bool = True) -> dict[str, Any]:
+def caffe_options(path: Path, *, net: bool = True) -> dict[str, str]:
     """The options that a definition stands for when it is given as the job.
 
     Without `net` the nets that a solver names are not looked for.
     """
-    place = str(expanded(path).resolve())
+    file = str(expanded(path).resolve())
     if not is_solver(path):
-        return {"net": place}
-    read_solver(path)  # refuses settings before anything else is looked for
+        return {"net": file}
+    read_solver(path)  # refuses wrong settings before the nets are looked for
     if not net:
-        return {"solver": place}
+        return {"solver": file}
     train, test = nets_of_solver(path)
-    options = {"net": str(train), "solver": place}
+    options = {"net": str(train), "solver": file}
     return options if test is None else {**options, "test_net": str(test)}
 
 
@@ -63,11 +62,11 @@ def caffe_data(job: Job) -> str:
     """The data that the definition `job.net` names, as a job names it."""
     path, solver, test = _files(job)
     try:
-        found = from_caffe(path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+        imported = from_caffe(path, solver=solver, test=test, batch=job.batch, crop=job.crop)
     except ConfigError as error:  # a source that does not tell the size of its samples
         error.remedy = "name data with --data, such as --data lmdb:TRAIN,TEST"
         raise
-    return found.data_text()
+    return imported.data_text()
 
 
 def caffe_net(job: Job, source: Source) -> Imported:
@@ -75,13 +74,13 @@ def caffe_net(job: Job, source: Source) -> Imported:
     path, solver, test = _files(job)
     first, *others = source.fields
     shapes = {}
-    found = read_definition(path, solver=solver, test=test)
-    for node, state in (found.train, found.test):
+    definition = read_definition(path, solver=solver, test=test)
+    for node, state in (definition.train, definition.test):
         for layer in layers_of(node, state):
             if not layer.all("bottom"):
                 named = zip(layer.all("top")[1:], others, strict=False)
                 shapes.update({top: field.shape for top, field in named})
-    brought = from_caffe(
+    imported = from_caffe(
         path,
         solver=solver,
         test=test,
@@ -90,20 +89,20 @@ def caffe_net(job: Job, source: Source) -> Imported:
         crop=job.crop,
         shapes=shapes,
     )
-    brought = _with_mean(job, brought)
-    tested = None if brought.test is None else _with_all_fields(brought.test, source)
-    return replace(brought, net=_with_all_fields(brought.net, source), test=tested)
+    imported = _with_mean(job, imported)
+    tested = None if imported.test is None else _with_all_fields(imported.test, source)
+    return replace(imported, net=_with_all_fields(imported.net, source), test=tested)
 
 
-def with_transform(job: Job, brought: Imported) -> Job:
-    """The job with the transforms of the definition where it says nothing of its own.
+def with_transform(job: Job, imported: Imported) -> Job:
+    """The job with the transforms of the definition for options that it leaves open.
 
-    A mean image is no option: with one, `mean` stays open.
+    A mean image is not an option: with one, `mean` stays open.
     """
-    settings = brought.transform.settings()
-    if job.mean_file is not None or brought.transform.mean_image is not None:
+    settings = imported.transform.settings()
+    if job.mean_file is not None or imported.transform.mean_image is not None:
         del settings["mean"]
-    return _filled(job, settings)
+    return fill(job, settings)
 
 
 def caffe_solver(job: Job) -> CaffeSolver | None:
@@ -123,7 +122,7 @@ def caffe_solver(job: Job) -> CaffeSolver | None:
 
 
 def with_solver(job: Job, solver: CaffeSolver) -> Job:
-    """The job with the settings of a Caffe solver where it says nothing of its own."""
+    """The job with the settings of a Caffe solver for options that it leaves open."""
     if job.epochs is None and job.iters is None:
         job = replace(job, iters=solver.max_iter)
     assert not isinstance(solver.rate, Warmup), "Caffe has no warm-up"
@@ -139,7 +138,7 @@ def with_solver(job: Job, solver: CaffeSolver) -> Job:
         "test_every": solver.test_interval,
         "save_every": solver.snapshot,
     }
-    return _filled(job, settings)
+    return fill(job, settings)
 
 
 def same_solver(first: str, second: str) -> bool:
@@ -149,7 +148,7 @@ def same_solver(first: str, second: str) -> bool:
 
 
 def _files(job: Job) -> tuple[Path, str | None, str | None]:
-    """The definitions that a job names: its net, its solver and a test net of its own."""
+    """The definitions that a job names: its net, its solver and a separate test net."""
     solver = job.solver if is_prototxt(job.solver) else None
     test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
     net = expanded(job.net)
@@ -164,33 +163,27 @@ def _files(job: Job) -> tuple[Path, str | None, str | None]:
     return net, solver, test
 
 
-def _with_mean(job: Job, brought: Imported) -> Imported:
-    """Refuse a definition whose mean image is not there, unless the job has a mean of its own."""
-    transform = brought.transform
+def _with_mean(job: Job, imported: Imported) -> Imported:
+    """Refuse a definition whose mean image is missing, unless the job has a mean."""
+    transform = imported.transform
     if transform.missing_mean is None or transform.mean_image is not None:
-        return brought
+        return imported
     where, name = transform.missing_mean
     if job.mean is None and job.mean_file is None:
         raise ConfigError(
             f"the mean image {name!r} is not there",
             where=where,
-            expected=f"a file {within(brought.roots)}",
+            expected=f"a file {within(imported.roots)}",
             found="nothing at this path",
             remedy="say where it is with --mean-file, or give numbers with --mean; "
             "--mean 0 subtracts nothing",
         )
-    notes = tuple(note for note in brought.notes if note != transform.left_out)
-    return replace(brought, notes=notes)
-
-
-def _filled(job: Job, settings: dict[str, Any]) -> Job:
-    known = {item.name for item in fields(job)}
-    assert settings.keys() <= known, settings
-    return replace(job, **{k: v for k, v in settings.items() if getattr(job, k) is None})
+    notes = tuple(note for note in imported.notes if note != transform.left_out)
+    return replace(imported, notes=notes)
 
 
 def _policy(rate: Rate) -> str:
-    """The rate as the text of an option; one that ends with the run ends where the job does."""
+    """The rate as the text of `--lr-policy`, without its end, which is that of the job."""
     (name,) = (name for name, policy in POLICIES.items() if policy is type(rate))
     settings = [
         f"{key}={'|'.join(map(str, value)) if isinstance(value, tuple) else repr(value)}"
@@ -201,7 +194,7 @@ def _policy(rate: Rate) -> str:
 
 
 def _with_all_fields(net: Graph, source: Source) -> Graph:
-    """The net with a place for each field of the data in its `Data` ops, wanted or not."""
+    """The net whose `Data` ops have an output for each field of the data, used or not."""
     builder = Builder(net)
     for op in net.ops.values():
         if op.kind == "Data" and len(op.outputs) < len(source.fields):

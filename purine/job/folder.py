@@ -1,8 +1,8 @@
 """The folder of a run: which files are where, and how they are written.
 
 The main invariant: every file is whole at any moment, and the metrics are whole but for the last
-line, which is cut off when the run goes on. `config.yaml` comes last of the files that begin a run,
-so a folder that has it can be resumed.
+line, which is cut off when the run is resumed. A new run writes `config.yaml` last, so a folder
+that has it can be resumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from safetensors.torch import save
 from torch import Tensor
@@ -28,23 +28,24 @@ from purine.errors import CheckpointError, ConfigError
 from purine.files import expanded, put_in_place, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
-from purine.job.config import Job, job_text, merge, missing_keys, read_options
+from purine.job.config import Given, Job, merge
+from purine.job.file import job_text, missing_keys, read_options
 from purine.runtime.checkpoint import latest
 
 __all__ = ["RunFolder"]
 
+_Row: TypeAlias = dict[str, Any]  # of the metrics; "iteration" is a whole number
 _NAME_BYTES = 255  # the longest name of a file on usual file systems
-_OWN = (
-    *(
-        "config.yaml",
-        "net.yaml",
-        "test_net.yaml",
-        "solver.prototxt",
-        "start.safetensors",
-        "mean.safetensors",
-    ),
-    *("metrics.jsonl", "summary.json", "trace.json", "checkpoints"),
-)
+
+
+class _File:
+    """A file of the run, as an attribute of its folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,17 @@ class RunFolder:
     """A folder with a run in it."""
 
     path: Path
+
+    config_file = _File("config.yaml")
+    net_file = _File("net.yaml")
+    test_net_file = _File("test_net.yaml")
+    solver_file = _File("solver.prototxt")
+    start_file = _File("start.safetensors")
+    mean_file = _File("mean.safetensors")
+    metrics_file = _File("metrics.jsonl")
+    summary_file = _File("summary.json")
+    trace_file = _File("trace.json")
+    checkpoints = _File("checkpoints")
 
     @classmethod
     def create(
@@ -62,9 +74,9 @@ class RunFolder:
         test_net: Graph | None = None,
         values: Mapping[str, Tensor] | None = None,
     ) -> RunFolder:
-        """Begin a run: make its folder, with the job, its nets and a solver's file in it.
+        """Create the folder of a new run, with the job, its nets and a Caffe solver in it.
 
-        `values` are those of states that do not start from their fillers.
+        `values` are the values of states that do not start from their fillers.
         """
         solver = Path(job.solver).read_bytes() if is_prototxt(job.solver) else None
         with _os_errors(job.out or "runs"):
@@ -76,12 +88,12 @@ class RunFolder:
                 save_yaml(test_net, folder.test_net_file)
             if solver is not None:
                 folder.solver_file.write_bytes(solver)
-            first = dict(values or {})
-            mean = first.pop(MEAN_IMAGE, None)
+            weights = dict(values or {})
+            mean = weights.pop(MEAN_IMAGE, None)
             if mean is not None:
                 write_whole(folder.mean_file, save({MEAN_IMAGE: mean}))
-            if first:
-                write_whole(folder.start_file, save(first))
+            if weights:
+                write_whole(folder.start_file, save(weights))
             folder.write_config(job)
         return folder
 
@@ -114,52 +126,16 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that was begun before."""
+        """The folder of a run that was started before."""
         folder = cls.at(path)
         if not folder.config_file.is_file():
             raise folder._no_run()
         return folder
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def net_file(self) -> Path:
-        return self.path / "net.yaml"
-
-    @property
-    def test_net_file(self) -> Path:
-        return self.path / "test_net.yaml"
-
-    @property
-    def solver_file(self) -> Path:
-        return self.path / "solver.prototxt"
-
-    @property
-    def start_file(self) -> Path:
-        return self.path / "start.safetensors"
-
-    @property
-    def mean_file(self) -> Path:
-        return self.path / "mean.safetensors"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary_file(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def trace_file(self) -> Path:
-        return self.path / "trace.json"
-
     def refuse_run(self) -> None:
-        """Raise `ConfigError` where a run is in the folder already."""
+        """Raise `ConfigError` if a run is in the folder already."""
         taken = self._taken()
-        if self._of_python():
+        if self._has_no_job():
             raise self._without_job("a new or an empty folder")
         if taken or (self.path.exists() and not self.path.is_dir()):
             remedy = "choose another folder"
@@ -176,12 +152,14 @@ class RunFolder:
             )
 
     def _taken(self) -> list[str]:
-        return [name for name in _OWN if (self.path / name).exists()]
+        """The names of a run's files that are in the folder."""
+        names = [item.name for item in vars(RunFolder).values() if isinstance(item, _File)]
+        return [name for name in names if (self.path / name).exists()]
 
-    def _of_python(self) -> bool:
-        """Whether there are checkpoints and nothing of a job, as `Run.save` leaves a folder."""
-        jobs = (self.config_file, self.net_file)
-        return self.newest_checkpoint() is not None and not any(file.exists() for file in jobs)
+    def _has_no_job(self) -> bool:
+        """Whether there are checkpoints but no job: `Run.save` leaves such a folder."""
+        files = (self.config_file, self.net_file)
+        return self.newest_checkpoint() is not None and not any(file.exists() for file in files)
 
     def _without_job(self, expected: str) -> ConfigError:
         return ConfigError(
@@ -195,20 +173,18 @@ class RunFolder:
 
     def _no_run(self) -> ConfigError:
         expected = "a folder that `purine train --out` wrote, with config.yaml"
-        if self._of_python():
+        if self._has_no_job():
             return self._without_job(expected)
-        found = "nothing"
+        content = "a file" if self.path.exists() else "nothing"
         if self.path.is_dir():
             names = sorted(entry.name for entry in self.path.iterdir())
-            found = ", ".join(names[:8]) or "an empty folder"
-        elif self.path.exists():
-            found = "a file"
+            content = ", ".join(names[:8]) or "an empty folder"
         start = f"start a run there: purine train --out {shlex.quote(str(self.path))}"
         return ConfigError(
             "there is no run in this folder",
             where=str(self.path),
             expected=expected,
-            found=found,
+            found=content,
             remedy="check the path, or "
             + ("start a run with another --out" if self._taken() else start),
         )
@@ -229,47 +205,46 @@ class RunFolder:
         return self._with_copies(merge(options, {"out": str(self.path)}))
 
     def write_config(self, job: Job) -> None:
-        """Write the job so that it repeats the run: what came from files is then the copy here."""
+        """Write the job so that it repeats the run: files that it names are the copies here."""
         if Path(job.net).suffix in (".yaml", ".yml", ".prototxt"):
             job = replace(job, net=str(self.net_file.resolve()))
         _write_text(self.config_file, job_text(self._with_copies(job)))
 
     def _with_copies(self, job: Job) -> Job:
-        """The job with those of its files that are copied here: test net, solver, values, mean."""
-        if self.test_net_file.is_file():
-            job = replace(job, test_net=str(self.test_net_file.resolve()))
-        if self.solver_file.is_file():
-            job = replace(job, solver=str(self.solver_file.resolve()))
-        if self.start_file.is_file():
-            job = replace(job, weights=str(self.start_file.resolve()))
-        if self.mean_file.is_file():
-            job = replace(job, mean_file=str(self.mean_file.resolve()))
-        return job
+        """The job with the copies in this folder instead of the files that it named."""
+        copies = {
+            "test_net": self.test_net_file,
+            "solver": self.solver_file,
+            "weights": self.start_file,
+            "mean_file": self.mean_file,
+        }
+        paths: Given = {n: str(file.resolve()) for n, file in copies.items() if file.is_file()}
+        return replace(job, **paths)
 
     def read_net(self) -> Graph:
         """The net of the run."""
         return load_yaml(self.net_file)
 
     def read_test_net(self) -> Graph | None:
-        """The net that measures, where the run has one of its own."""
+        """The net that measures, if the run has a separate one."""
         return load_yaml(self.test_net_file) if self.test_net_file.is_file() else None
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        """Write what the run came to."""
+        """Write the results of the run."""
         _write_text(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
-        """Add one line to the metrics, at once."""
+        """Add one line to the metrics file."""
         with _os_errors(self.metrics_file), open(self.metrics_file, "ab") as file:
             file.write(json.dumps(_plain(row)).encode() + b"\n")
 
     def flush_metrics(self) -> None:
-        """Wait until the metrics are on disk, as a checkpoint has to come after them."""
+        """Wait until the metrics are on disk: a checkpoint has to come after them."""
         if self.metrics_file.exists():
             with _os_errors(self.metrics_file), open(self.metrics_file, "rb") as file:
                 os.fsync(file.fileno())
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[_Row]:
         """All rows of the metrics; a last line that was cut short is left out."""
         try:
             lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
@@ -300,15 +275,15 @@ class RunFolder:
             rows.append(row)
         return rows
 
-    def cut_metrics(self, iteration: int) -> list[dict[str, Any]]:
-        """Take away what was written after `iteration`, and return the rows that stay."""
+    def cut_metrics(self, iteration: int) -> list[_Row]:
+        """Remove the rows after `iteration`, and return the rows that stay."""
         rows = [row for row in self.read_metrics() if row["iteration"] <= iteration]
         if self.metrics_file.exists():
             _write_text(self.metrics_file, "".join(f"{json.dumps(row)}\n" for row in rows))
         return rows
 
     def refuse_lost_checkpoints(self) -> None:
-        """Raise `CheckpointError` where a run came to its end, and its checkpoints are gone."""
+        """Raise `CheckpointError` if the run is complete and its checkpoints are gone."""
         if self.summary_file.exists() and self.newest_checkpoint() is None:
             raise CheckpointError(
                 "the run is complete, and its checkpoints are gone",
@@ -324,13 +299,13 @@ class RunFolder:
         return latest(self.path)
 
     def kept_text(self) -> str:
-        """What to add to a message about a run that fails: the checkpoint that is left of it."""
+        """The end of a message about a run that failed: which checkpoint is left."""
         newest = self.newest_checkpoint()
         return "" if newest is None else f"; the checkpoint {newest} is intact"
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:
-        """Keep other processes from training in this folder; the system ends it with this one."""
+        """Keep other processes from training in this folder; the lock ends with this process."""
         with _os_errors(self.path):
             lock = open(self.path / ".lock", "ab")  # noqa: SIM115
         with lock:
@@ -357,7 +332,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _free_folder(job: Job) -> Path:
-    """`runs/<net>-<data>-<number>`, with the first number that is free; the folder is made."""
+    """Create `runs/<net>-<data>-<number>`, with the first number that is free."""
     names = (Path(job.net).stem, Path((job.data or "").partition(":")[0]).stem)
     stem = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in names)
     number = 1
@@ -372,7 +347,7 @@ def _free_folder(job: Job) -> Path:
 
 
 def _plain(values: Mapping[str, object]) -> dict[str, object]:
-    """Numbers that JSON has no word for become null."""
+    """The values with null for numbers that JSON cannot write."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()

@@ -1,4 +1,4 @@
-"""Iterations that a loss scale skips: counted, told once, and the end of a job that only skips.
+"""Iterations that a loss scale skips. They are counted, and too many in a row end the job.
 
 One sample too large for float16 makes the loss NaN. The graph then keeps every weight and halves
 the scale, so the job goes on.
@@ -15,7 +15,7 @@ from purine.job.folder import RunFolder
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.runtime.result import Result
 
-__all__ = ["MOST_IN_A_ROW", "Overflows", "telling_overflow"]
+__all__ = ["MOST_IN_A_ROW", "Overflows", "with_overflow_flag"]
 
 MOST_IN_A_ROW = 25
 """Overflows in a row that end a job.
@@ -27,8 +27,8 @@ overflows too, no scale helps.
 _log = logging.getLogger("purine")
 
 
-def telling_overflow(step: Graph) -> Graph:
-    """A step that gives the flag of a loss scale as well, where it has one."""
+def with_overflow_flag(step: Graph) -> Graph:
+    """The step with the flag of its loss scale (were the gradients finite?) among its outputs."""
     if FINITE not in step.blobs or FINITE in step.outputs:
         return step
     builder = Builder(step)
@@ -37,18 +37,18 @@ def telling_overflow(step: Graph) -> Graph:
 
 
 class Overflows:
-    """What a training with a loss scale has skipped: `skipped` iterations so far.
+    """Counts the iterations that a loss scale `skipped`.
 
-    The first loss that is not finite is told, later ones are not.
+    The first loss that is not finite is logged, later ones are not.
     """
 
     def __init__(self, skipped: int = 0) -> None:
         self.skipped = skipped
         self._in_a_row = 0
-        self._told = False
+        self._logged = False
 
     def note(self, result: Result, loss: float, folder: RunFolder) -> None:
-        """Take note of an iteration; raises `RunError` where too many in a row overflowed."""
+        """Count an iteration; raises `RunError` if too many in a row overflowed."""
         updated = bool(result[FINITE])
         self.skipped += not updated
         if updated and math.isfinite(loss):
@@ -66,8 +66,8 @@ class Overflows:
                 "another --out and --precision bf16, a smaller --lr, a warm-up or --clip"
                 + folder.kept_text(),
             )
-        if not math.isfinite(loss) and not self._told:
-            self._told = True
+        if not math.isfinite(loss) and not self._logged:
+            self._logged = True
             what = "its gradients are finite, so its update counts"
             if not updated:
                 what = f"its update is skipped, and the loss scale of {scale:g} is halved"

@@ -1,6 +1,6 @@
-"""Where a job is trained: its devices, its scheme of parallelism, and whether they have the memory.
+"""Where a job is trained: its devices, its scheme of parallelism, and the memory that it needs.
 
-All of this is known before anything starts, and told by `placement`.
+All of this is known before anything starts.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a step needs: bytes held on each device at the worst moment, and bytes moved.
+    """What a step needs: the peak of the bytes held on each device, and the bytes moved.
 
-    `available` is what each kind of memory can still give: CPU devices share theirs.
+    `available` are the free bytes of each memory. CPU devices share one.
     """
 
     peaks: Mapping[Location, int]
@@ -54,8 +54,8 @@ class Placement:
     moved: int
 
     def needed(self, memory: str) -> int:
-        """The bytes needed of a kind of memory."""
-        return sum(size for place, size in self.peaks.items() if _memory(place) == memory)
+        """The bytes needed of a memory."""
+        return sum(size for location, size in self.peaks.items() if _memory(location) == memory)
 
 
 def scheme_of(job: Job) -> Scheme | None:
@@ -72,13 +72,13 @@ def scheme_of(job: Job) -> Scheme | None:
 
 
 def threads_for(job: Job) -> int:
-    """The threads of each device where the job does not say."""
+    """The default number of threads of each device."""
     devices = parse_devices(job.devices)
     return threads_of_all() if len(devices) == 1 else threads_of(devices)
 
 
 def crowding(job: Job) -> tuple[str, ...]:
-    """What to note of threads that outnumber the cores; several devices refuse or share them."""
+    """A note if one device has more threads than cores; several devices refuse or share them."""
     cores = threads_of(("cpu:0",))
     if job.threads is None or job.threads <= cores or len(parse_devices(job.devices)) > 1:
         return ()
@@ -157,11 +157,11 @@ def _gpus(graph: Graph) -> list[str]:
 
 
 def refuse_unfit(step: Graph, job: Job) -> None:
-    """Raise `ConfigError` where a device is not there or has not the memory for a step."""
+    """Raise `ConfigError` if a device is missing or has too little memory for a step."""
     cores_of(step, threads=job.threads, share=job.share_cores)
     _refuse_prefetch(step, job.prefetch)
-    everything = sum(map(size_in_bytes, with_packed_filters(step).graph.blobs.values()))
-    if everything > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
+    all_blobs = sum(map(size_in_bytes, with_packed_filters(step).graph.blobs.values()))
+    if all_blobs > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
         placement(step)
 
 
@@ -179,31 +179,28 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
 
 
 def placement(step: Graph) -> Placement:
-    """What a step needs of its devices; refuses what they have not the memory for."""
+    """What a step needs of its devices; refuses a step that their memory is too small for."""
     peaks = peak_memory(with_packed_filters(step).graph)
-    available = {
-        memory: _available(memory) for memory in sorted({_memory(place) for place in peaks})
-    }
-    found = Placement(peaks, available, bytes_moved(step))
+    available = {memory: _available(memory) for memory in sorted(set(map(_memory, peaks)))}
+    needs = Placement(peaks, available, bytes_moved(step))
     for memory, size in available.items():
-        if found.needed(memory) > size:
-            raise _too_large(found, memory)
-    return found
+        if needs.needed(memory) > size:
+            raise _too_large(needs, memory)
+    return needs
 
 
-def _too_large(found: Placement, memory: str) -> ConfigError:
-    places = [place for place in found.peaks if _memory(place) == memory]
-    worst = max(places, key=found.peaks.__getitem__)
+def _too_large(needs: Placement, memory: str) -> ConfigError:
+    locations = [location for location in needs.peaks if _memory(location) == memory]
+    worst = max(locations, key=needs.peaks.__getitem__)
+    share = ""
+    if len(locations) > 1:
+        peak = _megabytes(needs.peaks[worst])
+        share = f" on {len(locations)} devices, {peak} of it on {worst.device}"
     return ConfigError(
         f"the net does not fit into the memory of {memory}",
         location=str(worst),
-        expected=f"at most {_megabytes(found.available[memory])}, which is available",
-        found=f"{_megabytes(found.needed(memory))} for an iteration"
-        + (
-            f" on {len(places)} devices, {_megabytes(found.peaks[worst])} of it on {worst.device}"
-            if len(places) > 1
-            else ""
-        ),
+        expected=f"at most {_megabytes(needs.available[memory])}, which is available",
+        found=f"{_megabytes(needs.needed(memory))} for an iteration{share}",
         remedy="lower --batch, cut it into micro-batches (--parallel micro=4), or keep less for "
         "the backward (--parallel recompute=8)",
     )
@@ -217,6 +214,6 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def _memory(place: Location) -> str:
-    """Which memory a location has: CPU devices share theirs, and devices on one GPU do."""
-    return str(device_of(place))
+def _memory(location: Location) -> str:
+    """The memory of a location. All CPU devices share one, and so do devices on one GPU."""
+    return str(device_of(location))

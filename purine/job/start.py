@@ -1,7 +1,7 @@
-"""The values that a run starts from where those are not its fillers': weights and a mean image.
+"""Values that a run starts from instead of its fillers: weights and a mean image.
 
-Weights are caffemodels or safetensors by the names of states. As in Caffe, what only a file has is
-passed over, what only the net has keeps its filler, and what both have must agree in its shape.
+Weights are caffemodels, or safetensors by the names of states. As in Caffe, values that the net has
+no state for are left out, states without a value keep their fillers, and shapes must agree.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from purine.files import expanded
 from purine.graph import Graph
 from purine.importers.caffe.files import read_bytes
 from purine.importers.caffe.weights import StoredLayer, read_file, read_mean
+from purine.job.config import Job
 from purine.registry.aten import dtype_of
 from purine.registry.clock import ITERATION, SEED
 
-__all__ = ["absolute_weights", "read_mean_file", "read_start"]
+__all__ = ["absolute_weights", "read_mean_file", "start_values"]
 
 
 def absolute_weights(text: str) -> str:
@@ -34,21 +35,33 @@ def absolute_weights(text: str) -> str:
     return ",".join(str(path.resolve()) for path in _paths(text))
 
 
-def read_start(
+def start_values(
+    job: Job, net: Graph, layers: Sequence[StoredLayer], mean_image: Tensor | None
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The values that the run of a job is given at its start, and notes about its weights.
+
+    `layers` and `mean_image` are those of a Caffe definition.
+    """
+    values, notes = _read_weights(job.weights, net, layers) if job.weights else ({}, [])
+    if job.mean_file is not None:
+        values[MEAN_IMAGE] = read_mean_file(job.mean_file)
+    elif mean_image is not None:
+        values[MEAN_IMAGE] = mean_image
+    return values, notes
+
+
+def _read_weights(
     text: str, net: Graph, layers: Sequence[StoredLayer]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The values of the net's states in the files that `text` names, and what there is to note.
-
-    Later files win. `layers` are those of a definition of Caffe's, which caffemodels need.
-    """
+    """The values of the net's states in the files that `text` names, and notes; later files win."""
     values: dict[str, Tensor] = {}
     notes: list[str] = []
     for path in _paths(text):
         if path.suffix == ".safetensors":
-            found, more = _by_state(path, net)
+            stored, more = _by_state(path, net)
         else:
-            found, more = _by_layer(path, net, layers)
-        if not found:
+            stored, more = _by_layer(path, net, layers)
+        if not stored:
             raise FormatError(
                 "nothing in these weights fits the net",
                 where=str(path),
@@ -56,7 +69,7 @@ def read_start(
                 found="; ".join(more).removeprefix(f"{path}: ") or "no values",
                 remedy="take the weights of this net, or leave --weights out",
             )
-        values |= found
+        values |= stored
         notes += more
     unset = [name for name, state in net.states.items() if state.trainable and name not in values]
     if unset:
@@ -97,8 +110,8 @@ def _by_layer(
             remedy="name the definition: --net train_val.prototxt; "
             "or convert them: purine import caffe NET --weights FILE -o net.yaml",
         )
-    found, notes = read_file(path, layers, {name: _shape(net, name) for name in net.states})
-    return {name: _typed(net, name, value) for name, value in found.items()}, notes
+    stored, notes = read_file(path, layers, {name: _shape(net, name) for name in net.states})
+    return {name: _typed(net, name, value) for name, value in stored.items()}, notes
 
 
 def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:

@@ -2,19 +2,19 @@
 
 Between two pauses (a test, a save, the end of a trace) iterations overlap; at a pause nothing is in
 flight. Metrics and test results are written before the checkpoint of the same iteration, so a run
-that goes on from a checkpoint has all lines up to it and repeats those behind it.
+that is resumed from a checkpoint has all lines up to it and repeats the later ones.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 
@@ -23,9 +23,9 @@ from purine.errors import RunError
 from purine.graph import Graph
 from purine.job.folder import RunFolder
 from purine.job.identity import RUN, identity, refuse_foreign
-from purine.job.overflow import Overflows, telling_overflow
+from purine.job.overflow import Overflows, with_overflow_flag
 from purine.job.placing import compiles, fused
-from purine.job.plan import Plan
+from purine.job.plan import JobPlan
 from purine.kinds.loss_scale import LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.runtime import checkpoint
@@ -38,8 +38,7 @@ __all__ = [
     "Tested",
     "Trained",
     "Training",
-    "accuracy_of",
-    "loss_of",
+    "measured",
 ]
 
 _log = logging.getLogger("purine")
@@ -61,7 +60,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """The net was measured on the test set; None is what no op of the test net gives."""
+    """The net was measured on the test set. None stands for what the test net does not compute."""
 
     iteration: int
     epoch: int
@@ -78,17 +77,17 @@ class Saved:
 
 
 Event: TypeAlias = Trained | Tested | Saved
-"""What a training tells of itself."""
+"""What happened during training."""
 
 
 class Training:
     """The training of a plan in a folder, from the folder's newest checkpoint or from the start."""
 
-    def __init__(self, plan: Plan, folder: RunFolder) -> None:
+    def __init__(self, plan: JobPlan, folder: RunFolder) -> None:
         self.plan = plan
         self.folder = folder
         job = plan.job
-        step = telling_overflow(plan.step)
+        step = with_overflow_flag(plan.step)
         compiled = compiles(job, step)
         self._run = Run(
             fused(step) if compiled else step,
@@ -134,9 +133,9 @@ class Training:
         return self.iteration >= self.plan.iterations
 
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Train to the end, or until `stop` says so and the iterations in flight are complete.
+        """Train to the end, or until `stop` returns true and the iterations in flight are complete.
 
-        In both cases the last thing done is a checkpoint; at the end there is a summary as well.
+        Both end with a checkpoint; a complete run has a summary as well.
         """
         begun = perf_counter() - self._seconds
         while not self.complete and not stop():
@@ -156,9 +155,9 @@ class Training:
             self.folder.write_summary(self.summary())
 
     def summary(self) -> dict[str, object]:
-        """What the run came to so far."""
+        """The results of the run so far."""
         plan, tested = self.plan, self._tested
-        images = self.iteration * plan.images
+        samples = self.iteration * plan.samples_per_iteration
         states = plan.net.states
         sizes = [plan.net.blobs[name].shape for name in states if states[name].trainable]
         return {
@@ -166,9 +165,9 @@ class Training:
             "data": plan.job.data,
             "test_accuracy": tested.accuracy if tested else None,
             "test_loss": tested.loss if tested else None,
-            "images_per_second": images / self._training if self._training else None,
+            "images_per_second": samples / self._training if self._training else None,
             "iterations": self.iteration,
-            "epochs": images / len(plan.data.train),
+            "epochs": samples / len(plan.data.train),
             "seed": plan.job.seed,
             "devices": list(parse_devices(plan.job.devices)),
             "parallel": plan.job.parallel,
@@ -182,7 +181,7 @@ class Training:
 
     @property
     def _skipped(self) -> dict[str, object]:
-        """How many iterations changed no weight, where there is a loss scale."""
+        """How many iterations were skipped, if there is a loss scale."""
         return {} if self._overflows is None else {"skipped": self._overflows.skipped}
 
     @property
@@ -209,7 +208,7 @@ class Training:
                 )
 
     def _results(self, end: int, stop: Callable[[], bool]) -> Iterator[Result]:
-        """The results up to iteration `end`, or up to those in flight when `stop` says so."""
+        """The results up to iteration `end`, or up to those in flight when `stop` returns true."""
         clock = perf_counter() - self._training
         for result in self._run.steps(end - self.iteration):
             self._training = perf_counter() - clock
@@ -230,7 +229,7 @@ class Training:
         return min(ends)
 
     def _due(self, every: int | None) -> bool:
-        """Whether something that happens every so often happens now; without a number, by epoch."""
+        """Whether something done every so many iterations (None: every epoch) is due now."""
         now = self.iteration
         if now == self.plan.iterations:
             return True
@@ -247,7 +246,7 @@ class Training:
 
     def _log(self, result: Result) -> Trained:
         iteration = result.iteration + 1
-        loss = loss_of(result, self._weights)
+        loss = _loss_of(result, self._weights)
         if self._overflows is not None:
             self._overflows.note(result, loss, self.folder)
         elif not math.isfinite(loss):
@@ -264,50 +263,47 @@ class Training:
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
-            since, clock = self._logged
-            seconds = self._training - clock
-            images = (iteration - since) * self.plan.images
-            others = {name: result[name] for name in self.plan.net.outputs if _scalar(result, name)}
-            self.folder.append_metrics(
-                {
-                    "iteration": iteration,
-                    "epoch": event.epoch,
-                    **others,
-                    "loss": loss,
-                    "lr": event.lr,
-                    **({} if scale is None else {"loss_scale": scale}),
-                    **self._skipped,
-                    "images_per_second": images / seconds if seconds > 0 else None,
-                    "seconds": self._training,
-                }
-            )
-            self._logged = (iteration, self._training)
+            self._append_metrics(event, result)
         return event
+
+    def _append_metrics(self, event: Trained, result: Result) -> None:
+        iteration, clock = self._logged
+        seconds = self._training - clock
+        samples = (event.iteration - iteration) * self.plan.samples_per_iteration
+        outputs = {name: result[name] for name in self.plan.net.outputs if _scalar(result, name)}
+        self.folder.append_metrics(
+            {
+                "iteration": event.iteration,
+                "epoch": event.epoch,
+                **outputs,
+                "loss": event.loss,
+                "lr": event.lr,
+                **({} if event.loss_scale is None else {"loss_scale": event.loss_scale}),
+                **self._skipped,
+                "images_per_second": samples / seconds if seconds > 0 else None,
+                "seconds": self._training,
+            }
+        )
+        self._logged = (event.iteration, self._training)
 
     def _test(self) -> Tested:
         assert self.plan.test is not None
-        found = self._run.evaluate(self.plan.test)
-        accuracy, losses = accuracy_of(self.plan.test), losses_of(self.plan.test)
-        self._tested = Tested(
-            iteration=self.iteration,
-            epoch=self.plan.epoch(self.iteration),
-            loss=sum(found[name] * weight for name, weight in losses.items()) if losses else None,
-            accuracy=None if accuracy is None else found[accuracy],
-        )
-        if self._tested.loss is not None and not math.isfinite(self._tested.loss):
+        loss, accuracy = measured(self.plan.test, self._run.evaluate(self.plan.test))
+        self._tested = Tested(self.iteration, self.plan.epoch(self.iteration), loss, accuracy)
+        if loss is not None and not math.isfinite(loss):
             _log.warning(
                 "the test loss is %s after iteration %d: the weights are of no use, or the test "
                 "data is not finite; to start again, choose another --out and a smaller --lr, "
                 "a warm-up or --clip",
-                self._tested.loss,
+                loss,
                 self.iteration,
             )
         self.folder.append_metrics(
             {
                 "iteration": self._tested.iteration,
                 "epoch": self._tested.epoch,
-                "test_loss": self._tested.loss,
-                "test_accuracy": self._tested.accuracy,
+                "test_loss": loss,
+                "test_accuracy": accuracy,
             }
         )
         return self._tested
@@ -328,9 +324,9 @@ class Training:
         return Saved(self.iteration, path)
 
     def _end_trace(self) -> None:
-        """Write the trace and go on without one, so that it stays small.
+        """Write the trace and stop recording, so that the file stays small.
 
-        A process in which nothing ran leaves the trace of an earlier one as it is.
+        The trace of an earlier process is kept if nothing ran in this one.
         """
         trace = self._run.trace
         if trace.events:
@@ -340,20 +336,24 @@ class Training:
         self._trace_end = None
 
 
-def accuracy_of(net: Graph) -> str | None:
-    """The output that says how many samples are right.
-
-    Of a net with several it is the last of those that look at the fewest classes.
-    """
-    found = [
-        op for op in net.ops.values() if op.kind == "Accuracy" and op.outputs[0] in net.outputs
-    ]
-    tops = [cast(int, op.attributes.get("top_k", 1)) for op in found]
-    best = [op for op, top in zip(found, tops, strict=True) if top == min(tops)]
-    return best[-1].outputs[0] if best else None
+def _accuracy_of(net: Graph) -> str | None:
+    """The output of the net that is its accuracy; of several the last with the smallest `top_k`."""
+    best: tuple[int, str] | None = None
+    for op in net.ops.values():
+        top_k = op.attributes.get("top_k", 1)
+        if op.kind == "Accuracy" and op.outputs[0] in net.outputs and isinstance(top_k, int):
+            best = (top_k, op.outputs[0]) if best is None or top_k <= best[0] else best
+    return None if best is None else best[1]
 
 
-def loss_of(result: Result, weights: dict[str, float]) -> float:
+def measured(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """The loss and the accuracy among the means of a net's outputs; None where it has none."""
+    accuracy, losses = _accuracy_of(net), losses_of(net)
+    loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
+    return loss, None if accuracy is None else means[accuracy]
+
+
+def _loss_of(result: Result, weights: dict[str, float]) -> float:
     """The sum of all losses of an iteration, each times its weight."""
     return sum(result[name] * weight for name, weight in weights.items())
 

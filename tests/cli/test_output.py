@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from purine.cli import main, progress
+from purine.cli import main, views
 from purine.cli.output import Output
-from purine.cli.progress import _Bar, _Lines, _Signals, _signals, _view
+from purine.cli.signals import Signals, stop_signals
+from purine.cli.views import Bar, Lines, view_on
 from tests.cli.runs import SMALL
 from tests.command import call
 
@@ -98,10 +99,10 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(_view(Output(Terminal())), _Lines)
+    assert isinstance(view_on(Output(Terminal())), Lines)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(_view(Output(Terminal())), _Bar)
-    assert isinstance(_view(Output(io.StringIO())), _Lines)
+    assert isinstance(view_on(Output(Terminal())), Bar)
+    assert isinstance(view_on(Output(io.StringIO())), Lines)
 
 
 def test_a_stage_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +111,9 @@ def test_a_stage_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
             told.set()
 
     told = threading.Event()
-    monkeypatch.setattr(progress, "_SIGN_SECONDS", 0.0)
+    monkeypatch.setattr(views, "_STAGE_SECONDS", 0.0)
     stream = Stream()
-    with _Lines(Output(stream)) as lines:
+    with Lines(Output(stream)) as lines:
         lines.stage("reading")
         assert told.wait(60)
     assert stream.getvalue().startswith("reading: 0 s so far\n")
@@ -136,11 +137,11 @@ def test_a_write_that_fails_is_kept_and_later_ones_are_dropped() -> None:
 def test_sighup_is_left_to_nohup_and_does_not_count_twice() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _signals():
+        with stop_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-    signals = _Signals()
+    signals = Signals()
     signals.handle(signal.SIGHUP, None)
     signals.handle(signal.SIGHUP, None)  # the second of another signal would end the process
     assert signals.received == [signal.SIGHUP]

@@ -16,10 +16,6 @@ from safetensors.torch import save_file
 
 import purine as pu
 from purine.graph import load_yaml, save_yaml
-from purine.job import read_options
-from purine.job.config import Job, merge
-from purine.job.placing import laid_out, low_precision
-from purine.job.plan import make_plan
 from purine.trace.trace import Trace
 from tests.cli.runs import SMALL, metrics, same_bits, states
 from tests.command import call
@@ -232,16 +228,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
     assert "is intact" in called.err
 
 
-def test_values_without_a_state_are_noted_in_order(tmp_path: Path) -> None:
-    file = tmp_path / "values.safetensors"
-    names = [f"extra{number:02}" for number in range(20)]
-    values = {name: torch.zeros(1) for name in names}
-    save_file(values | {"fc1/bias": torch.zeros(256)}, file)
-    called = call(*SMALL, "--weights", file, "--dry-run")
-    assert called.code == 0, called.err
-    assert f"the net has no states {', '.join(names[:8])} and 12 more; they" in called.err
-
-
 def test_weights_of_which_nothing_fits_are_refused(tmp_path: Path) -> None:
     file, out = tmp_path / "values.safetensors", tmp_path / "out"
     save_file({"extra": torch.zeros(1)}, file)
@@ -356,27 +342,9 @@ def test_tf32_is_for_gpus(tmp_path: Path) -> None:
     called = call(*ITERS, "--precision", "tf32", "--out", tmp_path / "out")
     assert called.code == 2
     assert "precision is tf32, and the job has no GPU" in called.err
-    job = tmp_path / "job.yaml"
-    job.write_text("net: lenet\nprecision: tf32\ndevices: cuda:0\n")
-    assert merge(read_options(job)).precision == "tf32"
-    assert low_precision(merge(read_options(job))) is None
 
 
-def test_layouts_of_a_job(tmp_path: Path) -> None:
-    nets = {}
-    for form in ("channels-last", "contiguous"):
-        plan = make_plan(Job(net="lenet", batch=8, iters=1, layout=form))
-        nets[form] = plan.step.blobs["conv1/weight"].layout
-        assert plan.test is not None
-        assert plan.test.blobs["conv1/weight"].layout == nets[form]
-        assert not plan.net.blobs["conv1/weight"].layout
-    assert nets == {"channels-last": "channels-last", "contiguous": ""}
-    open_job = Job(net="lenet")
-    step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(8)), lr=0.1)
-    assert laid_out(open_job, step) == step
-    assert laid_out(open_job, pu.layout(step)) == pu.layout(step)
-    moved = pu.to_device(step, "cuda:0")
-    assert laid_out(open_job, moved) == pu.layout(moved, "channels-last")
+def test_a_layout_that_is_not_there(tmp_path: Path) -> None:
     called = call(*ITERS, "--layout", "channels_last", "--out", tmp_path / "out")
     assert called.code == 2
     assert "layout is text 'channels_last'" in called.err

@@ -82,26 +82,6 @@ def test_resuming_with_another_solver_is_refused(run: Path) -> None:
     assert "contradicts the run" in called.err
 
 
-def test_transforms_are_the_jobs_unless_given(tmp_path: Path) -> None:
-    text = NET.read_text().replace(
-        "scale: 0.00390625", "scale: 0.5 crop_size: 24 mirror: true mean_value: 7"
-    )
-    (tmp_path / "net.prototxt").write_text(text)
-    job = Job(net=str(tmp_path / "net.prototxt"), data="fashion-mini", batch=20)
-    plan = make_plan(job)
-    found = plan.job
-    assert (found.scale, found.crop, found.mirror, found.mean) == (0.5, 24, True, 7)
-    assert plan.net.blobs["data"].shape == (20, 1, 24, 24)
-    assert {"Crop", "Mirror"} <= {op.kind for op in plan.step.ops.values()}
-    assert plan.test is not None
-    assert {"Crop", "Mirror"}.isdisjoint(op.kind for op in plan.test.ops.values())
-    given = make_plan(
-        Job(net=job.net, data=job.data, batch=20, crop=20, mirror=False, scale=2.0, mean=0.0)
-    )
-    assert given.net.blobs["data"].shape == (20, 1, 20, 20)
-    assert (given.job.mirror, given.job.scale, given.job.mean) == (False, 2.0, 0.0)
-
-
 def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
     source = "the source 'examples/mnist/mnist_train_lmdb' of layer 'mnist' (Data) is not there"
     texts = [f"{NET}:2: {source}", f"in one of {Path().resolve()}, {NET.parent}", "to do: "]

@@ -9,7 +9,6 @@ import pytest
 
 import purine as pu
 from purine.graph import save_yaml
-from purine.job import Job, job_text, merge, read_options
 from tests.wrong_inputs.refused import refused
 
 JOBS: dict[str, tuple[str, list[str]]] = {
@@ -144,22 +143,6 @@ def test_a_prototxt_that_never_ends(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.symlink_to("/dev/zero")
     refused(tmp_path, ["check", str(path)], ["a device, not a file"])
-
-
-def test_every_job_reads_back(tmp_path: Path) -> None:
-    job = Job(
-        net="1e5",
-        data="0o7",
-        weights="010, \u2028 'x': #y",
-        lr=1e-5,
-        mean=(0.5, 1e30),
-        parallel="pipeline=2,cut=no",
-        devices="cpu:0-1",
-        mirror=True,
-    )
-    path = tmp_path / "job.yaml"
-    path.write_text(job_text(job), encoding="utf-8")
-    assert merge(read_options(path)) == job
 
 
 def test_missing_job_file(tmp_path: Path) -> None:

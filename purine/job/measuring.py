@@ -1,4 +1,4 @@
-"""Measuring a trained net: the parameters of a checkpoint on a test set."""
+"""`measure`: the net of a checkpoint on a test set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from purine.autodiff import losses_of
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.config import Job
@@ -15,7 +14,7 @@ from purine.job.folder import RunFolder
 from purine.job.identity import identity, refuse_foreign
 from purine.job.placing import laid_out, measuring_threads, moved
 from purine.job.plan import measuring, open_for
-from purine.job.training import accuracy_of
+from purine.job.training import measured
 from purine.placement.devices import parse_devices
 from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
@@ -26,7 +25,7 @@ __all__ = ["Measured", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a net of `iteration` iterations does on `samples` test samples of `data`."""
+    """The results of a net after `iteration` iterations on `samples` test samples of `data`."""
 
     iteration: int
     data: str
@@ -42,8 +41,8 @@ def measure(
     job = folder.read_config()
     spec = job.data if data is None else data
     assert spec is not None, "the job of a run has no open options"
-    found = open_for(job.net, spec)
-    if found.test is None:
+    data_set = open_for(job.net, spec)
+    if data_set.test is None:
         raise DataError(
             "there is nothing to measure on",
             where=spec,
@@ -53,33 +52,21 @@ def measure(
         )
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
-    graph = measuring(job, net, found.test, saved.values.get(MEAN_IMAGE))
+    graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
     graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     checkpoint.match(replace(saved, values=values), graph)
     refuse_foreign(saved, identity(job, folder.read_net()))
-    with Run(
-        graph,
-        data=found,
-        seed=job.seed or 0,
-        threads=measuring_threads(job),
-    ) as run:
+    with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
-        means = run.evaluate(graph)
-    accuracy, losses = accuracy_of(graph), losses_of(graph)
-    return Measured(
-        iteration=saved.iteration,
-        data=spec,
-        samples=len(found.test),
-        loss=sum(means[name] * weight for name, weight in losses.items()) if losses else None,
-        accuracy=None if accuracy is None else means[accuracy],
-    )
+        loss, accuracy = measured(graph, run.evaluate(graph))
+    return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
 
 
 def _has_gpus(job: Job) -> bool:
-    """Whether the GPUs that a run was trained on are here: it may have come from elsewhere."""
-    there = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
-    return not there.isdisjoint(parse_devices(job.devices)[:1])
+    """Whether this machine has the first GPU of a run, which may have been trained on another."""
+    available = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
+    return not available.isdisjoint(parse_devices(job.devices)[:1])
 
 
 def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:

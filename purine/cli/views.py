@@ -1,0 +1,209 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from time import perf_counter
+from typing import IO, Protocol, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from purine.cli.output import Output
+from purine.job import JobPlan, Tested, Trained
+
+__all__ = ["Bar", "Lines", "View", "view_on"]
+
+_LINE_SECONDS = 5.0
+_STAGE_SECONDS = 2.0  # until a plain line says what takes so long before the first iteration
+_SMOOTHING = 0.95
+
+
+class View(Protocol):
+    """Shows the progress of a run. Notes are lines that stay."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *details: object) -> None: ...
+
+    def stage(self, text: str) -> None:
+        """Show what is done before the first iteration."""
+
+    def begin(self, plan: JobPlan, iteration: int) -> None:
+        """Show that training begins, at this iteration."""
+
+    def trained(self, event: Trained) -> None: ...
+
+    def tested(self, event: Tested) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def view_on(output: Output) -> View:
+    """A bar on a terminal that can move its cursor, else plain lines."""
+    plain = not output.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return Lines(output) if plain else Bar(output)
+
+
+class _Meter:
+    """The smoothed loss, and the speed since it was last read."""
+
+    def __init__(self, plan: JobPlan) -> None:
+        self.plan = plan
+        self.loss: float | None = None
+        self._samples = 0
+        self._since = perf_counter()
+
+    def add(self, event: Trained) -> None:
+        self._samples += self.plan.samples_per_iteration
+        if not math.isfinite(event.loss):  # a loss scale skipped it
+            return
+        before = event.loss if self.loss is None else self.loss
+        self.loss = _SMOOTHING * before + (1 - _SMOOTHING) * event.loss
+
+    @property
+    def loss_text(self) -> str:
+        return "?" if self.loss is None else f"{self.loss:.4f}"
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self._since
+
+    def speed(self) -> float:
+        """Samples a second since the last call."""
+        speed = self._samples / max(self.seconds, 1e-9)
+        self._samples, self._since = 0, perf_counter()
+        return speed
+
+
+class Lines:
+    """A plain line every few seconds, for files, pipes and terminals without a cursor."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.meter: _Meter | None = None
+        self._stage: str | None = None
+        self._begun = perf_counter()
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._print_stages, name="purine-stages", daemon=True)
+
+    def __enter__(self) -> Lines:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._ended.set()
+        self._watch.join()
+
+    def stage(self, text: str) -> None:
+        self._stage, self._begun = text, perf_counter()
+
+    def begin(self, plan: JobPlan, iteration: int) -> None:
+        self.meter = _Meter(plan)
+        self.stage("the first iteration")
+
+    def _print_stages(self) -> None:
+        """Print the stage before the first iteration, and for how long, if it takes long."""
+        printed, seconds = "", _STAGE_SECONDS
+        while not self._ended.wait(0.1):
+            stage = self._stage
+            if stage is None:
+                return
+            if stage != printed:
+                printed, seconds = stage, _STAGE_SECONDS
+            passed = perf_counter() - self._begun
+            if passed >= seconds:
+                self.output.print(f"{stage}: {passed:.0f} s so far")
+                seconds = passed + _LINE_SECONDS
+
+    def trained(self, event: Trained) -> None:
+        assert self.meter is not None
+        self._stage = None
+        self.meter.add(event)
+        plan = self.meter.plan
+        if self.meter.seconds >= _LINE_SECONDS or event.iteration == plan.iterations:
+            scale = "" if event.loss_scale is None else f", loss scale {event.loss_scale:g}"
+            self.note(
+                f"epoch {event.epoch}/{plan.epochs}, "
+                f"iteration {event.iteration}/{plan.iterations}: "
+                f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}, "
+                f"{self.meter.speed():,.0f} {plan.sample_noun}/s"
+            )
+
+    def tested(self, event: Tested) -> None:
+        assert self.meter is not None
+        self.note(_test_text(self.meter.plan, event))
+
+    def note(self, text: str) -> None:
+        self.output.print(text)
+
+
+class Bar:
+    """A progress bar: where the run is, its numbers, the time that passed and the time left."""
+
+    def __init__(self, output: Output) -> None:
+        self.meter: _Meter | None = None
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=cast(IO[str], output)),
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self.task = self.progress.add_task("", total=None, facts="")
+        self._accuracy = ""
+        self._speed = ""
+
+    def __enter__(self) -> Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.progress.stop()
+
+    def stage(self, text: str) -> None:
+        self.progress.update(self.task, description=text)
+
+    def begin(self, plan: JobPlan, iteration: int) -> None:
+        self.meter = _Meter(plan)
+        self.stage("the first iteration")
+        self.progress.update(self.task, total=plan.iterations, completed=iteration)
+
+    def trained(self, event: Trained) -> None:
+        assert self.meter is not None
+        plan = self.meter.plan
+        self.meter.add(event)
+        if self.meter.seconds >= 0.5:
+            self._speed = f", {self.meter.speed():,.0f} {plan.sample_noun}/s"
+        scale = "" if event.loss_scale is None else f", scale {event.loss_scale:g}"
+        self.progress.update(
+            self.task,
+            completed=event.iteration,
+            description=f"epoch {event.epoch}/{plan.epochs}, {event.iteration}/{plan.iterations}",
+            facts=f"loss {self.meter.loss_text}{self._accuracy}, lr {event.lr:.3g}{scale}"
+            + self._speed,
+        )
+
+    def tested(self, event: Tested) -> None:
+        assert self.meter is not None
+        if event.accuracy is not None:
+            self._accuracy = f", accuracy {event.accuracy:.4f}"
+        self.note(_test_text(self.meter.plan, event))
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _test_text(plan: JobPlan, event: Tested) -> str:
+    loss = [] if event.loss is None else [f"loss {event.loss:.4f}"]
+    accuracy = [] if event.accuracy is None else [f"accuracy {event.accuracy:.4f}"]
+    return (
+        f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}: "
+        f"test {', '.join([*loss, *accuracy]) or 'without a number'}"
+    )
