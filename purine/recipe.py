@@ -1,7 +1,8 @@
-"""All schemes of parallelism in one call, in the order in which they go together.
+"""From a net to a training step: one ordered list of transforms.
 
-    net -> its part of the batch -> shard or hybrid -> mixed -> backward -> clip -> solver
-        -> pipeline (or accumulate) -> recompute -> replicate
+`RECIPE` is that list. A job on one device, a job with a scheme of parallelism, a Caffe solver and
+`compose` all follow it; they differ in their `Settings` alone. A stage whose condition does not
+hold leaves the graph as it is. `describe` lists the stages that apply.
 
 The net that is given is that of the whole batch, and the step trains as that net does on one
 device. Accumulated batches are more micro-batches of the same schedule: a pipeline is filled and
@@ -10,26 +11,112 @@ emptied once for an update, however many batches it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
 from typing import Any, cast
 
 from purine.analysis.infer import with_batch
 from purine.analysis.sample_rules import is_batch_norm
 from purine.analysis.samples import MIXED
-from purine.arguments import checked
+from purine.arguments import at_least, checked
+from purine.autodiff import backward, losses_of
 from purine.autodiff.batch_marks import batch_of_net
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
-from purine.parallel._halves import batch_of
-from purine.parallel._reduce import Topology
+from purine.optimize import fuse, join, layout, mixed, recompute
+from purine.parallel.accumulate import accumulate as accumulated
+from purine.parallel.halves import samples_of
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
-from purine.parallel.replicate import BatchNorms, replicate
+from purine.parallel.replicate import replicate
 from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
-from purine.placement.devices import as_locations, devices_of
+from purine.placement.devices import as_locations, devices_of, is_cpu
+from purine.placement.place import to_devices
+from purine.solvers.clip import clip_by_norm
 
-__all__ = ["compose", "refuse_devices"]
+__all__ = [
+    "RECIPE",
+    "Settings",
+    "Stage",
+    "compose",
+    "describe",
+    "fused",
+    "make_step",
+    "refuse_devices",
+]
+
+_HERE = (Location(),)
+_ONE_DEVICE = Scheme()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that a step depends on besides its net.
+
+    `solver` adds the updates to a net with gradients. An update is made of `accumulate` batches
+    that count as one large batch; of `iter_size` batches where each has a loss of its own, as with
+    Caffe's setting of that name. `precision` is an argument of `mixed`, `form` one of `layout`;
+    None leaves the graph as it is. `compiled` fuses the ops between two transfers into one.
+    """
+
+    solver: Callable[[Graph], Graph]
+    devices: tuple[Location, ...] = _HERE
+    scheme: Scheme = _ONE_DEVICE
+    clip: float | None = None
+    accumulate: int = 1
+    iter_size: int = 1
+    precision: str | None = None
+    form: str | None = None
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_devices(self.scheme, self.devices)
+        at_least("accumulate", self.accumulate, 1)
+        at_least("iter_size", self.iter_size, 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches of a replica make an update."""
+        return self.scheme.micro_batches * self.accumulate
+
+    @property
+    def on_gpus(self) -> bool:
+        return not any(map(is_cpu, self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A transform of the recipe: its name, its reason, when it applies and what it does."""
+
+    name: str
+    why: str
+    applies: Callable[[Settings], bool]
+    transform: Callable[[Graph, Settings], Graph]
+
+
+def make_step(net: Graph, settings: Settings) -> Graph:
+    """The training step of a net: the stages of `RECIPE` that apply, one after the other."""
+    graph = net
+    for stage in RECIPE:
+        if stage.applies(settings):
+            graph = stage.transform(graph, settings)
+    return graph
+
+
+def describe(settings: Settings) -> tuple[str, ...]:
+    """The stages that apply, a line for each.
+
+    >>> from functools import partial
+    >>> import purine as pu
+    >>> solver = partial(pu.solvers.sgd, lr=0.1)
+    >>> print(*describe(Settings(solver=solver, clip=1.0)), sep="\\n")
+    backward: adds the gradients of all parameters
+    clip: scales gradients down where their norm is too large
+    solver: adds an update of each parameter
+    """
+    return tuple(f"{stage.name}: {stage.why}" for stage in RECIPE if stage.applies(settings))
 
 
 @checked
@@ -62,110 +149,222 @@ def compose(
     >>> len(pu.parallel.devices_of(step)), step.blobs["replica1/micro3/data"].shape
     (4, (4, 1, 28, 28))
     """
-    # These import from this package.
-    from purine.autodiff import backward, losses_of
-    from purine.optimize.mixed import mixed
-    from purine.optimize.recompute import recompute
-    from purine.parallel.accumulate import accumulate as accumulated
-    from purine.solvers.clip import clip_by_norm
-
-    places = as_locations(devices)
+    locations = as_locations(devices)
     if scheme is None:
-        scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(places)))
-    refuse_devices(scheme, places)
-    part = _part(net, scheme.shares)
-    if scheme.data == scheme.devices > 1 and scheme.micro_batches == accumulate == 1:
-        part = _gathered(part, scheme, losses_of(part))
-    if scheme.model > 1:
-        group = f"cpu:0-{scheme.model - 1}"
-        part = hybrid(part, group) if scheme.hybrid else shard(part, group)
-    step = backward(part if precision is None else mixed(part, precision))
-    if clip is not None:
-        step = clip_by_norm(step, clip)
-    step = solver(step)
-    if scheme.pipeline > 1:
-        grid = scheme.grid(accumulate)
-        step = pipeline(
-            step,
-            devices=f"cpu:0-{scheme.model * scheme.pipeline - 1}",
-            micro=scheme.micro_batches * accumulate,
-            schedule=grid,
-            cut=scheme.cut or None,
-        )
-    else:
-        step = accumulated(step, scheme.micro_batches * accumulate)
-    if scheme.recompute is not None:
-        step = recompute(step, scheme.recompute)
-    _refuse_idle(step, scheme, places)
-    return replicate(
-        step,
-        places,
-        topology=cast(Topology, scheme.topology),
-        bucket=scheme.bucket,
-        batch_norm=cast(BatchNorms, scheme.batch_norm),
+        scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(locations)))
+    return make_step(
+        net,
+        Settings(
+            solver=solver,
+            devices=locations,
+            scheme=scheme,
+            clip=clip,
+            accumulate=accumulate,
+            precision=precision,
+        ),
     )
 
 
-def _gathered(net: Graph, scheme: Scheme, losses: Iterable[str]) -> Graph:
+def fused(step: Graph, *_: Settings) -> Graph:
+    """The step with one op for what a GPU does between two transfers; on CPUs alone, for each."""
+    gpus = {op.location.device for op in step.ops.values() if not is_cpu(op.location)}
+    return fuse(step, devices=sorted(gpus) or None)
+
+
+def refuse_devices(scheme: Scheme, locations: tuple[Location, ...]) -> None:
+    """Raise `ConfigError` unless there are as many devices as the scheme is for."""
+    if scheme.devices != len(locations):
+        factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
+        product = " * ".join(f"{name} {count}" for name, count in factors.items())
+        raise ConfigError(
+            f"the scheme is for {scheme.devices} devices, and {len(locations)} are named",
+            expected=f"{product} = {scheme.devices} devices",
+            found=", ".join(location.device for location in locations[:16]) or "none",
+            remedy="name as many devices, or change data, pipeline and model",
+        )
+
+
+def _part_of_batch(net: Graph, settings: Settings) -> Graph:
+    """The net for one of the parts that the batch is cut into."""
+    shares = settings.scheme.shares
+    whole = rest = samples_of(net)
+    for name, count in shares.items():
+        if rest % count:
+            cut = " * ".join(f"{key} {value}" for key, value in shares.items() if value > 1)
+            parts = prod(shares.values())
+            raise ConfigError(
+                f"a batch of {whole} cannot be cut by {cut}: {name} {count} does not divide {rest}",
+                expected=f"a multiple of {parts} samples",
+                found=f"a batch of {whole}",
+                remedy=f"use a batch of {-(-whole // parts) * parts}, or another {name}",
+            )
+        rest //= count
+    return with_batch(net, rest)
+
+
+def _replicas_alone(settings: Settings) -> bool:
+    scheme = settings.scheme
+    return scheme.data == scheme.devices > 1 and settings.micro_batches == 1
+
+
+def _gathered(net: Graph, settings: Settings) -> Graph:
     """A net that mixes samples, laid over all replicas: one device computes what mixes them.
 
     Every other net is given back as it is. So is one whose batch norm is to be synchronised, since
     before the mixing op every device has its own samples alone: `replicate` then refuses it.
     """
-    batch = batch_of_net(net, losses)
+    scheme = settings.scheme
+    batch = batch_of_net(net, losses_of(net))
     mixes = any(relation is MIXED for relation in batch.relations.values())
     normalises = any(is_batch_norm(op) for op in net.ops.values())
-    together = scheme.batch_norm == "synchronised" and normalises
-    if not mixes or batch.reduced or together:
+    synchronised = scheme.batch_norm == "synchronised" and normalises
+    if not mixes or batch.reduced or synchronised:
         return net
-    return hybrid(net, f"cpu:0-{scheme.data - 1}", split=batch.mixing, cut=False)
+    return hybrid(net, _first(scheme.data), split=batch.mixing, cut=False)
 
 
-def refuse_devices(scheme: Scheme, places: tuple[Location, ...]) -> None:
-    if scheme.devices != len(places):
-        factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
-        product = " * ".join(f"{name} {count}" for name, count in factors.items())
-        raise ConfigError(
-            f"the scheme is for {scheme.devices} devices, and {len(places)} are named",
-            expected=f"{product} = {scheme.devices} devices",
-            found=", ".join(place.device for place in places[:16]) or "none",
-            remedy="name as many devices, or change data, pipeline and model",
-        )
+def _pipelined(step: Graph, settings: Settings) -> Graph:
+    scheme = settings.scheme
+    return pipeline(
+        step,
+        devices=_first(scheme.model * scheme.pipeline),
+        micro=settings.micro_batches,
+        schedule=scheme.grid(settings.accumulate),
+        cut=scheme.cut or None,
+    )
 
 
-def _refuse_idle(step: Graph, scheme: Scheme, places: tuple[Location, ...]) -> None:
-    """Devices without work would be taken for those of further replicas."""
-    wanted = as_locations(f"cpu:0-{scheme.pipeline * scheme.model - 1}")
-    idle = [k for k, location in enumerate(wanted) if location not in devices_of(step)]
-    if idle:
+def _placed(step: Graph, settings: Settings) -> Graph:
+    """The step on its devices, which must all have work."""
+    scheme, locations = settings.scheme, settings.devices
+    stands_for = as_locations(_first(scheme.pipeline * scheme.model))
+    used = devices_of(step)
+    idle = [k for k, location in enumerate(stands_for) if location not in used]
+    if idle:  # they would be taken for the devices of further replicas
         pipes = scheme.pipeline > 1
         raise ConfigError(
-            f"{len(idle)} of the {len(wanted)} devices of a replica would have no work",
+            f"{len(idle)} of the {len(stands_for)} devices of a replica would have no work",
             expected=f"layers to cut over {scheme.model} devices" + " in every stage" * pipes,
-            found="nothing to compute at " + ", ".join(places[k].device for k in idle),
+            found="nothing to compute at " + ", ".join(locations[k].device for k in idle),
             remedy="ask for fewer devices" + ", or name the stages with cut" * pipes,
         )
+    if scheme.data == 1:
+        return to_devices(step, dict(zip(used, locations, strict=True)))
+    return replicate(
+        step,
+        locations,
+        topology=scheme.topology,
+        bucket=scheme.bucket,
+        batch_norm=scheme.batch_norm,
+    )
 
 
-def _part(net: Graph, shares: Mapping[str, int]) -> Graph:
-    """The net for one of the parts that the batch is cut into."""
-    whole = rest = batch_of(net)
-    for name, count in shares.items():
-        if rest % count:
-            cut = " * ".join(f"{key} {value}" for key, value in shares.items() if value > 1)
-            raise ConfigError(
-                f"a batch of {whole} cannot be cut by {cut}: {name} {count} does not divide {rest}",
-                expected=f"a multiple of {_product(shares)} samples",
-                found=f"a batch of {whole}",
-                remedy=f"use a batch of {-(-whole // _product(shares)) * _product(shares)}, "
-                f"or another {name}",
-            )
-        rest //= count
-    return net if rest == whole else with_batch(net, rest)
+def _first(count: int) -> str:
+    """The devices that stand for those of a replica until the step is replicated."""
+    return f"cpu:0-{count - 1}"
 
 
-def _product(shares: Mapping[str, int]) -> int:
-    total = 1
-    for count in shares.values():
-        total *= count
-    return total
+RECIPE: tuple[Stage, ...] = (
+    Stage(
+        "part",
+        "gives the net the batch of one micro-batch of one replica",
+        lambda s: prod(s.scheme.shares.values()) > 1,
+        _part_of_batch,
+    ),
+    Stage(
+        "join",
+        "makes one convolution of those that read the same blob: GPUs prefer few large kernels",
+        # Where layers are cut over devices, they must read their parameters directly.
+        lambda s: s.on_gpus and s.scheme.model == 1,
+        lambda net, s: join(net),
+    ),
+    Stage(
+        "gather",
+        "lets one replica compute what mixes the samples of a batch",
+        _replicas_alone,
+        _gathered,
+    ),
+    Stage(
+        "shard",
+        "cuts layers over the devices of a stage",
+        lambda s: s.scheme.model > 1 and not s.scheme.hybrid,
+        lambda net, s: shard(net, _first(s.scheme.model)),
+    ),
+    Stage(
+        "hybrid",
+        "shares out the batch before the first inner product, and cuts layers from there on",
+        lambda s: s.scheme.model > 1 and s.scheme.hybrid,
+        lambda net, s: hybrid(net, _first(s.scheme.model)),
+    ),
+    Stage(
+        "mixed",
+        "casts what is computed in low precision",
+        lambda s: s.precision is not None,
+        lambda net, s: mixed(net, cast(str, s.precision)),
+    ),
+    Stage(
+        "backward",
+        "adds the gradients of all parameters",
+        lambda s: True,
+        lambda net, s: backward(net),
+    ),
+    Stage(
+        "iter_size",
+        "averages the gradients of batches that have a loss each, as Caffe does",
+        lambda s: s.iter_size > 1,
+        lambda step, s: accumulated(step, s.iter_size, together=False),
+    ),
+    Stage(
+        "clip",
+        "scales gradients down where their norm is too large",
+        lambda s: s.clip is not None,
+        lambda step, s: clip_by_norm(step, cast(float, s.clip)),
+    ),
+    Stage(
+        "solver",
+        "adds an update of each parameter",
+        lambda s: True,
+        lambda step, s: s.solver(step),
+    ),
+    Stage(
+        "pipeline",
+        "cuts the net into stages, through which micro-batches flow in the order of a schedule",
+        lambda s: s.scheme.pipeline > 1,
+        _pipelined,
+    ),
+    Stage(
+        "accumulate",
+        "makes one update for several micro-batches",
+        lambda s: s.scheme.pipeline == 1 and s.micro_batches > 1,
+        lambda step, s: accumulated(step, s.micro_batches),
+    ),
+    Stage(
+        "recompute",
+        "computes activations again in the backward instead of keeping them",
+        lambda s: s.scheme.recompute is not None,
+        lambda step, s: recompute(step, cast("int | tuple[str, ...]", s.scheme.recompute)),
+    ),
+    Stage(
+        "place",
+        "puts a replica on each group of devices, and all-reduces gradients between them",
+        lambda s: s.devices != _HERE,
+        _placed,
+    ),
+    Stage(
+        "layout",
+        "orders the axes of images in memory as the kernels of the device prefer",
+        lambda s: s.form is not None,
+        lambda step, s: layout(step, cast(str, s.form)),
+    ),
+    Stage(
+        "fuse",
+        "makes one op, which is compiled, of what a device does between two transfers",
+        lambda s: s.compiled,
+        fused,
+    ),
+)
+"""The stages in their order.
+
+Gradients are clipped and parameters updated before the step is cut or repeated: these transforms
+repeat what is done for every part of a batch, and keep what is done once.
+"""

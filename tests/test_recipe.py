@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -10,9 +11,9 @@ import purine as pu
 from purine.errors import ConfigError
 from purine.graph import Graph
 from purine.parallel import Scheme
-from purine.placement.devices import devices_of
+from purine.placement.devices import as_locations, devices_of
 from purine.placement.values import gather_values
-from purine.recipe import compose
+from purine.recipe import Settings, compose, describe, make_step
 from tests.parallel.nets import Trained, agree, float64, trained
 
 SOLVER = partial(pu.solvers.sgd, lr=0.05, momentum=0.9, weight_decay=1e-3)
@@ -117,3 +118,58 @@ def test_a_scheme_reads_back_from_its_text_and_settings(scheme: Scheme) -> None:
     assert Scheme.parse(str(scheme)) == scheme
     assert Scheme.of(scheme.settings) == scheme
     assert scheme.settled().settled() == scheme.settled()
+
+
+LENET = float64(pu.zoo.lenet(batch=8))
+
+
+def names(settings: Settings) -> list[str]:
+    return [line.partition(":")[0] for line in describe(settings)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        (Settings(solver=SOLVER), "backward solver"),
+        (Settings(solver=SOLVER, clip=1.0, accumulate=2), "backward clip solver accumulate"),
+        (Settings(solver=SOLVER, iter_size=2), "backward iter_size solver"),
+        (
+            Settings(solver=SOLVER, devices=as_locations("cuda:0"), form="auto", compiled=True),
+            "join backward solver place layout fuse",
+        ),
+        (
+            Settings(
+                solver=SOLVER,
+                devices=as_locations("cpu:0-7"),
+                scheme=Scheme.parse("data=2,pipeline=2,model=2,recompute=2"),
+                precision="bf16",
+            ),
+            "part shard mixed backward solver pipeline recompute place",
+        ),
+        (
+            Settings(solver=SOLVER, devices=as_locations("cpu:0-1"), scheme=Scheme(data=2)),
+            "part gather backward solver place",
+        ),
+    ],
+)
+def test_the_stages_that_apply_follow_from_the_settings(settings: Settings, stages: str) -> None:
+    assert names(settings) == stages.split()
+
+
+def test_clipping_before_accumulation_in_the_list_clips_the_mean() -> None:
+    """Accumulation repeats forward and backward alone, so the order changes no bit."""
+    step = make_step(LENET, Settings(solver=SOLVER, clip=0.01, accumulate=3))
+    other = SOLVER(pu.solvers.clip_by_norm(pu.parallel.accumulate(pu.backward(LENET), 3), 0.01))
+    found, wanted = (trained(graph, steps=2) for graph in (step, other))
+    assert found.losses == wanted.losses
+    assert all(found.states[name].equal(value) for name, value in wanted.states.items())
+
+
+def test_convolutions_are_joined_on_gpus_where_layers_are_whole() -> None:
+    net = pu.zoo.googlenet(4, image=(3, 32, 32), classes=10)
+    settings = Settings(solver=SOLVER, devices=as_locations("cuda:0-1"), scheme=Scheme(data=2))
+    step = make_step(net, settings)
+    assert any(name.startswith("replica1/") and name.endswith("/joined") for name in step.ops)
+    cut = replace(settings, scheme=Scheme(model=2))
+    assert "join" not in names(cut)
+    assert "join" not in names(replace(settings, devices=as_locations("cpu:0-1")))

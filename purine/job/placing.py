@@ -5,7 +5,7 @@ All of this is known before anything starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from purine.analysis.infer import size_in_bytes
@@ -16,12 +16,12 @@ from purine.job.config import Job
 from purine.lowering.packing import with_packed_filters
 from purine.machine import capacity
 from purine.machine.cores import cores_of, threads_of, threads_of_all
-from purine.optimize import fuse, join, layout
+from purine.optimize import layout
 from purine.parallel import Scheme
 from purine.placement.copies import bytes_moved
-from purine.placement.devices import as_locations, parse_devices
+from purine.placement.devices import as_locations, is_cpu, parse_devices
 from purine.placement.place import to_device
-from purine.recipe import compose, refuse_devices
+from purine.recipe import fused, refuse_devices
 from purine.registry.aten import device_of
 
 __all__ = [
@@ -29,12 +29,11 @@ __all__ = [
     "compiles",
     "crowding",
     "fused",
-    "joined",
     "laid_out",
+    "locations_of",
     "low_precision",
     "measuring_threads",
     "moved",
-    "placed",
     "placement",
     "refuse_unfit",
     "scheme_of",
@@ -97,27 +96,11 @@ def measuring_threads(job: Job) -> int | None:
     return job.threads if len(devices) == 1 else min(most, job.threads * len(devices))
 
 
-def placed(
-    net: Graph, job: Job, *, solver: Callable[[Graph], Graph], clip: float | None = None
-) -> Graph:
-    """The step of a net on the devices of a settled job that has a scheme."""
-    scheme = scheme_of(job)
-    assert scheme is not None
-    assert job.accumulate is not None
-    return compose(
-        net,
-        solver=solver,
-        clip=clip,
-        devices=job.devices,
-        accumulate=job.accumulate,
-        precision=low_precision(job),
-        scheme=scheme,
-    )
-
-
-def joined(job: Job, net: Graph) -> Graph:
-    """A net for one device as it is differentiated: for a GPU with few large convolutions."""
-    return join(net) if "cuda" in job.devices else net
+def locations_of(job: Job) -> tuple[Location, ...]:
+    """The devices of a job's step. Without a scheme all CPU devices are the first one."""
+    locations = as_locations(job.devices)
+    alone = job.parallel is None and len(locations) == 1 and is_cpu(locations[0])
+    return (Location(),) if alone else locations
 
 
 def low_precision(job: Job) -> str | None:
@@ -144,11 +127,6 @@ def moved(job: Job, graph: Graph) -> Graph:
 def compiles(job: Job, step: Graph) -> bool:
     """Whether a job's step is compiled: on GPUs, unless the job says otherwise."""
     return bool(_gpus(step)) if job.compile is None else job.compile
-
-
-def fused(step: Graph) -> Graph:
-    """A step to be compiled: what a device does between two transfers is one op."""
-    return fuse(step, devices=_gpus(step) or None)
 
 
 def _gpus(graph: Graph) -> list[str]:

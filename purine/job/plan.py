@@ -5,7 +5,7 @@ A plan is complete: its job has no option left open, and its graphs are checked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -13,36 +13,36 @@ from math import prod
 from torch import Tensor
 
 from purine.analysis.infer import check
-from purine.autodiff import backward
 from purine.data import DataSet, Source, open_data, prepare
 from purine.data.hdf5 import with_classes
 from purine.data.open import absolute
 from purine.data.prepare import MEAN_IMAGE
 from purine.graph import Graph
-from purine.importers.caffe import CaffeSolver, apply_solver
+from purine.importers.caffe import CaffeSolver
 from purine.job.caffe import caffe_data, caffe_solver, is_prototxt
 from purine.job.config import Job
 from purine.job.nets import Nets, find_nets, refuse_labels, refuse_other_parameters, with_losses
 from purine.job.options import DATA_SET
 from purine.job.placing import (
     crowding,
-    joined,
     laid_out,
+    locations_of,
     low_precision,
     moved,
-    placed,
     refuse_unfit,
+    scheme_of,
 )
 from purine.job.settle import iterations_of, rate_of, samples_per_iteration, settle
 from purine.job.start import start_values
 from purine.kinds.loss_scale import FINITE
-from purine.optimize import evaluation, mixed
-from purine.parallel.accumulate import accumulate
+from purine.optimize import evaluation
+from purine.parallel import Scheme
+from purine.recipe import Settings, make_step
 from purine.runtime.feeding import read_stream
-from purine.solvers import SOLVERS, Rate, clip_by_norm
+from purine.solvers import SOLVERS, Rate
 from purine.zoo import NETS
 
-__all__ = ["JobPlan", "make_plan", "measuring", "open_for", "prepared"]
+__all__ = ["JobPlan", "make_plan", "measuring", "open_for", "prepared", "recipe_of"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     job = settle(nets.job, net, data, caffe, mean_image)
     iterations = iterations_of(job, data)
     with_samples = prepared(job, net, data.train, mean_image)
-    step = laid_out(job, check(_updated(job, with_samples, caffe, iterations)))
+    step = check(make_step(with_samples, recipe_of(job, caffe, iterations)))
     read_stream(step, data)  # refuses data that does not fit
     refuse_labels(net, data)
     if test_net is not None:
@@ -157,43 +157,45 @@ def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) ->
     )
 
 
-def _updated(job: Job, net: Graph, caffe: CaffeSolver | None, iterations: int) -> Graph:
-    """The step of a net with the updates that the job's solver makes, on the job's devices."""
+def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
+    """What the recipe is told for a settled job; `recipe.describe` lists the stages that apply."""
     rate = rate_of(job, iterations)
     assert job.accumulate is not None
-    if caffe is not None:
-        return _updated_as_caffe(job, net, caffe, rate)
-    options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
-    if job.momentum is not None:
-        options["momentum"] = job.momentum
-    solver = partial(SOLVERS[job.solver], **options)
-    if job.parallel is not None:
-        return placed(net, job, solver=solver, clip=job.clip)
-    step = accumulate(backward(_mixed(job, net)), job.accumulate)
-    return moved(job, solver(step if job.clip is None else clip_by_norm(step, job.clip)))
+    scheme = scheme_of(job)
+    solver: Callable[[Graph], Graph]
+    if caffe is None:
+        options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
+        if job.momentum is not None:
+            options["momentum"] = job.momentum
+        solver, clip, iter_size = partial(SOLVERS[job.solver], **options), job.clip, 1
+    else:
+        solver, clip = _caffe_solver(job, caffe, rate), None
+        iter_size = job.accumulate if scheme is None else 1
+    return Settings(
+        solver=solver,
+        devices=locations_of(job),
+        scheme=scheme or Scheme(),
+        clip=clip,
+        accumulate=job.accumulate // iter_size,
+        iter_size=iter_size,
+        precision=low_precision(job),
+        form=job.layout or ("auto" if "cuda" in job.devices else None),
+    )
 
 
-def _updated_as_caffe(job: Job, net: Graph, caffe: CaffeSolver, rate: Rate) -> Graph:
-    """The same with a solver of Caffe's, which clips the sum of accumulated gradients."""
+def _caffe_solver(job: Job, caffe: CaffeSolver, rate: Rate) -> CaffeSolver:
+    """The solver of a definition with the job's options, for gradients that are accumulated.
+
+    Caffe clips the sum of the gradients of all batches. Ours is their mean.
+    """
     assert job.accumulate is not None
     assert job.momentum is not None
     assert job.weight_decay is not None
-    solver = replace(
+    return replace(
         caffe,
         rate=rate,
         momentum=job.momentum,
         weight_decay=job.weight_decay,
-        clip_gradients=job.clip,
-        iter_size=job.accumulate,
+        clip_gradients=None if job.clip is None else job.clip / job.accumulate,
+        iter_size=1,
     )
-    if job.parallel is None:
-        return moved(job, apply_solver(backward(_mixed(job, net)), solver))
-    clip = None if job.clip is None else job.clip / job.accumulate
-    alone = replace(solver, clip_gradients=clip, iter_size=1)
-    return placed(net, job, solver=lambda graph: apply_solver(graph, alone))
-
-
-def _mixed(job: Job, net: Graph) -> Graph:
-    """The net for one device in the precision that the job asks for."""
-    low, net = low_precision(job), joined(job, net)
-    return net if low is None else mixed(net, low)

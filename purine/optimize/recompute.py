@@ -206,7 +206,9 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
         return step
     repeated, wanted = _closure(step, made, inside, kept)
     builder = Builder(step)
-    names = {blob: _again(blob) for blob in wanted}
+    names = {
+        blob: _again(blob) for name in block for blob in step.ops[name].outputs if blob in wanted
+    }
     for blob, name in names.items():
         builder.add(replace(step.blobs[blob], name=name))
     first = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from purine.errors import GraphError
 from purine.graph import Graph, Op
-from purine.parallel._halves import Halves
+from purine.parallel.halves import Halves
 from purine.registry.lookup import lookup
 
 __all__ = ["NONE", "Joined", "joined_of", "scale_of"]

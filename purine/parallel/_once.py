@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from purine.graph import NOTHING, Builder, Graph, Location, Op
-from purine.parallel._halves import Halves
+from purine.parallel.halves import Halves
 
 __all__ = ["follow", "partial_norms"]
 

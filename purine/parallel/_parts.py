@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
-from purine.parallel._halves import Halves, batch_of
 from purine.parallel._joined import NONE, Joined, scale_of
+from purine.parallel.halves import Halves, samples_of
 from purine.registry.lookup import lookup
 
 __all__ = ["BESIDE", "Part", "add_joined", "add_part", "average", "is_scalar"]
@@ -186,7 +186,7 @@ def _samples(graph: Graph) -> dict[str, int]:
     In a graph that has cut its batch already, ops work on one part of it, or on several that were
     joined. What reads no samples itself, such as a mask, works on as many as those who read it.
     """
-    sizes: dict[int | None, int] = {None: batch_of(graph)}
+    sizes: dict[int | None, int] = {None: samples_of(graph)}
     read: dict[str, frozenset[int | None]] = dict.fromkeys(graph.inputs, frozenset((None,)))
     found: dict[str, frozenset[int | None]] = {}
     nothing: frozenset[int | None] = frozenset()

@@ -13,9 +13,9 @@ import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
 from purine.graph import Builder, Graph
 from purine.kinds.custom_gradient import refuse_parts
-from purine.parallel._halves import batch_of, halve
 from purine.parallel._joined import NONE, joined_of
 from purine.parallel._parts import Part, add_joined, add_part, is_scalar
+from purine.parallel.halves import halve, samples_of
 
 __all__ = ["accumulate"]
 
@@ -39,7 +39,7 @@ def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
     refuse_parts(graph, "micro-batches")
     halves = halve(graph)
     joined = joined_of(graph, halves) if together else NONE
-    made, own = halves.made() - joined.blobs, batch_of(graph)
+    made, own = halves.made() - joined.blobs, samples_of(graph)
     builder = Builder(graph)
     for op in halves.batch:
         del builder.ops[op.name]

@@ -1,6 +1,6 @@
 """Cutting a step into stages: which ops of its batch half belong together on a device.
 
-A cut is one of the line of `_flow`, so every forward edge stays or goes to a later stage, and every
+A cut is one of the line of `flow`, so every forward edge stays or goes to a later stage, and every
 backward edge stays or goes to an earlier one, skip connections included.
 """
 
@@ -20,8 +20,8 @@ from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import NOTHING, Graph
 from purine.nearest import nearest_name
-from purine.parallel._flow import Flow, flow_of
-from purine.parallel._halves import halve
+from purine.parallel.flow import Flow, flow_of
+from purine.parallel.halves import halve
 
 __all__ = ["balanced_cut", "cut_at", "times_of_step"]
 

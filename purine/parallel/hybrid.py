@@ -21,8 +21,8 @@ from purine.autodiff import losses_of
 from purine.autodiff.batch_marks import batch_of_net
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
-from purine.parallel._halves import Halves, batch_of
 from purine.parallel._parts import Part, add_part, average, is_scalar
+from purine.parallel.halves import Halves, samples_of
 from purine.parallel.shard import shard
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of
@@ -192,7 +192,7 @@ class _Hybrid:
         self.cut = cut
         self.parts = parts
         self.places = places
-        self.batch = batch_of(net)
+        self.batch = samples_of(net)
         self.wide = _widened(net, self.batch * len(places))
 
     def graph(self) -> Graph:

@@ -16,12 +16,13 @@ from purine.analysis.infer import check
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
-from purine.parallel._flow import Flow, flow_of, weight_ops
-from purine.parallel._halves import Halves, halve
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
 from purine.parallel._parts import BESIDE
+from purine.parallel.accumulate import accumulate
 from purine.parallel.cut import balanced_cut, cut_at
+from purine.parallel.flow import Flow, flow_of, weight_ops
+from purine.parallel.halves import Halves, halve
 from purine.parallel.schedule import Letter, Schedule, Unit, named_schedule
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, refuse_repeated
@@ -60,8 +61,6 @@ def pipeline(
     >>> [both.blobs[name].location.device for name in ("conv1/weight", "fc2/weight")]
     ['cpu:0', 'cpu:1']
     """
-    from purine.parallel.accumulate import accumulate  # solvers import parallel
-
     places = as_locations(devices)
     step = check(step)
     own = devices_of(step)

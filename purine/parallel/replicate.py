@@ -19,14 +19,15 @@ from purine.arguments import at_least, checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.kinds.custom_gradient import refuse_parts
-from purine.parallel._halves import Halves, batch_of, halve
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
 from purine.parallel._parts import BESIDE, Part, add_joined, add_part, average, is_scalar
-from purine.parallel._reduce import Reduction, Topology
 from purine.parallel.batch_norm import synchronise
+from purine.parallel.halves import Halves, halve, samples_of
+from purine.parallel.reduce import Reduction, Topology
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, is_cpu, refuse_repeated
+from purine.placement.place import to_devices
 
 __all__ = ["BatchNorms", "replicate"]
 
@@ -75,7 +76,7 @@ def replicate(
     if len(steps) == 1:
         steps *= count
     if count == 1:
-        return _moved(base, dict(zip(own, places, strict=True)))
+        return to_devices(base, dict(zip(own, places, strict=True)))
     refuse_parts(base, "replicas")
     plan = _Replicas(steps, [places[k * len(own) : (k + 1) * len(own)] for k in range(count)])
     if topology == "native":
@@ -95,7 +96,7 @@ class _Replicas:
         self.own = devices_of(self.base)
         self.places = places
         self.halves: list[Halves] = [halve(step) for step in steps]
-        sizes = [batch_of(step) for step in steps]
+        sizes = [samples_of(step) for step in steps]
         whole = sum(sizes)
         self.parts = []
         start = 0
@@ -212,15 +213,6 @@ class _Replicas:
                 builder.outputs.append(name)
             else:
                 builder.outputs += [part.name(name) for part in self.parts]
-
-
-def _moved(graph: Graph, moves: Mapping[Location, Location]) -> Graph:
-    builder = Builder(graph)
-    for name, blob in graph.blobs.items():
-        builder.blobs[name] = replace(blob, location=moves.get(blob.location, blob.location))
-    for name, op in graph.ops.items():
-        builder.ops[name] = replace(op, location=moves[op.location])
-    return check(insert_copies(builder.graph()))
 
 
 def _refuse_unlike(plan: _Replicas) -> None:

@@ -16,7 +16,7 @@ from purine.arguments import check_fields, checked
 from purine.errors import ConfigError
 from purine.files import expanded, read_bounded
 from purine.nearest import nearest_name
-from purine.parallel._reduce import TOPOLOGIES
+from purine.parallel.reduce import TOPOLOGIES, Topology
 from purine.parallel.replicate import BatchNorms
 from purine.parallel.schedule import SCHEDULES, Schedule, bubble, bubble_formula, named_schedule
 
@@ -55,8 +55,8 @@ class Scheme:
     schedule: str | None = None
     micro: int | None = None
     chunks: int | None = None
-    topology: str = "sharded"
-    batch_norm: str = "replica"
+    topology: Topology = "sharded"
+    batch_norm: BatchNorms = "replica"
     bucket: int = 1 << 16
     recompute: int | tuple[str, ...] | None = None
     cut: tuple[str, ...] = ()
@@ -77,9 +77,9 @@ class Scheme:
             good = blocks is None or (isinstance(blocks, tuple) and len(blocks) > 0)
         if not good:
             raise _wrong("recompute", blocks, "2 or more blocks, or names of blocks")
-        check_fields(self)
         _choose("topology", self.topology, TOPOLOGIES)
         _choose("batch_norm", self.batch_norm, get_args(BatchNorms))
+        check_fields(self)
         if self.schedule is not None and not _is_grid(self.schedule):
             _choose("schedule", self.schedule, tuple(SCHEDULES))
         self._refuse_what_does_not_go_together()

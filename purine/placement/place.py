@@ -30,6 +30,7 @@ __all__ = [
     "refuse_casts",
     "refuse_gradients",
     "to_device",
+    "to_devices",
 ]
 
 _UPDATE = "update"
@@ -76,11 +77,18 @@ def to_device(graph: Graph, device: str | Location) -> Graph:
             found=", ".join(place.device for place in found),
             remedy="use place, or name the devices in the scheme of parallelism",
         )
+    used = (*found, *(blob.location for blob in bare.blobs.values()))
+    return to_devices(bare, dict.fromkeys(used, target))
+
+
+def to_devices(graph: Graph, moves: Mapping[Location, Location]) -> Graph:
+    """The graph with everything of each device on another; data for a GPU is read on the host."""
+    bare = without_copies(graph)
     builder = Builder(bare)
     for name, op in bare.ops.items():
-        builder.ops[name] = replace(op, location=target)
+        builder.ops[name] = replace(op, location=moves[op.location])
     for name, blob in bare.blobs.items():
-        builder.blobs[name] = replace(blob, location=target)
+        builder.blobs[name] = replace(blob, location=moves.get(blob.location, blob.location))
     return check(insert_copies(builder.graph()))
 
 

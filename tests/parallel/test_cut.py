@@ -10,9 +10,9 @@ import purine as pu
 from purine.errors import ConfigError, GraphError
 from purine.graph import Graph
 from purine.parallel import balanced_cut, cut_at, times_of_step
-from purine.parallel._flow import flow_of
-from purine.parallel._halves import halve
 from purine.parallel.cut import seconds
+from purine.parallel.flow import flow_of
+from purine.parallel.halves import halve
 from tests.importers.models import CASES
 from tests.importers.torch.test_imported import imported_from, made
 from tests.parallel.test_pipeline import NETS, step_of

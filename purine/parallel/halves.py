@@ -18,7 +18,7 @@ from purine.kinds.fused import refuse_fused
 from purine.kinds.loss_scale import scaled_of
 from purine.registry.clock import ITERATION
 
-__all__ = ["Halves", "batch_of", "halve"]
+__all__ = ["Halves", "halve", "samples_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def halve(graph: Graph) -> Halves:
     )
 
 
-def batch_of(graph: Graph) -> int:
+def samples_of(graph: Graph) -> int:
     """How many samples an iteration of the graph reads."""
     for op in graph.ops.values():
         if op.kind == "Data":

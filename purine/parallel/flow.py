@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from purine.autodiff import GRADIENT
 from purine.graph import NOTHING, Graph
-from purine.parallel._halves import Halves
+from purine.parallel.halves import Halves
 
 __all__ = ["Flow", "flow_of", "weight_ops"]
 
