@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 LANDMARKS: dict[str, tuple[str, ...]] = {
     "cli": ("main", "train"),
     "job": ("make_plan", "train"),
-    "recipe": ("compose",),
+    "recipe": ("compose", "make_step"),
     "zoo": ("lenet",),
     "data": ("prepare",),
     "autodiff": ("backward",),
