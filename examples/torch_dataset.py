@@ -1,7 +1,7 @@
-"""Train on any map-style data set of PyTorch: samples by number are all that is asked of it.
+"""Train on a map-style data set of PyTorch, which must have a length and samples by index.
 
-Purine reads it through `TorchSource`. The order of the samples is a function of the seed, so a data
-set that gives the same sample for the same number makes the whole run repeatable.
+Purine reads it through `TorchSource`. The order of the samples is a function of the seed. So a run
+is repeatable if the data set returns the same sample for the same index.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stripes(Dataset[tuple[Tensor, int]]):  # type: ignore[misc]
 
 
 def main(*, iterations: int = 120, batch: int = 32, count: int = 1024) -> dict[str, float]:
-    """Train LeNet on stripes; returns what it reaches on stripes it has not seen."""
+    """Train LeNet on stripes; returns loss and accuracy on stripes that it has not seen."""
     train = pu.data.TorchSource(Stripes(count))
     test = pu.data.TorchSource(Stripes(count // 4, first=count))
     data = pu.data.DataSet("stripes", train, test)

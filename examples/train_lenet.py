@@ -1,7 +1,7 @@
-"""Train LeNet on the embedded data, measure it, save it, and go on from the checkpoint.
+"""Train LeNet on the embedded data, measure it, save it, and resume from the checkpoint.
 
-The second half of the training runs in a new `Run`, as it would in another process: it goes on with
-the very numbers that an uninterrupted run would have had.
+The second half of the training runs in a new `Run`, as it would in another process. Its numbers are
+those of an uninterrupted run, to the last bit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import purine as pu
 
 
 def train(run: pu.Run, iterations: int) -> list[float]:
-    """The losses of so many iterations."""
+    """Train for some iterations; returns their losses."""
     losses = []
     for result in run.steps(iterations):
         losses.append(result.loss)
@@ -38,7 +38,7 @@ def main(folder: Path, *, iterations: int = 400, batch: int = 64) -> list[float]
         run.save(folder)
 
     with pu.Run(step, data=data) as run:
-        print(f"going on from iteration {run.load(folder)}")
+        print(f"resuming at iteration {run.load(folder)}")
         losses += train(run, iterations - half)
         print(f"at the end: accuracy {run.evaluate(test)['accuracy']:.3f}")
     return losses

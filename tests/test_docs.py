@@ -1,4 +1,4 @@
-"""The documents tell the truth: their graphs read, their errors are real, their files exist."""
+"""The documents tell the truth: their code runs, their errors are real, their files exist."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from purine.graph import Blob, Filler, State, from_yaml
 from purine.registry.fillers import filler_problems
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    str(path.relative_to(ROOT))
+    for path in sorted(
+        [
+            ROOT / "README.md",
+            ROOT / "benchmarks" / "results" / "README.md",
+            *(ROOT / "docs").rglob("*.md"),
+        ]
+    )
+]
 BLOCKS = re.findall(
     r"```yaml\n(.*?)```\n(?:(?!```).)*(?:```text\n(.*?)```)?",
     (ROOT / "docs" / "yaml.md").read_text(),
@@ -47,20 +57,87 @@ def test_the_document_lists_all_fillers() -> None:
     assert "one of " + ", ".join(sorted(re.findall(r"`(\w+)`", first))) == wrong.expected
 
 
-@pytest.mark.parametrize("document", ["design.md", "yaml.md"])
+def blocks_of(document: str) -> list[tuple[int, str]]:
+    """The Python blocks of a document, each with the line before its first."""
+    text = (ROOT / document).read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [(text.count("\n", 0, block.start(1)), block.group(1)) for block in found]
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks_of(name)])
+def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a document run one after the other and share their names."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "document"}
+    for line, block in blocks_of(document):
+        exec(compile("\n" * line + block, ROOT / document, "exec"), names)
+
+
+def test_the_readme_starts_with_python() -> None:
+    (_, first), *_ = blocks_of("README.md")
+    assert 10 <= len(first.splitlines()) <= 16
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/design.md"])
+def test_an_overview_is_short(document: str) -> None:
+    assert len((ROOT / document).read_text().splitlines()) <= 200
+
+
+def exists(path: str, folder: Path) -> bool:
+    """Whether a document may name a path: from the root, the package, or its own folder."""
+    return any((top / path).exists() for top in (ROOT, ROOT / "purine", folder))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_files_a_document_names_exist(document: str) -> None:
-    text = (ROOT / "docs" / document).read_text()
-    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
-    missing = [
-        path for path in named if not any((ROOT / top / path).exists() for top in ("", "purine"))
-    ]
-    assert missing == []
-    linked = re.findall(r"\]\(([^)#:]+)\)", text)
-    assert [path for path in linked if not (ROOT / "docs" / path).exists()] == []
+    folder, text = (ROOT / document).parent, (ROOT / document).read_text()
+    named = set(re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9-]+\.(?:py|md|yaml|json))`", text))
+    named |= set(re.findall(r"python ((?:benchmarks|scripts|examples|docs)/\w+\.py)", text))
+    assert [path for path in sorted(named) if not exists(path, folder)] == []
 
 
-def test_the_readme_trains_on_own_data(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (block,) = (block for block in blocks if "data=(x, y)" in block)
-    exec(f"import torch\nimport purine as pu\n{block}", {})
-    assert "distance" in capsys.readouterr().out
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading).strip().lower() for heading in headings)
+    return {text.replace(" ", "-") for text in words}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_package_has_a_page() -> None:
+    """A package may be added, and none may be forgotten: `docs/design.md` links its page."""
+    overview = (ROOT / "docs" / "design.md").read_text()
+    layers = overview.partition("## Layers")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in (ROOT / "purine").glob("*/__init__.py")}
+    assert [name for name in sorted(packages) if f"`{name}/`" not in layers] == []
+    pages = {path.name for path in (ROOT / "docs" / "design").glob("*.md")}
+    assert pages <= set(re.findall(r"\(design/([\w-]+\.md)", overview))
+
+
+def test_the_walk_is_short_and_its_files_exist() -> None:
+    overview = (ROOT / "docs" / "design.md").read_text()
+    walk = overview.partition("<!-- walk -->")[2].partition("<!-- /walk -->")[0]
+    files = re.findall(r"^\| `purine/([\w/]+\.py)`", walk, re.MULTILINE)
+    assert 10 <= len(files) <= 30
+    assert [file for file in files if not (ROOT / "purine" / file).exists()] == []
+
+
+def test_every_results_page_is_listed() -> None:
+    """`benchmarks/results/README.md` links each page beside it."""
+    folder = ROOT / "benchmarks" / "results"
+    linked = set(re.findall(r"\]\(([\w.-]+)", (folder / "README.md").read_text()))
+    assert {path.name for path in folder.iterdir()} - linked <= {"README.md"}
