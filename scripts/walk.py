@@ -5,9 +5,9 @@
     python scripts/walk.py --write docs/design.md
 
 The command runs in this process under a profiler. A file is on the path if one of its functions is
-on the call stack when a landmark is reached. The landmarks are the stages of a step: the functions
-of the packages below that a document about the life of a step has to name. Files that only give
-them values (names, errors, fillers, rules of shapes) are not on the path.
+on the call stack when a landmark is reached. The landmarks are the functions that make, transform,
+lower, compile or run a step. The net itself, rules that only check a graph, and helpers that give
+values (names, fillers, rules of shapes) are not on the path; `--all` counts them too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ LANDMARKS: dict[str, tuple[str, ...]] = {
     "cli": ("main", "train"),
     "job": ("make_plan", "train"),
     "recipe": ("compose", "make_step"),
-    "zoo": ("lenet",),
     "data": ("prepare",),
     "autodiff": ("backward",),
     "solvers": ("sgd",),
     "parallel": ("accumulate", "replicate"),
     "placement": ("insert_copies",),
-    "graph": ("verify",),
     "analysis": ("check", "peak_memory"),
     "lowering": (),
     "core": ("compile_plan", "complete"),
@@ -46,8 +44,8 @@ LANDMARKS: dict[str, tuple[str, ...]] = {
 }
 """The landmarks of each package by the names of functions; without names, all public ones."""
 
-PASSED = ("arguments.py", "nearest.py", "errors.py")
-"""Files that a call passes through (checks of arguments), which a reader does not open."""
+CHECKS = ("arguments.py", "lowering/rules.py")
+"""Files on the stack that only check what passes through them."""
 
 
 class Walk:
@@ -81,7 +79,7 @@ class Walk:
                 stack.append(module_of(current))
             current = current.f_back
         for caller in reversed(stack):
-            if caller is not None and caller not in PASSED and "__init__" not in caller:
+            if caller is not None and caller not in CHECKS and "__init__" not in caller:
                 self.files.setdefault(caller)
 
 
@@ -123,7 +121,7 @@ def table(files: Sequence[str]) -> str:
 
 def write(document: Path, noted: Walk) -> None:
     """Replace the table between the marks of a document."""
-    count = f"{len(noted.files)} files. The run executes code of {len(noted.ran)} files in all."
+    count = f"{len(noted.files)} files. The run calls functions of {len(noted.ran)} files in all."
     before, begin, rest = document.read_text().partition("<!-- walk -->\n")
     _, end, after = rest.partition("<!-- /walk -->\n")
     assert end, f"{document} has no <!-- walk --> ... <!-- /walk -->"
