@@ -17,6 +17,7 @@ import purine as pu
 from purine.data.open import _NAMED
 from purine.graph import save_yaml
 from purine.job import names
+from purine.job.options import OPTIONS
 from purine.optimize.layout import Layout
 from purine.registry.lookup import kinds
 
@@ -72,7 +73,7 @@ def test_names_of_the_command_line_are_those_of_the_registries() -> None:
     assert sorted(names.SOLVERS) == sorted(pu.solvers.SOLVERS)
     assert sorted(names.POLICIES) == sorted(pu.solvers.POLICIES)
     assert tuple(_NAMED) == names.DATA
-    assert Layout == names.LayoutName
+    assert OPTIONS["layout"].annotation == Layout
 
 
 def test_importing_purine_leaves_the_compiler_out() -> None:

@@ -63,17 +63,15 @@ def _signature() -> Signature:
         "--dry-run",
         help="Only tell what the job needs: memory of each device, bytes moved, the schedule.",
     )
-    parameters = {name: _parameter(name, *_argument(option)) for name, option in OPTIONS.items()}
-    flags = [
-        _parameter("resume", bool, resume, default=False),
-        _parameter("dry_run", bool, dry_run, default=False),
-    ]
-    names = list(parameters)
-    before = names.index("trace")  # where the help shows the flags: behind what is saved and logged
-    ordered = [parameters[name] for name in names]
-    return Signature(
-        [_parameter("job", Path | None, job), *ordered[:before], *flags, *ordered[before:]]
-    )
+    parameters = [_parameter("job", Path | None, job)]
+    for name, option in OPTIONS.items():
+        if name == "trace":  # where the help shows the flags: behind what is saved and logged
+            parameters += [
+                _parameter("resume", bool, resume, default=False),
+                _parameter("dry_run", bool, dry_run, default=False),
+            ]
+        parameters.append(_parameter(name, *_argument(option)))
+    return Signature(parameters)
 
 
 def _argument(option: Option) -> tuple[object, object]:

@@ -38,22 +38,14 @@ __all__ = [
     "read_options",
 ]
 
-_MODULES = {
-    "config": ("Job", "merge"),
-    "file": ("job_text", "read_options"),
-    "folder": ("RunFolder",),
-    "launch": ("job_layers", "open_folder", "plan_run"),
-    "measuring": ("Measured", "measure"),
-    "plan": ("JobPlan", "make_plan"),
-    "training": ("Event", "Saved", "Tested", "Trained", "Training"),
-}
+_MODULES = ("config", "file", "folder", "plan", "launch", "training", "measuring")
 
 if not TYPE_CHECKING:  # a type checker reads the imports above
 
     def __getattr__(name: str) -> object:
-        for module, names in _MODULES.items():
-            if name in names:
-                value = getattr(import_module(f"purine.job.{module}"), name)
-                globals()[name] = value
-                return value
+        if name in __all__:
+            for module in _MODULES:
+                members = vars(import_module(f"purine.job.{module}"))
+                if name in members["__all__"]:
+                    return members[name]
         raise AttributeError(f"module 'purine.job' has no attribute {name!r}")

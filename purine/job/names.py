@@ -1,14 +1,12 @@
 """Names that the help lists and the shell completes, written out so that neither imports torch.
 
 A test compares them with the registries: `purine.zoo.NETS`, `purine.solvers.SOLVERS`,
-`purine.solvers.POLICIES`, `purine.data.open` and `purine.optimize.layout`.
+`purine.solvers.POLICIES` and `purine.data.open`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
-__all__ = ["DATA", "NETS", "POLICIES", "SOLVERS", "LayoutName", "Precision"]
+__all__ = ["DATA", "NETS", "POLICIES", "SOLVERS"]
 
 NETS = (
     *("alexnet", "densenet121", "googlenet", "gpt2", "lenet", "mlp", "mobilenet_v2", "nin"),
@@ -17,5 +15,3 @@ NETS = (
 SOLVERS = ("sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "lars")
 POLICIES = ("fixed", "step", "multistep", "exp", "inv", "poly", "cosine", "sigmoid")
 DATA = ("fashion-mini", "synthetic", "synthetic-masks", "synthetic-tokens")
-Precision: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16"]
-LayoutName: TypeAlias = Literal["auto", "channels-last", "contiguous"]

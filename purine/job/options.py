@@ -8,16 +8,17 @@ torch or numpy, so the help appears at once.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
-from typing import Annotated
+from typing import Literal, TypeVar
 
 from purine.errors import ConfigError
-from purine.job.names import DATA, NETS, POLICIES, SOLVERS, LayoutName, Precision
+from purine.job.names import DATA, NETS, POLICIES, SOLVERS
 
 __all__ = ["BATCH", "DATA_SET", "OPTIONS", "JobOptions", "Option", "Resume"]
 
@@ -36,7 +37,10 @@ class Resume(Enum):
     IGNORE = auto()  # it only concerns the start of a run
 
 
-@dataclass(frozen=True, kw_only=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
 class Option:
     """Facts about an option. `name`, `annotation` and `default` come from its field.
 
@@ -47,6 +51,7 @@ class Option:
     """
 
     help: str
+    _: KW_ONLY
     name: str = ""
     annotation: object = None
     default: object = None
@@ -54,7 +59,7 @@ class Option:
     fallback: object = None
     default_text: str | None = None  # in the help; by default the default or the fallback
     metavar: str | None = None
-    names: tuple[str, ...] = ()  # that the shell completes
+    names: tuple[str, ...] = ()  # that the shell completes; those of a Literal are known
     least: int | None = None
     most: int | None = None
     above: int | None = None
@@ -90,6 +95,10 @@ class Option:
             return f"{'' if value else 'no-'}{self.name.replace('_', '-')}"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
+    def field(self, default: T) -> T:
+        """A field of a dataclass that declares this option."""
+        return dataclasses.field(default=default, metadata={"option": self})
+
     def from_command_line(self, value: object) -> object:
         """The value of the option that arguments of the command line stand for."""
         if isinstance(value, list | tuple):
@@ -117,322 +126,223 @@ class JobOptions:
     `mirror` is last because every recorded job has it: a config.yaml that was cut short lacks it.
     """
 
-    net: Annotated[
-        str,
-        Option(
-            help=f"A net by name ({', '.join(NETS)}), a graph in a .yaml file, or a Caffe net "
-            "(.prototxt).",
-            names=NETS,
-        ),
-    ] = "lenet"
-    test_net: Annotated[
-        str | None,
-        Option(
-            help="Another net with the same parameters for tests, in a file.",
-            default_text="the net itself",
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        Option(
-            help="fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the "
-            "same, for pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or "
-            ".npy files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
-            default_text=f"what a Caffe net names, else {DATA_SET}",
-            names=DATA,
-            settled=True,
-        ),
-    ] = None
-    weights: Annotated[
-        str | None,
-        Option(
-            help="Values to start from, of which later ones win: Caffe weights (.caffemodel) for a "
-            "Caffe net, or a .safetensors file by names of states. May be given several times.",
-            default_text="the net's fillers",
-            metavar="FILE",
-            repeated=True,
-            resume=Resume.IGNORE,
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        Option(
-            help="Samples in a batch, of all devices.",
-            default_text=f"{BATCH}, or what the net's file says",
-            least=1,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
-    epochs: Annotated[
-        int | None,
-        Option(help="Epochs to train.", fallback=1, least=0, settled=True, resume=Resume.CHANGE),
-    ] = None
-    iters: Annotated[
-        int | None,
-        Option(
-            help="Iterations to train, instead of epochs.",
-            least=0,
-            instead_of="epochs",
-            resume=Resume.CHANGE,
-        ),
-    ] = None
-    solver: Annotated[
-        str,
-        Option(
-            help=f"{', '.join(SOLVERS[:-1])} or {SOLVERS[-1]}, or a Caffe solver (.prototxt), "
-            "whose settings count where no option is given.",
-            names=SOLVERS,
-        ),
-    ] = "sgd"
-    lr: Annotated[
-        float | None,
-        Option(
-            help="Learning rate.",
-            default_text="the solver's own; 0.01 for sgd",
-            above=0,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
-    momentum: Annotated[
-        float | None,
-        Option(help="Momentum, for sgd and lars.", default_text="0.9", least=0, identifies=True),
-    ] = None
-    weight_decay: Annotated[
-        float | None,
-        Option(
-            help="Weight decay.",
-            default_text="0.0005 for sgd and lars, else the solver's own",
-            least=0,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
-    lr_policy: Annotated[
-        str | None,
-        Option(
-            help="How the rate changes: fixed, step:step=1000,gamma=0.1, multistep:steps=100|200, "
-            "exp:gamma=0.999, inv:gamma=0.0001,power=0.75, poly:power=1, cosine, "
-            "sigmoid:gamma=-0.01,step=500; each also with warmup=100.",
-            fallback="fixed",
-            names=POLICIES,
-            settled=True,
-            resume=Resume.CHANGE,
-        ),
-    ] = None
-    clip: Annotated[
-        float | None,
-        Option(
-            help="Scale gradients down to this norm where it is larger.", above=0, identifies=True
-        ),
-    ] = None
-    accumulate: Annotated[
-        int | None,
-        Option(
-            help="Batches whose gradients are averaged for one update.",
-            fallback=1,
-            least=1,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
-    precision: Annotated[
-        Precision,
-        Option(
-            help="fp32, or bf16 or fp16 for convolutions, products and what follows them; weights "
-            "and losses stay in fp32, and fp16 scales the loss. On GPUs also tf32: fp32 with "
-            "convolutions and products of fewer bits.",
-            names=typing.get_args(Precision),
-            identifies=True,
-        ),
-    ] = "fp32"
-    seed: Annotated[
-        int | None,
-        Option(
-            help="Decides first weights, order of samples and dropout.",
-            fallback=0,
-            least=0,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
-    devices: Annotated[
-        str,
-        Option(
-            help="Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with "
-            "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs.",
-            resume=Resume.PLACE,
-        ),
-    ] = "cpu:0"
-    parallel: Annotated[
-        str | None,
-        Option(
-            help="How several devices train: data=N replicas, each a pipeline of pipeline=N "
-            "devices, each of which is cut over model=N (hybrid=true: convolutions share out the "
-            "batch). Also micro=N micro-batches of a replica's batch (twice the pipeline's "
-            "devices), schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N "
-            "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
-            "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
-            "batch_norm=replica|synchronised, bucket=BYTES.",
-            default_text="a replica on each device",
-            metavar="KEY=VALUE,...",
-            resume=Resume.PLACE,
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        Option(
-            help="Threads that one kernel may use: the cores of a device.",
-            default_text="all, shared out",
-            least=1,
-            most=1024,  # more than any machine has
-            settled=True,
-        ),
-    ] = None
-    share_cores: Annotated[
-        bool,
-        Option(help="Let more devices than there are cores for share them.", resume=Resume.PLACE),
-    ] = False
-    prefetch: Annotated[
-        int,
-        Option(
-            help="Iterations that data is read ahead.",
-            least=0,
-            most=1000,  # each takes memory before anything is computed
-            resume=Resume.CHANGE,
-        ),
-    ] = 2
-    out: Annotated[
-        str | None,
-        Option(
-            help="Folder of the run.",
-            default_text="runs/NET-DATA-NUMBER",
-            metavar="DIR",
-            may_be_empty=True,  # the folder refuses it with a better message
-            recorded=False,
-            resume=Resume.CHANGE,
-        ),
-    ] = None
-    save_every: Annotated[
-        int | None,
-        Option(
-            help="Iterations between checkpoints; one more at the end.",
-            default_text="every epoch",
-            least=1,
-            resume=Resume.CHANGE,
-        ),
-    ] = None
-    keep: Annotated[
-        int, Option(help="Newest checkpoints to keep.", least=1, resume=Resume.CHANGE)
-    ] = 2
-    test_every: Annotated[
-        int | None,
-        Option(
-            help="Iterations between tests; one more at the end.",
-            default_text="every epoch",
-            least=1,
-            resume=Resume.CHANGE,
-        ),
-    ] = None
-    log_every: Annotated[
-        int | None,
-        Option(
-            help="Iterations between lines of metrics.jsonl.",
-            fallback=10,
-            least=1,
-            settled=True,
-            resume=Resume.CHANGE,
-        ),
-    ] = None
-    trace: Annotated[
-        bool,
-        Option(help="Write trace.json, for Perfetto and `purine trace`.", resume=Resume.CHANGE),
-    ] = False
-    trace_iters: Annotated[
-        int, Option(help="Iterations in the trace.", least=1, resume=Resume.CHANGE)
-    ] = 50
-    layout: Annotated[
-        LayoutName | None,
-        Option(
-            help="How images and filters lie in memory: channels-last, contiguous, or auto, which "
-            "is channels-last where most of the work is convolutions.",
-            default_text="auto on GPUs, else what the net's file says",
-            names=typing.get_args(LayoutName),
-        ),
-    ] = None
-    compile: Annotated[
-        bool | None,
-        Option(
-            help="Compile the step as a whole. On CPUs that takes up to a minute the first time, "
-            "is quicker for nets like mlp and not for others, and gives numbers of other rounding.",
-            default_text="compile on GPUs, no-compile on CPUs",
-        ),
-    ] = None
-    mean: Annotated[
-        float | tuple[float, ...] | None,
-        Option(
-            help="Subtracted from the samples as stored: a number, or one a channel as R,G,B.",
-            fallback=0.0,
-            parse=_numbers,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
-    mean_file: Annotated[
-        str | None,
-        Option(
-            help="Subtracted instead: a mean image as Caffe writes it (.binaryproto).",
-            metavar="FILE",
-            instead_of="mean",
-        ),
-    ] = None
-    scale: Annotated[
-        float | None,
-        Option(
-            help="Factor after the mean.",
-            default_text="1/255 for bytes, else 1",
-            nonzero=True,
-            identifies=True,
-        ),
-    ] = None
-    crop: Annotated[
-        int | None,
-        Option(
-            help="Size of the part cut from images: at random, in tests from the middle.",
-            least=1,
-            identifies=True,
-        ),
-    ] = None
-    pad: Annotated[
-        int,
-        Option(help="Zeros around images before they are cropped.", least=0, identifies=True),
-    ] = 0
-    mirror: Annotated[
-        bool | None,
-        Option(
-            help="Mirror images at random, not in tests.",
-            fallback=False,
-            settled=True,
-            identifies=True,
-        ),
-    ] = None
+    net: str = Option(
+        f"A net by name ({', '.join(NETS)}), a graph in a .yaml file, or a Caffe net (.prototxt).",
+        names=NETS,
+    ).field("lenet")
+    test_net: str | None = Option(
+        "Another net with the same parameters for tests, in a file.", default_text="the net itself"
+    ).field(None)
+    data: str | None = Option(
+        "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the "
+        "same, for pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or "
+        ".npy files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
+        default_text=f"what a Caffe net names, else {DATA_SET}",
+        names=DATA,
+        settled=True,
+    ).field(None)
+    weights: str | None = Option(
+        "Values to start from, of which later ones win: Caffe weights (.caffemodel) for a "
+        "Caffe net, or a .safetensors file by names of states. May be given several times.",
+        default_text="the net's fillers",
+        metavar="FILE",
+        repeated=True,
+        resume=Resume.IGNORE,
+    ).field(None)
+    batch: int | None = Option(
+        "Samples in a batch, of all devices.",
+        default_text=f"{BATCH}, or what the net's file says",
+        least=1,
+        settled=True,
+        identifies=True,
+    ).field(None)
+    epochs: int | None = Option(
+        "Epochs to train.", fallback=1, least=0, settled=True, resume=Resume.CHANGE
+    ).field(None)
+    iters: int | None = Option(
+        "Iterations to train, instead of epochs.",
+        least=0,
+        instead_of="epochs",
+        resume=Resume.CHANGE,
+    ).field(None)
+    solver: str = Option(
+        f"{', '.join(SOLVERS[:-1])} or {SOLVERS[-1]}, or a Caffe solver (.prototxt), "
+        "whose settings count where no option is given.",
+        names=SOLVERS,
+    ).field("sgd")
+    lr: float | None = Option(
+        "Learning rate.",
+        default_text="the solver's own; 0.01 for sgd",
+        above=0,
+        settled=True,
+        identifies=True,
+    ).field(None)
+    momentum: float | None = Option(
+        "Momentum, for sgd and lars.", default_text="0.9", least=0, identifies=True
+    ).field(None)
+    weight_decay: float | None = Option(
+        "Weight decay.",
+        default_text="0.0005 for sgd and lars, else the solver's own",
+        least=0,
+        settled=True,
+        identifies=True,
+    ).field(None)
+    lr_policy: str | None = Option(
+        "How the rate changes: fixed, step:step=1000,gamma=0.1, multistep:steps=100|200, "
+        "exp:gamma=0.999, inv:gamma=0.0001,power=0.75, poly:power=1, cosine, "
+        "sigmoid:gamma=-0.01,step=500; each also with warmup=100.",
+        fallback="fixed",
+        names=POLICIES,
+        settled=True,
+        resume=Resume.CHANGE,
+    ).field(None)
+    clip: float | None = Option(
+        "Scale gradients down to this norm where it is larger.", above=0, identifies=True
+    ).field(None)
+    accumulate: int | None = Option(
+        "Batches whose gradients are averaged for one update.",
+        fallback=1,
+        least=1,
+        settled=True,
+        identifies=True,
+    ).field(None)
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Option(
+        "fp32, or bf16 or fp16 for convolutions, products and what follows them; weights "
+        "and losses stay in fp32, and fp16 scales the loss. On GPUs also tf32: fp32 with "
+        "convolutions and products of fewer bits.",
+        identifies=True,
+    ).field("fp32")
+    seed: int | None = Option(
+        "Decides first weights, order of samples and dropout.",
+        fallback=0,
+        least=0,
+        settled=True,
+        identifies=True,
+    ).field(None)
+    devices: str = Option(
+        "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with "
+        "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs.",
+        resume=Resume.PLACE,
+    ).field("cpu:0")
+    parallel: str | None = Option(
+        "How several devices train: data=N replicas, each a pipeline of pipeline=N "
+        "devices, each of which is cut over model=N (hybrid=true: convolutions share out the "
+        "batch). Also micro=N micro-batches of a replica's batch (twice the pipeline's "
+        "devices), schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N "
+        "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
+        "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
+        "batch_norm=replica|synchronised, bucket=BYTES.",
+        default_text="a replica on each device",
+        metavar="KEY=VALUE,...",
+        resume=Resume.PLACE,
+    ).field(None)
+    threads: int | None = Option(
+        "Threads that one kernel may use: the cores of a device.",
+        default_text="all, shared out",
+        least=1,
+        most=1024,  # more than any machine has
+        settled=True,
+    ).field(None)
+    share_cores: bool = Option(
+        "Let more devices than there are cores for share them.", resume=Resume.PLACE
+    ).field(False)
+    prefetch: int = Option(
+        "Iterations that data is read ahead.",
+        least=0,
+        most=1000,  # each takes memory before anything is computed
+        resume=Resume.CHANGE,
+    ).field(2)
+    out: str | None = Option(
+        "Folder of the run.",
+        default_text="runs/NET-DATA-NUMBER",
+        metavar="DIR",
+        may_be_empty=True,  # the folder refuses it with a better message
+        recorded=False,
+        resume=Resume.CHANGE,
+    ).field(None)
+    save_every: int | None = Option(
+        "Iterations between checkpoints; one more at the end.",
+        default_text="every epoch",
+        least=1,
+        resume=Resume.CHANGE,
+    ).field(None)
+    keep: int = Option("Newest checkpoints to keep.", least=1, resume=Resume.CHANGE).field(2)
+    test_every: int | None = Option(
+        "Iterations between tests; one more at the end.",
+        default_text="every epoch",
+        least=1,
+        resume=Resume.CHANGE,
+    ).field(None)
+    log_every: int | None = Option(
+        "Iterations between lines of metrics.jsonl.",
+        fallback=10,
+        least=1,
+        settled=True,
+        resume=Resume.CHANGE,
+    ).field(None)
+    trace: bool = Option(
+        "Write trace.json, for Perfetto and `purine trace`.", resume=Resume.CHANGE
+    ).field(False)
+    trace_iters: int = Option("Iterations in the trace.", least=1, resume=Resume.CHANGE).field(50)
+    layout: Literal["auto", "channels-last", "contiguous"] | None = Option(
+        "How images and filters lie in memory: channels-last, contiguous, or auto, which "
+        "is channels-last where most of the work is convolutions.",
+        default_text="auto on GPUs, else what the net's file says",
+    ).field(None)
+    compile: bool | None = Option(
+        "Compile the step as a whole. On CPUs that takes up to a minute the first time, "
+        "is quicker for nets like mlp and not for others, and gives numbers of other rounding.",
+        default_text="compile on GPUs, no-compile on CPUs",
+    ).field(None)
+    mean: float | tuple[float, ...] | None = Option(
+        "Subtracted from the samples as stored: a number, or one a channel as R,G,B.",
+        fallback=0.0,
+        parse=_numbers,
+        settled=True,
+        identifies=True,
+    ).field(None)
+    mean_file: str | None = Option(
+        "Subtracted instead: a mean image as Caffe writes it (.binaryproto).",
+        metavar="FILE",
+        instead_of="mean",
+    ).field(None)
+    scale: float | None = Option(
+        "Factor after the mean.",
+        default_text="1/255 for bytes, else 1",
+        nonzero=True,
+        identifies=True,
+    ).field(None)
+    crop: int | None = Option(
+        "Size of the part cut from images: at random, in tests from the middle.",
+        least=1,
+        identifies=True,
+    ).field(None)
+    pad: int = Option(
+        "Zeros around images before they are cropped.", least=0, identifies=True
+    ).field(0)
+    mirror: bool | None = Option(
+        "Mirror images at random, not in tests.", fallback=False, settled=True, identifies=True
+    ).field(None)
 
 
 def _table() -> dict[str, Option]:
     """The options by name, each with what its field says of it."""
-    hints = typing.get_type_hints(JobOptions, include_extras=True)
+    hints = typing.get_type_hints(JobOptions)
     options: dict[str, Option] = {}
-    for item in fields(JobOptions):
-        annotation, option = typing.get_args(hints[item.name])
-        kinds = typing.get_args(annotation) if type(None) in typing.get_args(annotation) else ()
-        given = [kind for kind in kinds if kind is not type(None)] or [annotation]
-        options[item.name] = replace(
+    for item in dataclasses.fields(JobOptions):
+        hint = hints[item.name]
+        optional = type(None) in typing.get_args(hint)
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        annotation = functools.reduce(operator.or_, kinds) if optional else hint
+        literals = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+        option: Option = item.metadata["option"]
+        options[item.name] = dataclasses.replace(
             option,
             name=item.name,
-            annotation=functools.reduce(operator.or_, given),
+            annotation=annotation,
             default=item.default,
-            optional=bool(kinds),
+            optional=optional,
+            names=option.names or literals,
         )
     return options
 

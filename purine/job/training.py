@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import TypeAlias
 
 import torch
@@ -32,14 +31,7 @@ from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
 
-__all__ = [
-    "Event",
-    "Saved",
-    "Tested",
-    "Trained",
-    "Training",
-    "measured",
-]
+__all__ = ["Event", "Saved", "Tested", "Trained", "Training", "measured"]
 
 _log = logging.getLogger("purine")
 
@@ -114,12 +106,7 @@ class Training:
     def __enter__(self) -> Training:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self._run.close()
 
     @property

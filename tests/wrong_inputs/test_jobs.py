@@ -276,7 +276,7 @@ VALUES: dict[str, list[tuple[str, str]]] = {
     ],
     "devices": [
         ("0", "job.yaml:1: devices is 0"),
-        ("gpu", "job.yaml:1: 'gpu' is no device"),
+        ("gpu", "job.yaml:1: devices are 'gpu'"),
         ("'cpu:0,cpu:0'", "job.yaml:1: device cpu:0 is named twice"),
         ("[cpu:0]", "job.yaml:1: devices is list ('cpu:0',)"),
         ("''", "job.yaml:1: devices is ''"),
