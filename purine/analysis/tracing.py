@@ -9,8 +9,8 @@ something is counted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
@@ -32,8 +32,22 @@ from purine.registry.spec import Inferred, Spec
 __all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
 
 
-# What torch thinks of an op's inputs becomes an error of ours; a logged traceback would be noise.
-logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+_torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log of a call that fails: the caller turns the failure into an error."""
+    _torch_log.addFilter(_drop)
+    try:
+        yield
+    finally:
+        _torch_log.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
+
 
 _META = "meta"
 
@@ -81,7 +95,7 @@ def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> I
                 (device,) = devices
                 specs = (spec and replace(spec, device=device) for spec in found.specs)
                 return replace(found, specs=tuple(specs))
-    with FakeTensorMode():
+    with _quiet(), FakeTensorMode():
         return _inferred(function, inputs, watch)
 
 
@@ -117,7 +131,7 @@ def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
     """The floating-point operations of a call, as torch's flop counter has them."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with _quiet(), FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*map(_empty, inputs))
     return int(counter.get_total_flops())
 
@@ -130,7 +144,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
     """
     count = len(inputs)
     fake = FakeTensorMode()
-    with fake:
+    with _quiet(), fake:
         values = [
             _empty(spec).requires_grad_(want) for spec, want in zip(inputs, wanted, strict=True)
         ]
@@ -150,7 +164,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
         found = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
         return (*results, *(next(found) if want else None for want in wanted))
 
-    with fake:  # also what the function creates has to be fake
+    with _quiet(), fake:  # also what the function creates has to be fake
         module = make_fx(joint)(*values, *cotangents)
         if any(map(_writes_through_view, module.graph.nodes)):
             pure = torch.func.functionalize(module, remove="mutations")

@@ -1,7 +1,7 @@
-"""The one mutable thing in `graph/`: a notebook from which frozen graphs are made.
+"""The only mutable class in `graph/`: it collects nodes and makes frozen graphs of them.
 
-Transforms start one from a graph, change it and freeze it again. It refuses what could never become
-a graph (two nodes of one name); everything else is left to `verify`.
+A transform starts a builder from a graph, changes it and freezes it again. The builder rejects two
+nodes of one name; all other rules are checked by `verify`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Builder:
             self.ops[node.name] = node
         elif not isinstance(node, Blob):
             raise GraphError(
-                f"{shown(node)} is no node of a graph",
+                f"{shown(node)} is not a node of a graph",
                 expected="a Blob, an Op or a State",
                 found=shown(node),
                 remedy="add nodes with blob, op and state",
@@ -117,7 +117,7 @@ class Builder:
             self.blobs[node.name] = node
 
     def fresh(self, name: str) -> str:
-        """`name`, or `name.1`, `name.2`, ... where an op or blob has it already."""
+        """`name`, or the first of `name.1`, `name.2`, ... that no op and no blob has."""
         candidate, number = name, 0
         while candidate in self.ops or candidate in self.blobs:
             number += 1
@@ -125,7 +125,7 @@ class Builder:
         return candidate
 
     def graph(self) -> Graph:
-        """The graph as it stands now."""
+        """A frozen copy of the nodes so far."""
         return Graph(
             dict(self.blobs),
             dict(self.ops),
@@ -136,7 +136,7 @@ class Builder:
 
 
 def _listed(items: Sequence[T]) -> tuple[T, ...]:
-    """The items as a tuple; a text is no list of its letters."""
+    """The items as a tuple; a text is not taken for a list of its letters."""
     if isinstance(items, str) or not isinstance(items, Iterable):
         raise GraphError(
             f"{shown(items)} is no list",
@@ -152,13 +152,13 @@ def _refuse_second(
 ) -> None:
     if first is None:
         return
-    seen = f" (first at {first.where})" if first.where else ""
+    first_at = f" (first at {first.where})" if first.where else ""
     raise GraphError(
         f"{what} {name!r} is declared twice",
         where=where,
         op=name if what == "op" else None,
         blob=None if what == "op" else name,
         expected="every name once",
-        found=f"a second {what} {name!r}{seen}",
+        found=f"a second {what} {name!r}{first_at}",
         remedy="give one of them another name",
     )

@@ -1,6 +1,6 @@
-"""A graph as a Graphviz drawing: boxes are ops, ellipses are blobs, colours are locations.
+"""A graph in the language of Graphviz: ops are boxes, blobs are ellipses, colours are locations.
 
-The text is the same for the same graph. Render it with `dot -Tsvg`.
+Equal graphs have equal texts. Render one with `dot -Tsvg`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COLOURS = (
 def to_dot(graph: Graph) -> str:
     """The graph in the language of Graphviz.
 
-    A state has a double border and a dashed edge from the blob that will be its next value; control
-    edges are dotted. With several locations a legend names their colours, which repeat after eight.
+    A state has a double border and a dashed edge from its next blob. Control edges are dotted. With
+    several locations a legend names their colours, which repeat after eight.
 
     >>> from purine.graph.builder import Builder
     >>> b = Builder()
@@ -46,7 +46,7 @@ def to_dot(graph: Graph) -> str:
 def _lines(graph: Graph) -> Iterator[str]:
     nodes: list[Blob | Op] = [*graph.blobs.values(), *graph.ops.values()]
     locations = sorted({node.location for node in nodes})
-    colours = {place: _COLOURS[i % len(_COLOURS)] for i, place in enumerate(locations)}
+    colours = {location: _COLOURS[i % len(_COLOURS)] for i, location in enumerate(locations)}
     yield 'node [style=filled, fontname="Helvetica", fontsize=11];'
     yield 'edge [color="#555555", arrowsize=0.7];'
     if len(locations) > 1:
@@ -75,9 +75,9 @@ def _lines(graph: Graph) -> Iterator[str]:
 def _legend(colours: dict[Location, str]) -> Iterator[str]:
     yield "subgraph cluster_legend {"
     yield '  label="locations"; fontname="Helvetica"; fontsize=11; color="#aaaaaa";'
-    for place, colour in colours.items():
-        text = _quoted(str(place))
-        yield f'  {_quoted(f"location:{place}")} [shape=plain, label={text}, fillcolor="{colour}"];'
+    for location, colour in colours.items():
+        node, text = _quoted(f"location:{location}"), _quoted(str(location))
+        yield f'  {node} [shape=plain, label={text}, fillcolor="{colour}"];'
     yield "}"
 
 

@@ -1,8 +1,8 @@
-"""Folding a graph along the paths of its names, so that a large net can be looked at.
+"""Folding a graph by the paths of its names, to show a large net.
 
-Names say what belongs together: `stage1/block2/conv1` is part of `stage1/block2` and of `stage1`. A
-folded graph has one op for each such block and keeps the blobs that pass between blocks. It is to
-be drawn and read, not to be run: its kinds are counts of ops, and blocks may depend on each other.
+Names form a hierarchy: `stage1/block2/conv1` is part of `stage1/block2` and of `stage1`. A folded
+graph has one op per block and the blobs that pass between blocks. It can be drawn and read, but not
+run: its kinds are counts of ops, and blocks may depend on each other.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from purine.graph.nodes import NOTHING, Location
 __all__ = ["blocks", "fold"]
 
 _SIDES = ("grad", "update")
-"""First parts of names that transforms put before the name of what they were made for."""
+"""Prefixes that transforms put before the name of the forward op."""
 
 
 def blocks(graph: Graph, depth: int) -> Mapping[str, tuple[str, ...]]:
-    """The ops of each block in graph order; a block's name has `depth` parts.
+    """The ops of each block in graph order; the name of a block has `depth` parts.
 
-    A block of one op is named like it. `grad/` and `update/` do not count as parts.
+    A block of one op has the name of the op. `grad/` and `update/` do not count as parts. Ops of
+    one path on several devices form a block for each device.
 
     >>> from purine.zoo import vgg16
     >>> blocks(vgg16(batch=2), 1)["block1"]
     ('block1/conv1', 'block1/relu1', 'block1/conv2', 'block1/relu2', 'block1/pool')
     """
-    found: dict[tuple[str, Location], list[str]] = {}
+    members: dict[tuple[str, Location], list[str]] = {}
     for name in graph.order:
-        place = graph.ops[name].location
-        found.setdefault((_path(name, depth), place), []).append(name)
-    taken = dict(reversed(found))
+        location = graph.ops[name].location
+        members.setdefault((_path(name, depth), location), []).append(name)
+    first_location = dict(reversed(members))
     named = {}
-    for (path, place), ops in found.items():
-        name = path if taken[path] == place else f"{path} at {place}"
+    for (path, location), ops in members.items():
+        name = path if first_location[path] == location else f"{path} at {location}"
         named[ops[0] if len(ops) == 1 else name] = tuple(ops)
     return named
 
 
 def fold(graph: Graph, depth: int) -> Graph:
-    """The graph with one op for each of its `blocks` and the blobs between them.
+    """The graph with one op for each of its `blocks`, and the blobs between them.
 
     >>> from purine.zoo import vgg16
     >>> folded = fold(vgg16(batch=2), 1)
@@ -59,10 +60,10 @@ def fold(graph: Graph, depth: int) -> Graph:
             continue
         reads = dict.fromkeys(name for op in ops for name in graph.ops[op].inputs)
         writes = dict.fromkeys(name for op in ops for name in graph.ops[op].outputs)
-        inside = [name for name in reads if name in kept and name not in writes]
-        outside = [name for name in writes if name in kept]
+        inputs = [name for name in reads if name in kept and name not in writes]
+        outputs = [name for name in writes if name in kept]
         kind = f"{len(ops)} ops"
-        builder.op(block, kind, inside, outside, location=first.location, lane=first.lane)
+        builder.op(block, kind, inputs, outputs, location=first.location, lane=first.lane)
     for name, blob in graph.blobs.items():
         if name in kept:
             builder.add(blob)
@@ -81,7 +82,7 @@ def fold(graph: Graph, depth: int) -> Graph:
 def _between(
     graph: Graph, members: Mapping[str, tuple[str, ...]], block_of: Mapping[str, str]
 ) -> set[str]:
-    """The blobs of ops that stay, and those that pass between blocks or in and out of the graph."""
+    """The blobs of ops that stay, and those that cross the border of a block or of the graph."""
     kept = set(graph.outputs)
     for ops in members.values():
         if len(ops) == 1:

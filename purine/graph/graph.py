@@ -1,7 +1,7 @@
 """The graph: a frozen bipartite graph of blobs and ops, with states and control edges.
 
-A graph is a value. It holds no bytes, no counters and nothing of any execution; two graphs that say
-the same thing are equal and have the same digest, whatever the order in which they were built.
+A graph is a value. It holds no tensors and nothing of an execution. Two graphs of the same nodes
+are equal and have the same digest, whatever the order in which they were built.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Graph"]
 class Graph:
     """Blobs and ops by name, states by the name of the blob they are read from.
 
-    `control` holds pairs (before, after) of op names. `outputs` are the blobs the host asks for.
-    Use `Builder` to make one, `verify` to check one.
+    `control` holds pairs (before, after) of op names. `outputs` are the blobs that a run returns.
+    `Builder` makes a graph, `verify` checks one.
     """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
@@ -41,28 +41,28 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Op]:
-        """The op that writes each blob; blobs that no op writes are not in it."""
+        """The op that writes each blob; blobs that no op writes are missing."""
         return {name: op for op in self.ops.values() for name in op.outputs if name != NOTHING}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Op, ...]]:
         """The ops that read each blob, in graph order, each once."""
-        found: dict[str, list[Op]] = {name: [] for name in self.blobs}
+        readers: dict[str, list[Op]] = {name: [] for name in self.blobs}
         for op in self.ops.values():
             for name in dict.fromkeys(op.inputs):
-                found.setdefault(name, []).append(op)
-        return {name: tuple(ops) for name, ops in found.items()}
+                readers.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in readers.items()}
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Blobs that nothing in the graph gives a value: the caller has to feed them."""
+        """Blobs that no op writes and that are no states: the caller has to feed them."""
         return tuple(
             name for name in self.blobs if name not in self.producers and name not in self.states
         )
 
     @cached_property
     def sinks(self) -> tuple[str, ...]:
-        """Blobs that no op reads and no state carries on."""
+        """Blobs that no op reads and that are neither a state nor the next value of one."""
         carried = {state.next for state in self.states.values()} | set(self.states)
         return tuple(
             name for name in self.blobs if not self.consumers[name] and name not in carried
@@ -72,7 +72,7 @@ class Graph:
     def order(self) -> tuple[str, ...]:
         """Op names in a topological order of data and control edges, stable in graph order.
 
-        Ops on a cycle, and those behind one, are left out: `verify` reports them.
+        Ops on a cycle, and ops after one, are left out: `verify` reports them.
         """
         after = self.successors
         waiting = dict.fromkeys(self.ops, 0)
@@ -91,7 +91,7 @@ class Graph:
 
     @cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:
-        """For each op the ops that must run after it in the same iteration, each once."""
+        """For each op the ops that wait for it in the same iteration, each once."""
         after: dict[str, dict[str, None]] = {name: {} for name in self.ops}
         for op in self.ops.values():
             for blob in op.outputs:
@@ -104,7 +104,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of everything that takes part in equality, the same on every machine."""
+        """A hash of everything that equality compares, the same on every machine."""
         parts: Iterable[object] = (
             [_plain(self.blobs[name]) for name in sorted(self.blobs)],
             [_plain(self.ops[name]) for name in sorted(self.ops)],

@@ -1,7 +1,7 @@
-"""A graph as short text for people: one line per op, in an order in which they could run.
+"""A graph as short text: one line per op, in topological order.
 
-The text is the same for the same graph, so it can be compared in tests. It is for reading only; the
-form that reads back is `purine.graph.yaml`.
+Equal graphs have equal texts, so tests can compare them. The text cannot be read back; the form
+that can is `purine.graph.yaml`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def to_text(graph: Graph) -> str:
 
 
 def type_text(blob: Blob | None) -> str:
-    """Dtype, shape and layout of a blob, `?` for a blob that does not exist.
+    """Dtype, shape and layout of a blob; `?` for a blob that does not exist.
 
     >>> type_text(Blob("x", (2, 3)))
     'float32 2x3'
@@ -46,11 +46,11 @@ def type_text(blob: Blob | None) -> str:
 
 
 def _lines(graph: Graph) -> Iterator[str]:
-    for name in dict.fromkeys((*graph.order, *graph.ops)):  # those on a cycle come last
+    for name in dict.fromkeys((*graph.order, *graph.ops)):  # ops on a cycle come last
         yield _op_line(graph, graph.ops[name])
     for name in graph.inputs:
         blob = graph.blobs[name]
-        yield f"input {name}: {type_text(blob)}{_place(blob.location)}"
+        yield f"input {name}: {type_text(blob)}{_at(blob.location)}"
     for state in graph.states.values():
         yield _state_line(graph, state)
     for before, after in sorted(graph.control):
@@ -62,7 +62,7 @@ def _lines(graph: Graph) -> Iterator[str]:
 def _op_line(graph: Graph, op: Op) -> str:
     arguments = ", ".join((*op.inputs, *_settings(op.attributes)))
     lane = "" if op.lane == "compute" else f" lane {op.lane}"
-    call = f"{op.name}: {op.kind}({arguments}){_place(op.location)}{lane}"
+    call = f"{op.name}: {op.kind}({arguments}){_at(op.location)}{lane}"
     if not op.outputs:
         return call
     results = ", ".join(name or "_" for name in op.outputs)
@@ -88,14 +88,14 @@ def _state_line(graph: Graph, state: State) -> str:
     if state.decay_mult != 1.0:
         notes.append(f"decay_mult={state.decay_mult}")
     blob = graph.blobs.get(state.read)
-    place = "" if blob is None else _place(blob.location)
+    location = "" if blob is None else _at(blob.location)
     pair = f"state {state.read} -> {state.next}"
-    return f"{pair} ({', '.join(notes)}){place}    # {type_text(blob)}"
+    return f"{pair} ({', '.join(notes)}){location}    # {type_text(blob)}"
 
 
 def _settings(attributes: Mapping[str, Attribute]) -> Iterator[str]:
     return (f"{key}={value!r}" for key, value in attributes.items())
 
 
-def _place(location: Location) -> str:
+def _at(location: Location) -> str:
     return "" if location == _HERE else f" @ {location}"

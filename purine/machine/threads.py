@@ -35,7 +35,9 @@ def set_kernel_threads(count: int) -> None:
     if not applies("kernel-threads"):
         return
     with _default:
-        before = torch.get_num_threads()  # a thread that never asked has the default
+        before = torch.get_num_threads()  # the default, in a thread that has not computed yet
+        if before == count:
+            return
         torch.set_num_threads(count)
         restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
         restoring.start()

@@ -1,1 +1,1 @@
-"""What ran where and when: events of a run, their file, and reports about them."""
+"""Traces of runs: events (what ran where and when), their file, and reports about them."""

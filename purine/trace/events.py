@@ -1,4 +1,4 @@
-"""Events: what ran where and when, by the node names of the graph."""
+"""Events of a trace: which op ran where and when."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Edge: TypeAlias = tuple[str, str, int]
 """Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
 
 FETCH = "Fetch"
-"""The kind of an event that is no op: an output on its way from a GPU to the host."""
+"""The kind of events that are no ops: transfers of outputs from a GPU to the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One execution of an op; `start` and `end` are nanoseconds of one clock."""
+    """One execution of an op; `start` and `end` are in nanoseconds of one clock."""
 
     op: str
     kind: str
@@ -32,8 +32,8 @@ class Event:
 
 
 def by_lane(events: Sequence[Event]) -> dict[tuple[str, str], list[int]]:
-    """The indices of the events of each lane, in order; lanes in the order people count."""
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    """The indices of the events of each lane, in order; lanes are sorted by `natural`."""
+    lanes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, event in enumerate(events):
-        found[event.location, event.lane].append(index)
-    return dict(sorted(found.items(), key=lambda item: [natural(name) for name in item[0]]))
+        lanes[event.location, event.lane].append(index)
+    return dict(sorted(lanes.items(), key=lambda item: [natural(name) for name in item[0]]))

@@ -1,6 +1,7 @@
 """The file of a trace: trace-event JSON, which Perfetto and Chrome show as a timeline.
 
-It reads back to equal events: times are whole nanoseconds and survive the format's microseconds.
+The file reads back to equal events. Times are whole nanoseconds; the microseconds of the format
+keep them exactly.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from purine.trace.events import Edge, Event, by_lane
 __all__ = ["from_json", "to_json"]
 
 _VERSION = 1
-"""The version of what is added to the trace-event format."""
+"""The version of our additions to the trace-event format."""
 
 _Json: TypeAlias = dict[str, object]
 _T = TypeVar("_T")
 
 
 def to_json(events: Sequence[Event], edges: Sequence[Edge]) -> str:
-    """Trace-event JSON with one event a line; times count from the start of the trace."""
+    """Trace-event JSON, one event per line; times are relative to the start of the trace."""
     origin = events[0].start if events else 0
     other = {"purine": "trace", "version": _VERSION, "origin": origin, "edges": edges}
     rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in _rows(events, edges, origin))
@@ -35,10 +36,10 @@ def to_json(events: Sequence[Event], edges: Sequence[Edge]) -> str:
 
 
 def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterator[_Json]:
-    """Metadata, then slices, then arrows: an arrow must come behind the slices it joins."""
+    """Metadata, then slices, then arrows: an arrow must follow the slices that it joins."""
     pids: dict[str, int] = {}
-    place: dict[int, tuple[int, int]] = {}
-    tid = 0  # unique over all processes, because some readers go by it alone
+    track_of: dict[int, tuple[int, int]] = {}
+    tid = 0  # unique over all processes, because some readers ignore the process
     for (location, lane), queue in by_lane(events).items():
         if location not in pids:
             pids[location] = len(pids) + 1
@@ -46,9 +47,9 @@ def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterat
         for track in _tracks(events, queue):
             tid += 1
             yield _metadata("thread_name", pids[location], tid, lane)
-            place.update((index, (pids[location], tid)) for index in track)
+            track_of.update((index, (pids[location], tid)) for index in track)
     for index, event in enumerate(events):
-        pid, tid = place[index]
+        pid, tid = track_of[index]
         yield {
             "ph": "X",
             "name": event.op,
@@ -61,7 +62,7 @@ def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterat
         }
     for number, (start, end, time) in enumerate(_arrows(events, edges), start=1):
         for phase, index, moment in (("s", start, time), ("f", end, events[end].start)):
-            pid, tid = place[index]
+            pid, tid = track_of[index]
             row: _Json = {"ph": phase, "name": "edge", "cat": "edge", "id": number}
             row |= {"pid": pid, "tid": tid, "ts": _micros(moment - origin)}
             yield row | ({"bp": "e"} if phase == "f" else {})
@@ -72,7 +73,7 @@ def _metadata(name: str, pid: int, tid: int, value: str) -> _Json:
 
 
 def _tracks(events: Sequence[Event], queue: Sequence[int]) -> list[list[int]]:
-    """Split the events of a lane so that none overlap, as slices on a thread must not."""
+    """Split the events of a lane into tracks without overlaps, as the format demands."""
     tracks: list[list[int]] = []
     for index in queue:
         free = (track for track in tracks if events[track[-1]].end <= events[index].start)
@@ -85,9 +86,9 @@ def _tracks(events: Sequence[Event], queue: Sequence[int]) -> list[list[int]]:
 
 
 def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[int, int, int]]:
-    """Edges to draw: index of the producer's event, of the consumer's, and when it leaves.
+    """The edges to draw: the index of the producer's event, of the consumer's, and the start time.
 
-    An event with no duration gets no arrow, since an arrow is tied to a slice by a time inside it.
+    An event without duration gets no arrow, since an arrow belongs to the slice around its time.
     """
     iterations: dict[str, dict[int, int]] = defaultdict(dict)
     for index, event in enumerate(events):
@@ -105,7 +106,7 @@ def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[in
 
 
 def _micros(ns: int) -> float:
-    """Microseconds that give back `ns` whether a reader rounds or cuts off (older ones do)."""
+    """Microseconds from which a reader gets `ns` back, whether it rounds or truncates."""
     micros = ns / 1000
     return micros if int(micros * 1000) >= ns else math.nextafter(micros, math.inf)
 
@@ -113,7 +114,7 @@ def _micros(ns: int) -> float:
 def from_json(content: Any) -> tuple[tuple[Event, ...], tuple[Edge, ...]]:
     """The events and edges of a file's content.
 
-    Raises one of Python's own errors where the content is not what `to_json` wrote.
+    Raises KeyError, TypeError, ValueError or ArithmeticError if `to_json` did not write it.
     """
     other = content["otherData"]
     if (other["purine"], other["version"]) != ("trace", _VERSION):

@@ -1,8 +1,8 @@
-"""How well a run on GPUs or several devices hides what is not compute, from its trace.
+"""How much of transfers, reductions and data loading overlaps with compute, from a trace.
 
-The time of each device is divided without rest: its compute lanes are busy, or they wait, and then
-every nanosecond goes to what ran at that moment on the chain of causes of the op that runs next.
-A transfer is exposed while some device's compute waits for it, and hidden otherwise.
+All time of a device is accounted for. Its compute lanes are busy, or they wait for the next op;
+then each nanosecond is attributed to what ran at that moment on the chain of causes of that op. A
+transfer is exposed while the compute of a device waits for it, and hidden otherwise.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _TRANSFER_KINDS = ("Copy", "Average", "Reduce")
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """The nanoseconds of one device: `wall` is the sum of `busy`, `data`, ... to `other`.
+    """The nanoseconds of one device: `wall` is the sum of the fields from `busy` to `other`.
 
-    `busy` is compute. The others are what compute waited for: `data` for reading and preparing
-    batches, `transfers` for transfers and reductions, `peers` for the compute of other devices
-    (a pipeline's bubble, a slow replica), `other` while nothing it needed was running (dispatch,
-    the credit, the host). `moving` is how long its own transfers and reductions took, at the same
-    time as all these.
+    `busy` is compute. The others are waits of compute: `data` for reading and preparing batches,
+    `transfers` for transfers and reductions, `peers` for the compute of other devices (a pipeline
+    bubble, a slow replica), `other` while nothing that it needed was running (dispatch, the credit,
+    the host). `moving` is the duration of the device's own transfers and reductions, which overlap
+    with all these.
     """
 
     location: str
@@ -46,16 +46,16 @@ class DeviceTime:
 
     @property
     def fraction(self) -> float:
-        """The part of the time in which the device computed, 0 to 1."""
+        """The share of the time in which the device computed, 0 to 1."""
         return self.busy / self.wall if self.wall else 0.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where the time of all devices went from the end of iteration `first - 1` to that of `last`.
+    """The time of all devices from the end of iteration `first - 1` to the end of `last`.
 
-    `moving` is the time of all transfers and reductions, `exposed` the part of it during which the
-    compute of a device waited for them.
+    `moving` is the duration of all transfers and reductions, `exposed` the part of it during which
+    the compute of a device waited for them.
     """
 
     first: int
@@ -67,20 +67,20 @@ class Report:
 
     @property
     def hidden(self) -> float:
-        """The part of transfers and reductions that compute did not wait for, 0 to 1."""
+        """The share of transfers and reductions that compute did not wait for, 0 to 1."""
         return 1 - self.exposed / self.moving if self.moving else 1.0
 
     @property
     def bubble(self) -> float:
-        """The part of all devices' time in which they did not compute, 0 to 1.
+        """The share of all devices' time in which they did not compute, 0 to 1.
 
-        For a pipeline it is to be compared with what its schedule promises.
+        For a pipeline, compare it with the bubble of its schedule.
         """
         spent = len(self.devices) * self.wall
         return 1 - sum(device.busy for device in self.devices) / spent if spent else 0.0
 
     def text(self, *, bubble: float | None = None) -> str:
-        """A report in plain text; `bubble` is the idle part that a formula gives."""
+        """A report in plain text; `bubble` is the idle share that a formula predicts."""
         count = self.last - self.first + 1
         head = ("location", "compute", "share", "data", "transfers", "peers", "other", "moving")
         rows = [
@@ -116,15 +116,15 @@ class Report:
 
 
 def devices_of_trace(trace: Trace) -> tuple[str, ...]:
-    """The locations that computed, in the order people count."""
-    found = {event.location for event in trace.events if _computes(event)}
-    return tuple(sorted(found, key=natural))
+    """The locations that computed, sorted by `natural`."""
+    locations = {event.location for event in trace.events if _computes(event)}
+    return tuple(sorted(locations, key=natural))
 
 
 def overlap(trace: Trace, *, skip: int | None = None) -> Report:
-    """Divide the time of every device, from the end of the first `skip` iterations on.
+    """Account for the time of every device after the first `skip` iterations.
 
-    Without `skip` these are the trace's warm-up.
+    `skip` defaults to the warm-up of the trace.
 
     >>> place, other = "host a, cpu:0", "host a, cpu:1"
     >>> trace = Trace(
@@ -188,9 +188,9 @@ def _gaps(
     begin: int,
     end: int,
 ) -> Iterator[tuple[int, int, int | None]]:
-    """When no compute lane of a device is busy: start, end, and what the next op waited for.
+    """The times in which no compute lane of a device is busy: start, end, cause of the next op.
 
-    Behind its last op a device waits for the end of the run.
+    After its last op a device waits for the event that ends last.
     """
     covered = begin
     for index in queue:
@@ -205,7 +205,7 @@ def _gaps(
 def _blamed(
     events: Sequence[Event], before: Sequence[int | None], start: int, end: int, cause: int | None
 ) -> Iterator[tuple[_Wait, int, int, int | None]]:
-    """Divide a gap by what ran in it on the chain of causes, from its end back to its start."""
+    """Attribute a gap to the events on the chain of causes, from its end back to its start."""
     while end > start and cause is not None:
         event = events[cause]
         ran, until = max(event.start, start), max(min(event.end, end), start)
@@ -220,7 +220,7 @@ def _blamed(
 
 
 def _wait(event: Event) -> _Wait:
-    """What waiting for an event is; no compute of the device that waits is on the chain."""
+    """The sort of a wait for an event; the compute of the waiting device is never on the chain."""
     if _transfers(event):
         return "transfers"
     if event.kind == "Data" or event.lane.startswith("io"):
@@ -239,7 +239,7 @@ def _transfers(event: Event) -> bool:
 
 
 def _covered(pieces: Sequence[tuple[int, int]]) -> int:
-    """The time that pieces cover together."""
+    """The length of the union of intervals."""
     ordered = sorted(pieces)
     total, until = 0, ordered[0][0]
     for start, stop in ordered:

@@ -1,7 +1,6 @@
-"""What a trace says of a run: time by kind, busy lanes, and the critical path with its waits.
+"""A summary of a trace: time by kind, busy lanes, and the critical path with its waits.
 
-All of it is said of what comes after warm-up: the first iterations, in which kernels are compiled,
-are unlike all others.
+Warm-up is left out: the first iterations, in which kernels are compiled, are unlike all others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["KindTime", "LaneTime", "PathStep", "Summary", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class KindTime:
-    """The time of all events of one kind; `share` is of the time of all events counted."""
+    """The time of all events of one kind; `share` is relative to all counted events."""
 
     kind: str
     count: int
@@ -28,13 +27,13 @@ class KindTime:
 
     @property
     def mean(self) -> float:
-        """Nanoseconds for one event."""
+        """Nanoseconds per event."""
         return self.total / self.count
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTime:
-    """How long a lane was busy within `span`, the time from the end of warm-up to the end."""
+    """How long a lane was busy within `span`, the time after warm-up."""
 
     location: str
     lane: str
@@ -43,7 +42,7 @@ class LaneTime:
 
     @property
     def fraction(self) -> float:
-        """The part of the span in which the lane was busy, 0 to 1."""
+        """The share of the span in which the lane was busy, 0 to 1."""
         return self.busy / self.span if self.span else 0.0
 
 
@@ -57,13 +56,13 @@ class PathStep:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a trace says: time by kind, busy lanes, iterations, and the critical path.
+    """Time by kind, busy lanes, iterations, and the critical path of a trace.
 
     The first `warm_up` iterations, which took `warm_up_time` ns, are left out: `span` is the time
-    from their end to that of the trace. `unsettled` more would be, if there were enough of others.
-    `iteration_time` is the mean between the ends of iterations in ns, so that overlap of iterations
-    counts; for a single iteration it is the span. `kinds` have all of the events of the iterations
-    that count. Lanes, and the path to the last event, have what lies within the span.
+    from their end to the end of the trace. `unsettled` more are warm-up too, but are counted for
+    lack of others. `iteration_time` is the mean time between the ends of iterations in ns, so
+    overlapping iterations count once; for a single iteration it is the span. `kinds` covers all
+    events of the counted iterations. `lanes` and `path` cover what lies within the span.
     """
 
     warm_up: int
@@ -79,11 +78,11 @@ class Summary:
 
     @property
     def waited(self) -> int:
-        """Nanoseconds on the critical path during which it stood still."""
+        """Nanoseconds on the critical path in which none of its events ran."""
         return sum(step.waited for step in self.path)
 
     def text(self, *, top: int = 10) -> str:
-        """A report in plain text, with all rows but the first `top` of a table in one."""
+        """A report in plain text; rows of a table after the first `top` are added up in one."""
         running = sum(row.total for row in self.path_kinds)
         waits = sorted((step for step in self.path if step.waited), key=lambda step: -step.waited)
         sections = [
@@ -99,19 +98,19 @@ class Summary:
         return "\n\n".join(sections) + "\n"
 
     def _left_out(self) -> str:
-        """Lines that say what of the warm-up is not counted, and what is for want of iterations."""
-        found = ""
+        """Lines about the warm-up that is left out, and about warm-up that is counted."""
+        lines = ""
         if self.warm_up:
             first = f"{self.warm_up} iterations" if self.warm_up > 1 else "iteration"
-            found += f"\nwithout the first {first}: warm-up, {as_time(self.warm_up_time)}"
+            lines += f"\nwithout the first {first}: warm-up, {as_time(self.warm_up_time)}"
         if self.unsettled:
             fewest = self.warm_up + self.unsettled + 1
-            found += f"\nwith warm-up in it: record {fewest} iterations or more"
-        return found
+            lines += f"\nwith warm-up in it: record {fewest} iterations or more"
+        return lines
 
 
 def summary(trace: Trace) -> Summary:
-    """Count and add up the events behind the warm-up of a trace, and find its critical path.
+    """Add up the events after the warm-up of a trace, and find its critical path.
 
     >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
     >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
@@ -144,7 +143,7 @@ def summary(trace: Trace) -> Summary:
 
 
 def _from(begin: int, event: Event) -> Event:
-    """What of an event lies behind `begin`."""
+    """The part of an event after `begin`."""
     return event if event.start >= begin else replace(event, start=min(begin, event.end))
 
 
@@ -164,7 +163,7 @@ def _by_kind(events: Iterable[Event]) -> tuple[KindTime, ...]:
 
 
 def _busy(queue: Sequence[Event], begin: int) -> int:
-    """The time from `begin` on that events sorted by start cover; overlaps count once."""
+    """The time after `begin` that events, sorted by start, cover; overlaps count once."""
     busy, covered = 0, begin
     for event in queue:
         busy += max(0, event.end - max(event.start, covered))
@@ -173,7 +172,7 @@ def _busy(queue: Sequence[Event], begin: int) -> int:
 
 
 def _critical_path(trace: Trace, begin: int) -> tuple[PathStep, ...]:
-    """Walk back from the event that ended last, each time to what it waited for, until `begin`."""
+    """Follow the causes of the event that ended last, back to `begin`."""
     events = trace.events
     before = causes(trace)
     path: list[PathStep] = []

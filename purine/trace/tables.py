@@ -1,4 +1,4 @@
-"""Plain tables of names and times, for reports that people read in a terminal."""
+"""Text tables of names and times, for reports in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["as_table", "as_time", "natural"]
 
 
 def as_table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
-    """Columns two spaces apart; the first `left` hold text, the others numbers.
+    """Columns two spaces apart; the first `left` are aligned left, the others right.
 
     >>> print(as_table([("kind", "count"), ("Conv", "2")], left=1))
       kind  count
@@ -27,7 +27,7 @@ def as_table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
 
 
 def as_time(ns: float) -> str:
-    """Nanoseconds in the unit that people would choose.
+    """Nanoseconds as text, in microseconds or milliseconds.
 
     >>> as_time(1_500), as_time(2_000_000)
     ('1.5 µs', '2.0 ms')
@@ -36,5 +36,5 @@ def as_time(ns: float) -> str:
 
 
 def natural(name: str) -> list[str]:
-    """A key by which names sort as people count: `cpu:2` before `cpu:10`."""
+    """A sort key that compares numbers in names by value: `cpu:2` before `cpu:10`."""
     return [part.rjust(20, "0") if part.isdigit() else part for part in re.split("([0-9]+)", name)]

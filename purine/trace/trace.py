@@ -1,7 +1,6 @@
 """Traces: the events of a run with the edges between its ops.
 
-So a trace explains itself without the graph. What it says of a run is in `summary` and `overlap`,
-the form of its file in `trace_file`.
+A trace can be read without the graph. `summary` and `overlap` report on it, `file` is its format.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ __all__ = ["Trace", "Window", "causes", "edges_of", "window"]
 
 _BYTES = 1 << 30  # of a file with a trace
 _WARM_UP, _FUSED_WARM_UP = 1, WARM_UP + 1
-"""Iterations of warm-up: buffers are made and algorithms chosen in the first; fused ops are
-compiled in their first call and, on a GPU, captured behind their own warm-up."""
+"""Iterations of warm-up. In the first, buffers are allocated and algorithms chosen. Fused ops are
+compiled in their first call and, on a GPU, captured after `WARM_UP` calls."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Trace:
         object.__setattr__(self, "events", ordered)
 
     def __add__(self, other: Trace) -> Trace:
-        """Both traces as one: of a run that was recorded in two parts."""
+        """Both traces as one, for a run that was recorded in two parts."""
         return Trace(self.events + other.events, tuple(dict.fromkeys(self.edges + other.edges)))
 
     @property
@@ -61,9 +60,9 @@ class Trace:
 
     @property
     def warm_up(self) -> int:
-        """How many of the first iterations are left out of what the trace says of a run.
+        """How many of the first iterations reports leave out.
 
-        Where ops are fused it is three, else one, and always fewer than there are.
+        Three with fused ops, otherwise one; never all iterations.
 
         >>> calls = (Event("a", "Fused", i, "host a, cpu:0", "compute", i, i) for i in range(8))
         >>> Trace(tuple(calls)).warm_up
@@ -73,7 +72,7 @@ class Trace:
 
     @property
     def unsettled(self) -> int:
-        """How many more iterations are warm-up, and counted for want of others."""
+        """How many iterations of warm-up are counted, because the trace has too few others."""
         return self._needed - self.warm_up
 
     @property
@@ -82,10 +81,10 @@ class Trace:
         return _FUSED_WARM_UP if fused else _WARM_UP
 
     def times(self) -> dict[str, float]:
-        """Seconds of each op: the median over the iterations behind warm-up in which it ran.
+        """Seconds of each op: the median over the iterations after warm-up in which it ran.
 
-        An op that ran in none of these counts with warm-up. What `pipeline` cuts a step by, if it
-        is told. Filters that a run packs and outputs that it fetches are no op's.
+        For an op that ran only in warm-up it is the median of those. `pipeline` can balance stages
+        by these times. Packing of filters and fetching of outputs belong to no op.
         """
         settled = self.iterations[self.warm_up :]
         every: dict[str, list[int]] = defaultdict(list)
@@ -102,7 +101,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write trace-event JSON: a process for each location, a thread for each lane.
 
-        Arrows show the edges that the order within a lane does not show already.
+        Arrows show the edges between events that are not neighbours on a lane.
         """
         path = Path(path)
         try:
@@ -119,7 +118,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         try:
             return cls(*from_json(json.loads(read_bounded(path, _BYTES))))
         except OSError as error:
@@ -143,20 +142,20 @@ def edges_of(graph: Graph) -> tuple[Edge, ...]:
     >>> edges_of(b.graph())
     (('gradient', 'update', 0), ('update', 'gradient', 1), ('update', 'update', 1))
     """
-    found: dict[Edge, None] = {}
+    edges: dict[Edge, None] = {}
     for before, targets in graph.successors.items():
         for after in targets:
-            found[before, after, 0] = None
+            edges[before, after, 0] = None
     for state in graph.states.values():
         if state.next == state.read or state.next not in graph.producers:
             continue
         for reader in graph.consumers[state.read]:
-            found[graph.producers[state.next].name, reader.name, 1] = None
-    return tuple(found)
+            edges[graph.producers[state.next].name, reader.name, 1] = None
+    return tuple(edges)
 
 
 class Window(NamedTuple):
-    """A part of a trace: the first iteration that counts, and when what counts begins and ends."""
+    """The part of a trace that counts: its first iteration, its begin and its end in time."""
 
     first: int
     begin: int
@@ -164,9 +163,10 @@ class Window(NamedTuple):
 
 
 def window(trace: Trace, skip: int) -> Window:
-    """From the end of the first `skip` iterations to the end of the trace.
+    """The window from the end of the first `skip` iterations to the end of the trace.
 
-    Iterations overlap, so some of what counts may run before it, but none of what is skipped in it.
+    Iterations overlap: events of counted iterations may run before the window, but no event of a
+    skipped iteration runs inside it.
 
     >>> calls = [Event("a", "K", i, "host a, cpu:0", "io", 5 * i, 5 * i + 9) for i in range(3)]
     >>> window(Trace(tuple(calls)), 1)
@@ -175,10 +175,10 @@ def window(trace: Trace, skip: int) -> Window:
     events, iterations = trace.events, trace.iterations
     if not 0 <= skip < len(iterations):
         raise ConfigError(
-            f"{skip} iterations are to be left out of a trace of {len(iterations)}",
+            f"cannot skip {skip} iterations of a trace of {len(iterations)}",
             expected=f"0 to {len(iterations) - 1}" if iterations else "a trace with events",
             found=str(skip),
-            remedy="leave out fewer, or record more iterations",
+            remedy="skip fewer, or record more iterations",
         )
     first = iterations[skip]
     skipped = (event.end for event in events if event.iteration < first)
@@ -187,10 +187,10 @@ def window(trace: Trace, skip: int) -> Window:
 
 
 def causes(trace: Trace) -> list[int | None]:
-    """For each event, by their numbers in the trace, the one that it had to wait for.
+    """For each event the index of the event that it waited for.
 
-    That is the latest to end of its producers and of the event before it on its lane, or None for
-    an event that waited for none. Causes have smaller numbers, whatever the clocks said.
+    That is the one that ended last among its producers and the event before it on its lane, or None
+    if there is none. A cause has a smaller index, also where clocks disagree.
 
     >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
     >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
@@ -198,7 +198,7 @@ def causes(trace: Trace) -> list[int | None]:
     [None, 0]
     """
     events = trace.events
-    at = {(event.op, event.iteration): index for index, event in enumerate(events)}
+    index_of = {(event.op, event.iteration): index for index, event in enumerate(events)}
     producers: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for producer, consumer, distance in trace.edges:
         producers[consumer].append((producer, distance))
@@ -208,15 +208,15 @@ def causes(trace: Trace) -> list[int | None]:
         for sooner, later in pairwise(queue)
         if events[sooner].end <= events[later].start
     }
-    found: list[int | None] = []
+    cause_of: list[int | None] = []
     for here, event in enumerate(events):
-        needed = [at.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
+        needed = [index_of.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
         before = [index for index in needed if index is not None and index < here]
         if here in neighbour:
             before.append(neighbour[here])
-        # The first of equals: a producer rather than the neighbour in the lane.
-        found.append(max(before, key=lambda index: events[index].end, default=None))
-    return found
+        # `max` takes the first of equals: a producer rather than the neighbour on the lane.
+        cause_of.append(max(before, key=lambda index: events[index].end, default=None))
+    return cause_of
 
 
 def _unreadable(path: Path, what: str, found: str) -> RunError:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import logging
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -95,3 +98,13 @@ def test_no_recorded_call_writes_over_a_value() -> None:
 def test_an_input_that_is_returned_is_its_own_number() -> None:
     joint = trace_joint(lambda x, w: (x, w * 2), [X, W], [True, True])
     assert joint.outputs[0] == 0
+
+
+def test_the_log_of_torch_is_silent_only_while_a_function_is_traced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(RuntimeError):
+        infer(torch.mm, [X, W])
+    assert not caplog.records
+    logging.getLogger("torch._subclasses.fake_tensor").error("told")
+    assert [record.message for record in caplog.records] == ["told"]

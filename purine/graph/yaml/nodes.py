@@ -1,9 +1,9 @@
-"""From YAML text to plain nodes that remember their line, without guessing and without trust.
+"""Parsing YAML text into plain nodes that know their line.
 
-It reads all YAML there is: graphs, job files and the `config.yaml` of runs. The text may come from
-anywhere, so its size is limited, nesting is limited before it can exhaust the stack, aliases may
-stand for little only, and a node cannot contain itself. Scalars follow YAML 1.2; those on which
-YAML 1.1 disagrees (`no`, `010`, `1:30`) are refused rather than read one way or the other.
+All YAML is parsed here: graphs, job files and the `config.yaml` of runs. The text is not trusted:
+its size and nesting are limited, aliases may repeat few nodes only, and a node cannot contain
+itself. Scalars follow YAML 1.2. Those that YAML 1.1 reads differently (`no`, `010`, `1:30`) are
+errors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["List", "Map", "Node", "Scalar", "describe", "document", "entries", "
 
 _BYTES = 64 << 20  # of a file
 _DEPTH = 64  # levels of nesting
-_ALIAS = 1000  # nodes that one alias may stand for
-_ALIASES = 100_000  # nodes that all aliases of a text may stand for
+_ALIAS = 1000  # nodes that one alias may repeat
+_ALIASES = 100_000  # nodes that all aliases of a text may repeat
 _DIGITS = 300  # of an integer: as many as a float can have
 
 _CONSTANTS = {
@@ -65,7 +65,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Nodes in a row; `size` counts all nodes, with those that aliases repeat."""
+    """A sequence; `size` counts its nodes at all levels, including those that aliases repeat."""
 
     line: int
     items: list[Node]
@@ -88,7 +88,7 @@ _Error: TypeAlias = type[FormatError] | type[ConfigError]
 
 
 def read_text(path: Path, what: str, error: _Error) -> str:
-    """The text of a YAML file in UTF-8; `what` it is, and the `error` that says what is wrong."""
+    """The text of a YAML file in UTF-8; `what` names it in errors, which are of class `error`."""
     try:
         data = read_bounded(path, _BYTES)
     except (OSError, ValueError) as cause:
@@ -110,7 +110,7 @@ def read_text(path: Path, what: str, error: _Error) -> str:
 
 
 def entries(text: str, file: str) -> Iterator[Node]:
-    """The items of the list that the text holds, one by one; `file` is its name in errors.
+    """The items of the list in a text, one by one; `file` is the name of the text in errors.
 
     >>> [describe(node) for node in entries("[1, one, ~]", "net.yaml")]
     ['the integer 1', "the text 'one'", 'null']
@@ -119,7 +119,7 @@ def entries(text: str, file: str) -> Iterator[Node]:
 
 
 def document(text: str, file: str) -> Node | None:
-    """The value that the text of a job holds, or None for an empty text; errors are ConfigErrors.
+    """The value in the text of a job, or None for an empty text; errors are `ConfigError`.
 
     >>> node = document("net: mlp", "job.yaml")
     >>> isinstance(node, Map) and [describe(value) for _, value in node.pairs]
@@ -129,7 +129,7 @@ def document(text: str, file: str) -> Node | None:
 
 
 def describe(node: Node) -> str:
-    """What a node is, in the words of an error."""
+    """A node in words, for messages."""
     if isinstance(node, List):
         return "a list"
     if isinstance(node, Map):
@@ -147,7 +147,7 @@ def describe(node: Node) -> str:
 
 
 class _Parser:
-    """Makes nodes of PyYAML's events; its own composer recurses in C without a limit."""
+    """Makes nodes of PyYAML's events; PyYAML's composer recurses in C without a limit."""
 
     def __init__(self, text: str, file: str, error: _Error) -> None:
         self.file = file
@@ -155,7 +155,7 @@ class _Parser:
         self.error = error
         self.anchors: dict[str, Node] = {}
         self.repeated = 0
-        self.key = ""  # of the mapping that is read
+        self.key = ""  # the key whose value is being read
         bad = _FORBIDDEN.search(text)
         if bad:
             raise self.wrong(
@@ -194,7 +194,7 @@ class _Parser:
 
     @contextmanager
     def events(self) -> Iterator[yaml.Event | None]:
-        """Read a text of one document: its first event is given, None for an empty text."""
+        """Parse a text of one document; yields its first event, None for an empty text."""
         self.loader = _Loader(self.text)
         try:
             self.event()  # the stream starts
@@ -354,15 +354,15 @@ class _Parser:
         )
 
     def syntax_error(self, error: Exception) -> FormatError | ConfigError:
-        place, found = f"{self.file}:1", str(error)
+        where, found = f"{self.file}:1", str(error)
         if isinstance(error, yaml.MarkedYAMLError):
             mark = error.problem_mark or error.context_mark
             if mark is not None:
-                place = f"{self.file}:{mark.line + 1}:{mark.column + 1}"
+                where = f"{self.file}:{mark.line + 1}:{mark.column + 1}"
             found = ", ".join(part for part in (error.problem, error.context) if part)
         return self.error(
             "the text is not YAML",
-            where=place,
+            where=where,
             expected="a list of entries in YAML"
             if self.error is FormatError
             else "lines of the form `key: value`",

@@ -1,8 +1,8 @@
-"""What the entries of a YAML file mean: from plain nodes to a graph.
+"""Reading a graph from the entries of a YAML file.
 
-Every node of the graph gets the line of its entry, and every mistake is a `FormatError` that names
-the line and the key; the first is raised with all others. Whether the graph makes sense is not
-asked here but by `verify`.
+Every node of the graph gets the line of its entry. Every mistake is a `FormatError` with the line
+and the key; the first is raised, with the others in `more`. The graph is not checked here: `verify`
+does that.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _HERE = Location()
 
 @checked
 def from_yaml(text: str, *, file: str = "<text>") -> Graph:
-    """The graph that a text in YAML describes; `file` is its name in errors.
+    """The graph in a YAML text; `file` is the name of the text in errors.
 
-    Blobs that an op writes and no entry declares are added without a shape. Without any `output`
-    entry the graph's outputs are its sinks. The graph is not verified.
+    Blobs that an op writes and no entry declares are added without a shape. Without `output`
+    entries the outputs are the sinks. The graph is not verified.
 
     >>> print(from_yaml('''
     ... - type: blob
@@ -53,7 +53,7 @@ def from_yaml(text: str, *, file: str = "<text>") -> Graph:
                 outputs_named |= _read_entry(node, file, builder) == "output"
             except PurineError as error:
                 mistakes.append(error)
-    except FormatError as error:  # behind which nothing can be read
+    except FormatError as error:  # the rest of the text cannot be parsed
         mistakes.append(error)
     if mistakes:
         mistakes[0].more = tuple(mistakes[1:])
@@ -75,7 +75,7 @@ def load_yaml(path: str | os.PathLike[str]) -> Graph:
 
 
 def _read_entry(node: Node, file: str, builder: Builder) -> str:
-    """Add what an entry says, and return its type."""
+    """Add the node of an entry, and return the type of the entry."""
     entry = _Fields(node, "an entry", file)
     kind = entry.text("type")
     if kind not in _ENTRIES:
@@ -86,7 +86,7 @@ def _read_entry(node: Node, file: str, builder: Builder) -> str:
 
 
 class _Fields:
-    """A mapping of the text, what it is called in errors, and readers for its values."""
+    """A mapping in the text, and readers for its values; `what` names it in errors."""
 
     def __init__(self, node: Node, what: str, file: str) -> None:
         self.what = what
@@ -120,14 +120,14 @@ class _Fields:
         return self.as_text(self.node(key), f"has a {key!r} that")
 
     def texts(self, key: str, *, null: str | None = None) -> tuple[str, ...]:
-        """A list of texts, where a null may stand for the text `null`."""
-        found = []
+        """A list of texts; with `null`, null items are read as that text."""
+        texts = []
         for item in self.items(key):
             if null is not None and isinstance(item, Scalar) and item.value is None:
-                found.append(null)
+                texts.append(null)
             else:
-                found.append(self.as_text(item, f"has an item in {key!r} that"))
-        return tuple(found)
+                texts.append(self.as_text(item, f"has an item in {key!r} that"))
+        return tuple(texts)
 
     def items(self, key: str) -> list[Node]:
         node = self.node(key)
@@ -138,15 +138,15 @@ class _Fields:
         return node.items
 
     def sizes(self, key: str) -> tuple[int, ...]:
-        found = []
+        sizes = []
         for item in self.items(key):
             size = item.value if isinstance(item, Scalar) else None
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise self.wrong(
                     item, f"has a {key!r} with a wrong item", "whole numbers from 0 up"
                 )
-            found.append(size)
-        return tuple(found)
+            sizes.append(size)
+        return tuple(sizes)
 
     def truth(self, key: str, default: bool) -> bool:
         if key not in self.keys:
@@ -292,7 +292,7 @@ def _control(entry: _Fields, builder: Builder) -> None:
 def _output(entry: _Fields, builder: Builder) -> None:
     entry.only("type", "blob")
     blob = entry.node("blob")
-    if not isinstance(blob, Scalar) or blob.value is not None:  # a null says: no outputs
+    if not isinstance(blob, Scalar) or blob.value is not None:  # null means no outputs
         builder.outputs.append(entry.text("blob"))
 
 

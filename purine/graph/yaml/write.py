@@ -1,7 +1,6 @@
-"""The text form of a graph that reads back: the YAML of Purine's poster, one entry per node.
+"""Writing a graph as YAML, one entry per node, in the form of Purine's poster.
 
-What is written reads back to an equal graph, and other readers of YAML see the same values.
-Whatever cannot be understood is a `FormatError` with its file and line.
+The text reads back to an equal graph, and other readers of YAML see the same values.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff
 
 @checked
 def to_yaml(graph: Graph) -> str:
-    """The graph as YAML, one entry per line; what has its default value is left out.
+    """The graph as YAML, one entry per line; default values are left out.
 
     >>> from purine.graph.builder import Builder
     >>> b = Builder()
@@ -48,14 +47,14 @@ def to_yaml(graph: Graph) -> str:
     for before, after in sorted(graph.control):
         entries.append({"type": "control", "before": before, "after": after})
     entries += [{"type": "output", "blob": name} for name in graph.outputs]
-    if graph.sinks and not graph.outputs:  # a file without outputs asks for all sinks
+    if graph.sinks and not graph.outputs:  # without output entries, all sinks would be outputs
         entries.append({"type": "output", "blob": None})
     return "".join(f"- {flow(entry)}\n" for entry in entries) or "[]\n"
 
 
 @checked
 def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write the graph to a file, which appears whole or not at all."""
+    """Write the graph to a file; a failed write leaves the old content."""
     text = to_yaml(graph)
     target = Path(path)
     try:
@@ -132,7 +131,7 @@ def _location_entry(location: Location) -> dict[str, object]:
 
 
 def flow(value: object) -> str:
-    """A value in YAML's flow style, that every reader of YAML reads alike."""
+    """A value in YAML's flow style, in a form on which all readers of YAML agree."""
     if isinstance(value, str):
         return _string(value)
     if value is None:
@@ -166,11 +165,11 @@ def _string(text: str) -> str:
     return _UNPRINTABLE.sub(_escape, json.dumps(text, ensure_ascii=False))
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found.group())
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
     if 0xD800 <= code <= 0xDFFF:
         raise FormatError(
-            f"the text {found.string} cannot be written as YAML",
+            f"the text {match.string} cannot be written as YAML",
             expected="Unicode text",
             found=f"half of a surrogate pair, \\u{code:04x}",
             remedy="rename the node, or change the attribute",
