@@ -1,9 +1,9 @@
-"""Filling in and checking what a graph's kinds determine: implied inputs, shapes, dtypes, cost."""
+"""Filling in and checking what a graph's kinds determine: implied inputs, shapes, dtypes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from purine.analysis import shapes, tracing
 from purine.analysis.purity import ImpureCall, is_foreign, refuse_impure, refused_call
@@ -18,10 +18,8 @@ from purine.registry.kind import IMPLIED, Kind, generation
 from purine.registry.lookup import lookup
 
 __all__ = [
-    "Cost",
     "check",
     "complete",
-    "cost",
     "families",
     "infer_op",
     "op_key",
@@ -31,17 +29,6 @@ __all__ = [
     "spec_of",
     "with_batch",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What an op takes: floating-point operations, and bytes of the blobs it reads and writes."""
-
-    flops: int
-    bytes: int
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
 
 @checked
@@ -215,21 +202,6 @@ def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
 
 
 _INFERRED: dict[tuple[object, ...], Inferred] = {}
-_FLOPS: dict[tuple[object, ...], int] = {}
-
-
-def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
-    """The cost of one op, from the blobs of its graph."""
-    touched = [*dict.fromkeys(op.inputs), *(name for name in op.outputs if name != NOTHING)]
-    moved = sum(size_in_bytes(blobs[name]) for name in touched)
-    kind = lookup(op)
-    if kind.function is None or not tracing.has_flops(kind.function):
-        return Cost(0, moved)
-    inputs = [spec_of(blobs[name]) for name in op.inputs]
-    key = op_key(op, inputs)
-    if key not in _FLOPS:
-        _FLOPS[key] = tracing.count_flops(kind.bind(op), inputs)
-    return Cost(_FLOPS[key], moved)
 
 
 def _refused(op: Op, inputs: Sequence[Spec], error: Exception) -> KindError:

@@ -191,7 +191,8 @@ def _graph_text(graph: Graph, format: Format, depth: int | None) -> str:
 
 def _table_text(graph: Graph, depth: int | None) -> str:
     """A row for each op, or for each block of ops whose names share `depth` parts."""
-    from purine.analysis.infer import cost, size_in_bytes
+    from purine.analysis.cost import cost
+    from purine.analysis.infer import size_in_bytes
     from purine.graph.fold import blocks, fold
 
     members = {name: (name,) for name in graph.order} if depth is None else blocks(graph, depth)

@@ -23,7 +23,7 @@ from functools import cache
 
 from torch import Tensor
 
-from purine.analysis.infer import cost
+from purine.analysis.cost import PROFILE, cost
 from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
@@ -69,7 +69,7 @@ def pays(graph: Graph) -> bool:
     return sum(_seconds(graph, op) for op in ops) < _SHORT * len(ops)
 
 
-_SHORT = 1e-4
+_SHORT = PROFILE.dispatch_matters
 """An op that takes longer does not mind how it is dispatched."""
 
 
@@ -106,8 +106,7 @@ def _team(op: Op) -> object:
 
 def _seconds(graph: Graph, op: Op) -> float:
     """A rough guess of the time of an op on one core."""
-    found = cost(op, graph.blobs)
-    return found.flops / 5e10 + found.bytes / 1e10 + 2e-6
+    return PROFILE.core.seconds(cost(op, graph.blobs))
 
 
 def segmented(

@@ -20,7 +20,8 @@ from functools import cache
 
 import torch
 
-from purine.analysis.infer import cost, size_in_bytes
+from purine.analysis.cost import PROFILE, cost
+from purine.analysis.infer import size_in_bytes
 from purine.graph import Graph
 from purine.machine.effects import applies
 from purine.registry.lookup import lookup
@@ -29,8 +30,8 @@ __all__ = ["tune_heap"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _LARGE, _LARGEST, _HALF, _PIECE, _ALL = 3 << 20, 24 << 20, 32 << 20, 64 << 20, 1 << 30
-_DENSE = 10e-3
-"""Bytes of large results per flop of a step above which clearing their pages costs too much."""
+_DENSE = PROFILE.mapped_bytes_per_flop
+"""Bytes of results for each flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
 
 

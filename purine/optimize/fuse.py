@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from purine.analysis.infer import cost, families, size_in_bytes
+from purine.analysis.cost import PROFILE, cost
+from purine.analysis.infer import families, size_in_bytes
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
@@ -134,8 +135,7 @@ def _split(graph: Graph, ops: Sequence[Op], pieces: int) -> list[list[Op]]:
     """Ops in order, cut into parts of about equal cost."""
     if pieces == 1:
         return [list(ops)]
-    costs = [cost(op, graph.blobs) for op in ops]
-    weights = [found.flops / 50 + found.bytes + 1 for found in costs]
+    weights = [PROFILE.fused.seconds(cost(op, graph.blobs)) for op in ops]
     total, before = sum(weights), 0.0
     parts: list[list[Op]] = [[] for _ in range(pieces)]
     for op, weight in zip(ops, weights, strict=True):

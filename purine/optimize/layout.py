@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
-from purine.analysis.infer import complete, cost
+from purine.analysis.cost import cost
+from purine.analysis.infer import complete
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from purine.analysis.infer import complete, cost
+from purine.analysis.cost import PROFILE, cost
+from purine.analysis.infer import complete
 from purine.arguments import checked
 from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
@@ -28,7 +29,6 @@ AGAIN = "again"
 """The first part of the names of what is computed a second time, behind replica and micro-batch."""
 
 _COPY = re.compile(r"((?:replica|micro)\d+/)*")
-_FLOPS_PER_BYTE = 5.0
 
 
 @checked
@@ -180,8 +180,7 @@ def _equal_blocks(step: Graph, forward: Mapping[str, _Place], count: int) -> lis
 
 
 def _time(op: Op, step: Graph) -> float:
-    found = cost(op, step.blobs)
-    return found.flops + _FLOPS_PER_BYTE * found.bytes
+    return PROFILE.recomputed.seconds(cost(op, step.blobs))
 
 
 def _repeated(step: Graph, block: Sequence[str]) -> Graph:

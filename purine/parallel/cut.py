@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate as running
 from itertools import pairwise
 
-from purine.analysis.cost import BYTES_PER_SECOND, seconds
+from purine.analysis.cost import PROFILE, seconds
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import checked
 from purine.errors import ConfigError
@@ -226,7 +226,7 @@ def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> l
                 if begin in best[-1]:
                     # Squares favour even stages; bytes count for the time that they travel.
                     spent = (ends[end] - ends[begin]) ** 2 / (limit or 1.0)
-                    moved = crossing[begin] / BYTES_PER_SECOND if begin else 0.0
+                    moved = crossing[begin] / PROFILE.device.bytes if begin else 0.0
                     total = best[-1][begin][0] + spent + moved
                     row[end] = min(row.get(end, (math.inf, 0)), (total, begin))
         best.append(row)

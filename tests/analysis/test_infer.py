@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from purine.analysis.infer import check, complete, cost, infer_op, problems, with_batch
+from purine.analysis.infer import check, complete, infer_op, problems, with_batch
 from purine.analysis.tracing import Spec
 from purine.errors import GraphError, KindError
 from purine.graph import Builder, Graph, Op, from_yaml
@@ -115,13 +115,3 @@ def test_another_batch_size_leaves_inputs_without_dimensions() -> None:
     graph = with_batch(net.graph(), 2)
     shapes = {name: blob.shape for name, blob in graph.blobs.items()}
     assert shapes == {"x": (2, 3), "factor": (), "y": (2, 3)}
-
-
-def test_cost_is_flops_and_bytes() -> None:
-    net = Net()
-    inner_product(net.input("x", (8, 3)), 5, bias=False, name="fc")
-    graph = net.graph()
-    found = cost(graph.ops["fc"], graph.blobs)
-    assert found.flops == 2 * 8 * 3 * 5
-    assert found.bytes == 4 * (8 * 3 + 5 * 3 + 8 * 5)
-    assert (found + found).flops == 2 * found.flops
