@@ -1,6 +1,6 @@
 """Samples that are held in memory (or mapped into it) as arrays.
 
-What is wrong with an array is said when the source is made, never while it is read. Fields named
+Arrays are checked when the source is made, never while it is read. Fields named
 `image` and `label` follow the conventions of this package: images are [N, C, H, W] and keep their
 dtype, labels are [N], int64, and count from 0.
 """
@@ -8,20 +8,20 @@ dtype, labels are [N], int64, and count from 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from purine.arguments import checked
-from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
+from purine.data.source import DTYPES, DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
 from purine.registry.aten import dtype_name
 
 __all__ = ["Array", "ArraySource", "array_dataset"]
 
-Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
+Array: TypeAlias = "NumpyArray | torch.Tensor"
 """A numpy array or a torch tensor, one row per sample."""
 
 _CHANNELS = (1, 3, 4)
@@ -30,8 +30,8 @@ _CHANNELS = (1, 3, 4)
 class ArraySource(Source):
     """Samples from arrays of equal length, one array per field.
 
-    `classes` defaults to the largest label and one. `origins` says in messages where each array is
-    from.
+    `classes` defaults to the largest label plus one. `origins` tells error messages where each
+    array is from.
 
     >>> images, labels = np.zeros((5, 28, 28), np.uint8), np.arange(5)
     >>> source = ArraySource(images, labels)
@@ -58,7 +58,7 @@ class ArraySource(Source):
             )
         origins = origins or names
         self.classes = classes
-        columns: list[npt.NDArray[Any]] = []
+        columns: list[NumpyArray] = []
         for name, array, origin in zip(names, arrays, origins, strict=True):
             column = _as_numpy(array, origin)
             if name == "image":
@@ -107,12 +107,12 @@ def array_dataset(
     return DataSet(name, train_source, test_source)
 
 
-def _as_numpy(array: Array, origin: str) -> npt.NDArray[Any]:
+def _as_numpy(array: Array, origin: str) -> NumpyArray:
     """A plain array of native byte order, sharing memory where it can."""
     if isinstance(array, torch.Tensor):
         kind = dtype_name(array.dtype)
         if kind in DTYPES:
-            return _usable(cast(npt.NDArray[Any], array.detach().cpu().numpy()), origin)
+            return _usable(array.detach().cpu().numpy(), origin)
     else:
         kind = array.dtype.name
         if kind in DTYPES:
@@ -126,7 +126,7 @@ def _as_numpy(array: Array, origin: str) -> npt.NDArray[Any]:
     )
 
 
-def _usable(array: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
+def _usable(array: NumpyArray, origin: str) -> NumpyArray:
     if array.ndim == 0 or array.size == 0:
         raise DataError(
             "there are no samples",
@@ -139,7 +139,7 @@ def _usable(array: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def _as_images(array: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
+def _as_images(array: NumpyArray, origin: str) -> NumpyArray:
     if array.ndim == 3:
         return array[:, None]
     if array.ndim != 4:
@@ -162,7 +162,7 @@ def _as_images(array: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
 
 
 def _as_labels(
-    array: npt.NDArray[Any], origin: str, classes: int | None
+    array: NumpyArray, origin: str, classes: int | None
 ) -> tuple[npt.NDArray[np.int64], int]:
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -27,12 +27,12 @@ from purine.arguments import checked, shown
 from purine.data.open import open_data
 from purine.data.source import DataSet, Source
 from purine.data.tensors import TensorSource, columns_source
-from purine.data.torch_dataset import IterableSource, TorchSource, count_values
+from purine.data.torch_dataset import IterableSource, TorchSource, count_values, is_map_dataset
 from purine.errors import DataError
 
 __all__ = ["DataLike", "as_dataset"]
 
-DataLike: TypeAlias = Any
+DataLike: TypeAlias = object
 """What `as_dataset` takes."""
 
 
@@ -72,8 +72,7 @@ def _source(data: object) -> Source:
         return TensorSource(*data.tensors)
     if isinstance(data, IterableDataset):
         return IterableSource(data, names=_names(count_values(data)))
-    sized = hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__")
-    if not sized or isinstance(data, Mapping):
+    if not is_map_dataset(data) or isinstance(data, Mapping):
         raise DataError(
             f"data is {shown(data)}",
             expected="tensors or arrays, a data set of PyTorch, a DataLoader, or a data set of "
@@ -81,7 +80,7 @@ def _source(data: object) -> Source:
             found=shown(data),
             remedy="pass a tuple with a tensor for each input of the net, in the net's order",
         )
-    return TorchSource(data, names=_names(count_values(data)))  # type: ignore[arg-type]
+    return TorchSource(data, names=_names(count_values(data)))
 
 
 def _names(count: int) -> tuple[str, ...]:
@@ -92,7 +91,7 @@ def _name(data: object) -> str:
     return "tensors" if isinstance(data, tuple | list) else type(data).__name__
 
 
-def _dataset_of(loader: DataLoader[Any]) -> object:
+def _dataset_of(loader: DataLoader[object]) -> object:
     """The data set of a loader that only batches it and chooses an order."""
     for what, found, plain in (
         ("collate_fn", loader.collate_fn, loader.collate_fn is default_collate),
@@ -112,7 +111,7 @@ def _dataset_of(loader: DataLoader[Any]) -> object:
     return loader.dataset
 
 
-def _takes_all(loader: DataLoader[Any]) -> bool:
+def _takes_all(loader: DataLoader[object]) -> bool:
     """Whether a loader's sampler gives every sample once, in order or shuffled."""
     sampler = loader.sampler
     if type(sampler) is RandomSampler:

@@ -1,16 +1,16 @@
-"""Pictures as Caffe sees them: channels first, in the order blue, green, red."""
+"""Decoding pictures as Caffe does: channels first, in the order blue, green, red."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from purine.data._extras import extra
+from purine.data._files import extra
+from purine.data.source import NumpyArray
 from purine.errors import DataError
 
 __all__ = ["decode_image"]
@@ -26,7 +26,7 @@ def decode_image(
     """A compressed picture (PNG, JPEG, ...) as uint8 [C, H, W].
 
     `color` asks for three channels or for one; None keeps grey pictures grey. `size` is the height
-    and width to bring it to, by interpolation between the nearest four points, as Caffe does.
+    and width to resize it to, by bilinear interpolation as in Caffe.
     """
     images = extra("PIL.Image", "images", "decoding pictures")
     try:
@@ -45,10 +45,10 @@ def decode_image(
     return np.ascontiguousarray(planes if size is None else _resized(planes, size))
 
 
-def _resized(planes: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+def _resized(planes: NumpyArray, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     if planes.shape[1:] == size:
         return planes
     batch = torch.from_numpy(np.ascontiguousarray(planes))[None].to(torch.float64)
-    made = torch.nn.functional.interpolate(batch, size, mode="bilinear", align_corners=False)
-    resized: npt.NDArray[np.uint8] = made[0].round().clamp(0, 255).to(torch.uint8).numpy()
+    scaled = torch.nn.functional.interpolate(batch, size, mode="bilinear", align_corners=False)
+    resized: npt.NDArray[np.uint8] = scaled[0].round().clamp(0, 255).to(torch.uint8).numpy()
     return resized

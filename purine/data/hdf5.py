@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from purine.arguments import checked
-from purine.data._extras import extra
-from purine.data.source import DTYPES, DataSet, Field, Indices, Source, check_indices
+from purine.data._files import extra, read_lines, unreadable
+from purine.data.source import DTYPES, DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
 
 __all__ = ["Hdf5Source", "hdf5_dataset", "with_classes"]
@@ -70,17 +69,17 @@ class Hdf5Source(Source):
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         check_indices(indices, len(self))
-        made = [np.empty((len(indices), *field.shape), field.dtype) for field in self.fields]
+        columns = [np.empty((len(indices), *field.shape), field.dtype) for field in self.fields]
         owners = np.searchsorted(self._starts, indices, side="right") - 1
         for owner in np.unique(owners):
             places = np.flatnonzero(owners == owner)
             rows, back = np.unique(indices[places] - self._starts[owner], return_inverse=True)
             file = self._files[owner]
             with _opened(file) as content:
-                for array, field in zip(made, self.fields, strict=True):
+                for array, field in zip(columns, self.fields, strict=True):
                     values = _converted(content[field.name][rows], field, file)[back]
                     array[places] = values.reshape(len(places), *field.shape)
-        return tuple(map(torch.from_numpy, made))
+        return tuple(map(torch.from_numpy, columns))
 
     def labelled(self, images: str, labels: str, classes: int | None) -> Hdf5Source:
         """The same rows as images and labels of classes."""
@@ -176,15 +175,10 @@ def with_classes(data: DataSet) -> DataSet:
 def _listed(path: Path, root: Path | None) -> list[Path]:
     if path.suffix in (".h5", ".hdf5"):
         return [path]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(
-            path, "a text file with the name of an HDF5 file a line", error
-        ) from error
-    names = [Path(line.strip()) for line in lines if line.strip()]
+    expected = "a text file with the name of an HDF5 file on each line"
+    names = [Path(line.strip()) for line in read_lines(path, expected) if line.strip()]
     if not names:
-        raise _unreadable(path, "the name of an HDF5 file a line", ValueError("no names"))
+        raise unreadable(path, expected, "no names")
     if root is not None:
         return [root / name for name in names]
     return [name if name.exists() else path.parent / name for name in names]
@@ -197,30 +191,20 @@ def _opened(path: Path) -> Iterator[Any]:
         with h5py.File(path, "r") as file:
             yield file
     except (OSError, RuntimeError, KeyError, ValueError) as error:
-        raise _unreadable(path, "a readable HDF5 file", error) from error
+        raise unreadable(path, "a readable HDF5 file", str(error)) from error
 
 
-def _converted(values: npt.NDArray[Any], field: Field, file: Path) -> npt.NDArray[Any]:
+def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
     if values.dtype.name == field.dtype:
         return values
     with np.errstate(invalid="ignore", over="ignore"):
-        made = values.astype(field.dtype)
-    if made.dtype.kind in "iu" and not np.array_equal(made, values):
+        converted = values.astype(field.dtype)
+    if converted.dtype.kind in "iu" and not np.array_equal(converted, values):
         raise DataError(
             f"values of {field.name!r} are not whole numbers",
             where=str(file),
             expected=f"values of dtype {field.dtype}",
-            found=str(values[made != values].flat[0]),
+            found=str(values[converted != values].flat[0]),
             remedy="write labels and indices as whole numbers",
         )
-    return made
-
-
-def _unreadable(path: Path, expected: str, error: Exception) -> DataError:
-    return DataError(
-        "the file cannot be read",
-        where=str(path),
-        expected=expected,
-        found=str(error),
-        remedy="check the path, or write the file again",
-    )
+    return converted

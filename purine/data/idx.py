@@ -2,7 +2,7 @@
 
 A file is four bytes of magic (0, 0, a code for the dtype, the number of axes), the size of each
 axis as a big-endian uint32, and the values. Every byte is accounted for: a file that is too short
-or too long is refused, with the bytes that were expected and found.
+or too long is refused with the number of bytes that were expected and found.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from purine.arguments import checked
-from purine.data._bounds import refuse_larger_than_memory
+from purine.data._files import listing, refuse_larger_than_memory, unreadable
 from purine.data.arrays import array_dataset
-from purine.data.source import DataSet
+from purine.data.source import DataSet, NumpyArray
 from purine.errors import DataError
 
 __all__ = ["find_idx", "idx_dataset", "read_idx"]
+
+_File: TypeAlias = IO[bytes] | gzip.GzipFile
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -33,13 +34,13 @@ _PART = 16 << 20  # bytes that are read at once
 
 
 @checked
-def read_idx(path: str | Path) -> npt.NDArray[Any]:
+def read_idx(path: str | Path) -> NumpyArray:
     """The array in an IDX file; a name that ends in `.gz` is decompressed.
 
     No more is read than the header asks for, whatever a compressed file would expand to.
     """
     path = Path(path)
-    with _opened(path) as file, _told(path):
+    with _opened(path) as file, _reading(path):
         data = _read(file, 4)
         if len(data) < 4:
             raise _wrong_size(path, "the header is cut short", "4 bytes or more", len(data))
@@ -97,7 +98,7 @@ def _has_part(folder: Path, part: str) -> bool:
     return any(find_idx(folder, part, content) for content in _AXES)
 
 
-def _read_part(folder: Path, part: str) -> dict[str, npt.NDArray[Any]]:
+def _read_part(folder: Path, part: str) -> dict[str, NumpyArray]:
     arrays = {}
     for content, axes in _AXES.items():
         path = find_idx(folder, part, content)
@@ -106,7 +107,7 @@ def _read_part(folder: Path, part: str) -> dict[str, npt.NDArray[Any]]:
                 f"there is no file of {part} {content}",
                 where=str(folder),
                 expected=" or ".join(_names(part, content)),
-                found=_listing(folder),
+                found=listing(folder),
                 remedy="add the file, or name the folder that holds it",
             )
         array = read_idx(path)
@@ -122,24 +123,16 @@ def _read_part(folder: Path, part: str) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _listing(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no such folder"
-    names = sorted(entry.name for entry in folder.iterdir())
-    shown = ", ".join(names[:8]) or "an empty folder"
-    return shown + (", ..." if len(names) > 8 else "")
-
-
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> _File:
     """The file, or what is compressed in it."""
-    with _told(path):
+    with _reading(path):
         file = open(path, "rb")  # noqa: SIM115
         if path.suffix != ".gz":
             return file
         magic = file.read(2)
         file.seek(0)
     if magic == _GZIP_MAGIC:
-        return gzip.open(file)  # type: ignore[return-value]
+        return gzip.open(file)
     file.close()
     raise DataError(
         "the file is named .gz and is not gzip",
@@ -150,8 +143,8 @@ def _opened(path: Path) -> IO[bytes]:
     )
 
 
-def _read(file: IO[bytes], size: int) -> bytes:
-    """The next `size` bytes, or those that are left; memory grows with what is there."""
+def _read(file: _File, size: int) -> bytes:
+    """The next `size` bytes, or those that are left; no more memory is taken than these need."""
     parts = []
     while size > 0:
         part = file.read(min(size, _PART))
@@ -163,7 +156,8 @@ def _read(file: IO[bytes], size: int) -> bytes:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file into a `DataError`."""
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -175,13 +169,7 @@ def _told(path: Path) -> Iterator[None]:
             remedy="fetch the file again",
         ) from error
     except OSError as error:
-        raise DataError(
-            "the file cannot be read",
-            where=str(path),
-            expected="an IDX file",
-            found=error.strerror or str(error),
-            remedy="check the path and its permissions",
-        ) from error
+        raise unreadable(path, "an IDX file", error.strerror or str(error)) from error
 
 
 def _no_idx(path: Path, data: bytes) -> DataError:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from purine.arguments import checked
 from purine.data.decoding import decode_image
-from purine.data.source import DataSet, Field, Indices, Source, check_indices
+from purine.data.source import DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
 
 __all__ = ["ImageListSource", "image_list_dataset"]
@@ -74,7 +72,7 @@ class ImageListSource(Source):
         made = (torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
         return made if self._has_labels else made[:1]
 
-    def _picture(self, number: int) -> npt.NDArray[Any]:
+    def _picture(self, number: int) -> NumpyArray:
         path = self._located(number)
         return decode_image(Path(path), where=path, color=self._color, size=self._size)
 

@@ -1,6 +1,6 @@
 """Caffe's image databases: an LMDB folder of `Datum` messages, in the order of their keys.
 
-The first sample says what all are like; one that differs is refused when it is read. Samples stay
+The first sample fixes shape and dtype; one that differs is refused when it is read. Samples stay
 in the file until they are asked for, so a database may be larger than memory.
 """
 
@@ -10,19 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from purine.arguments import checked
-from purine.data._extras import extra
+from purine.data._files import extra
 from purine.data.decoding import decode_image
-from purine.data.messages import Damaged, decode
-from purine.data.source import DataSet, Field, Indices, Source, check_indices
+from purine.data.messages import Damaged, Message, decode
+from purine.data.source import DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
+
+_Transaction: TypeAlias = Any  # of the package lmdb, which need not be installed
 
 __all__ = ["LmdbSource", "is_leveldb", "is_lmdb", "lmdb_dataset"]
 
@@ -30,9 +31,9 @@ __all__ = ["LmdbSource", "is_leveldb", "is_lmdb", "lmdb_dataset"]
 class LmdbSource(Source):
     """Images and labels of an LMDB that was made for Caffe.
 
-    `color` is for compressed pictures: True makes all of them three channels, blue first.
-    Without `labels` the source has images only. `classes` is found by reading all labels when it
-    is first asked for, unless it is given.
+    `color` is for compressed pictures: True decodes all of them to three channels, blue first.
+    Without `labels` the source has images only. `classes` defaults to the largest label plus one;
+    all labels are read when it is first asked for.
     """
 
     @checked
@@ -66,7 +67,7 @@ class LmdbSource(Source):
 
     @property
     def classes(self) -> int | None:  # type: ignore[override]
-        """The largest label and one."""
+        """The largest label plus one, None where a label is negative."""
         if self._classes is None and self._labels:
             largest = -1
             with self._reading() as transaction:
@@ -88,21 +89,21 @@ class LmdbSource(Source):
         with self._reading() as transaction:
             for row, number in enumerate(indices):
                 image, labels[row] = self._sample(transaction, int(number))
-                found = Field("image", image.shape, image.dtype.name)
-                if found != self.fields[0]:
+                own = Field("image", image.shape, image.dtype.name)
+                if own != self.fields[0]:
                     raise DataError(
                         "a sample differs from the first",
                         where=self._where(int(number)),
                         expected=str(self.fields[0]),
-                        found=str(found),
+                        found=str(own),
                         remedy="make the database again with images of one size",
                     )
                 images[row] = image
-        made = (torch.from_numpy(images), torch.from_numpy(labels))
-        return made if self._labels else made[:1]
+        columns = (torch.from_numpy(images), torch.from_numpy(labels))
+        return columns if self._labels else columns[:1]
 
     @contextmanager
-    def _reading(self) -> Iterator[Any]:
+    def _reading(self) -> Iterator[_Transaction]:
         lmdb = extra("lmdb", "lmdb", "reading an LMDB")
         try:
             with self._database.environment.begin() as transaction:
@@ -110,7 +111,7 @@ class LmdbSource(Source):
         except lmdb.Error as error:
             raise _unreadable(self.path, str(error)) from error
 
-    def _datum(self, transaction: Any, number: int) -> Any:
+    def _datum(self, transaction: _Transaction, number: int) -> Message:
         try:
             return decode("Datum", transaction.get(self._keys[number]) or b"")
         except Damaged as error:
@@ -122,7 +123,7 @@ class LmdbSource(Source):
                 remedy="make the database again",
             ) from error
 
-    def _sample(self, transaction: Any, number: int) -> tuple[npt.NDArray[Any], int]:
+    def _sample(self, transaction: _Transaction, number: int) -> tuple[NumpyArray, int]:
         datum = self._datum(transaction, number)
         if datum.encoded:
             where = self._where(number)
@@ -174,10 +175,10 @@ class _Database:
             raise _no_database(path)
         key = path.resolve()
         with cls._lock:
-            found = cls._open.get(key)
-            if found is None:
-                found = cls._open[key] = cls(path)
-            return found
+            database = cls._open.get(key)
+            if database is None:
+                database = cls._open[key] = cls(path)
+            return database
 
 
 @checked

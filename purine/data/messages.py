@@ -1,22 +1,25 @@
-"""Caffe's binary messages, as far as they hold samples, means and weights.
+"""Caffe's binary messages that hold samples, means and weights.
 
-They are declared here by their field numbers, so that no file of Caffe's is needed; fields that are
-not declared are skipped when a message is read. Names are declared as bytes, which are the same on
-the wire as strings: a damaged name then is a wrong name, and no exception.
+They are declared here by their field numbers, so that no file of Caffe is needed; other fields are
+skipped when a message is read. Names are declared as bytes, which are encoded like strings: a
+damaged name is then a wrong name rather than an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from purine.data._extras import extra
+from purine.data._files import extra
+from purine.data.source import NumpyArray
 
-__all__ = ["Damaged", "append", "decode", "new_message", "shape_of", "values_of"]
+__all__ = ["Damaged", "Message", "append", "decode", "new_message", "shape_of", "values_of"]
+
+Message: TypeAlias = Any
+"""A protobuf message; its class is made at run time."""
 
 _FIELDS = """
 BlobShape: dim=1:int64**
@@ -41,7 +44,7 @@ class Damaged(ValueError):
     """Bytes that are no message of the type asked for."""
 
 
-def new_message(type: str) -> Any:
+def new_message(type: str) -> Message:
     """An empty message of a type.
 
     >>> datum = new_message("Datum")
@@ -52,7 +55,7 @@ def new_message(type: str) -> Any:
     return _classes()[type]()
 
 
-def decode(type: str, data: bytes) -> Any:
+def decode(type: str, data: bytes) -> Message:
     """The message that the bytes hold; raises `Damaged` where they hold none.
 
     >>> decode("Datum", b"(\\x03").label
@@ -66,7 +69,7 @@ def decode(type: str, data: bytes) -> Any:
     return message
 
 
-def shape_of(blob: Any) -> tuple[int, ...]:
+def shape_of(blob: Message) -> tuple[int, ...]:
     """The shape of a BlobProto: four sizes in the older form, any number in today's."""
     legacy = ("num", "channels", "height", "width")
     if any(blob.HasField(name) for name in legacy):
@@ -74,14 +77,14 @@ def shape_of(blob: Any) -> tuple[int, ...]:
     return tuple(blob.shape.dim)
 
 
-def values_of(blob: Any) -> npt.NDArray[Any]:
+def values_of(blob: Message) -> NumpyArray:
     """The values of a BlobProto, in one row."""
     if len(blob.double_data):
         return np.fromiter(blob.double_data, np.float64, len(blob.double_data))
     return np.fromiter(blob.data, np.float32, len(blob.data))
 
 
-def append(repeated: Any, values: npt.NDArray[Any]) -> None:
+def append(repeated: Message, values: NumpyArray) -> None:
     """Put numbers at the end of a repeated field."""
     flat = values.reshape(-1)
     # As Python numbers all values of a large layer would take ten times their memory.
@@ -90,7 +93,7 @@ def append(repeated: Any, values: npt.NDArray[Any]) -> None:
 
 
 @cache
-def _classes() -> Mapping[str, Any]:
+def _classes() -> Mapping[str, Callable[[], Message]]:
     what = "reading and writing Caffe's binary files"
     pb2 = extra("google.protobuf.descriptor_pb2", "caffe", what)
     pool = extra("google.protobuf.descriptor_pool", "caffe", what).DescriptorPool()

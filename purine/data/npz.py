@@ -11,21 +11,20 @@ import math
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from purine.arguments import checked
-from purine.data._bounds import refuse_larger_than_memory
+from purine.data._files import refuse_larger_than_memory, unreadable
 from purine.data.arrays import array_dataset
-from purine.data.source import DataSet
+from purine.data.source import DataSet, NumpyArray
 from purine.errors import DataError, in_a_line
 
 __all__ = ["npy_dataset", "npz_dataset"]
 
 _Pair: TypeAlias = tuple[str, str]
-_Loader: TypeAlias = Callable[[str], npt.NDArray[Any]]
+_Loader: TypeAlias = Callable[[str], NumpyArray]
 
 _SPELLINGS: tuple[tuple[_Pair, _Pair | None], ...] = (
     (("x_train", "y_train"), ("x_test", "y_test")),
@@ -41,7 +40,7 @@ def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
     path = Path(path)
     archive = _load(path, None)
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise _unreadable(path, "a .npz archive", "a single array")
+        raise unreadable(path, "a .npz archive", "a single array")
     with archive:
         return _from_names(
             str(path),
@@ -61,7 +60,7 @@ def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
         str(folder),
         folder.name,
         names,
-        lambda name: cast(npt.NDArray[Any], _load(folder / f"{name}.npy", "r")),
+        lambda name: _mapped(folder / f"{name}.npy"),
         classes,
     )
 
@@ -94,19 +93,21 @@ def _missing(where: str, expected: str, names: Collection[str]) -> DataError:
     )
 
 
-def _member(archive: Any, path: Path, name: str) -> npt.NDArray[Any]:
+def _member(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> NumpyArray:
     try:
-        promised = _promised(archive.zip, f"{name}.npy")
-        refuse_larger_than_memory(path, promised, f"array {name}")
-        return cast(npt.NDArray[Any], archive[name])
+        assert archive.zip is not None
+        size = _checked_size(archive.zip, f"{name}.npy")
+        refuse_larger_than_memory(path, size, f"array {name}")
+        array: NumpyArray = archive[name]
+        return array
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise almost anything over a damaged file
         raise _fault(path, f"a readable array {name}", error) from error
 
 
-def _promised(archive: zipfile.ZipFile, name: str) -> int:
-    """The bytes of an array, which its header and the archive have to agree on."""
+def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
+    """The bytes of an array; its header and the archive have to agree."""
     info = archive.getinfo(name)
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
@@ -125,9 +126,17 @@ def _promised(archive: zipfile.ZipFile, name: str) -> int:
     return stored
 
 
-def _load(path: Path, mode: str | None) -> object:
+def _mapped(path: Path) -> NumpyArray:
+    array = _load(path, "r")
+    if not isinstance(array, np.ndarray):
+        raise unreadable(path, "a single array", "a .npz archive")
+    return array
+
+
+def _load(path: Path, mode: Literal["r"] | None) -> object:
     try:
-        return cast(object, np.load(path, mmap_mode=cast(Any, mode), allow_pickle=False))
+        loaded: object = np.load(path, mmap_mode=mode, allow_pickle=False)
+        return loaded
     except Exception as error:  # as above
         raise _fault(path, f"a readable {path.suffix} file", error) from error
 
@@ -152,14 +161,4 @@ def _fault(path: Path, expected: str, error: Exception) -> DataError:
         )
     if "pickled" in text:
         text = "neither .npy nor .npz data"
-    return _unreadable(path, expected, text)
-
-
-def _unreadable(path: Path, expected: str, found: str) -> DataError:
-    return DataError(
-        "the file cannot be read",
-        where=str(path),
-        expected=expected,
-        found=found,
-        remedy="check the path, or save the file again",
-    )
+    return unreadable(path, expected, text)

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from purine.arguments import checked
+from purine.data._files import listing
 from purine.data.embedded import fashion_mini
 from purine.data.idx import find_idx, idx_dataset
 from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
@@ -37,7 +38,7 @@ def _image(text: str) -> tuple[int, ...]:
     return sizes
 
 
-_Options: TypeAlias = Mapping[str, tuple[str, Callable[[str], Any]]]
+_Options: TypeAlias = Mapping[str, tuple[str, Callable[[str], object]]]
 
 _NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
     "fashion-mini": (fashion_mini, {}),
@@ -188,13 +189,13 @@ def _open_folder(path: Path) -> DataSet:
         "this folder is no data set",
         where=str(path),
         expected="train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on",
-        found=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty folder",
+        found=listing(path),
         remedy=remedy,
     )
 
 
-def _parse_options(spec: str, text: str, known: _Options) -> dict[str, Any]:
-    options: dict[str, Any] = {}
+def _parse_options(spec: str, text: str, known: _Options) -> dict[str, object]:
+    options: dict[str, object] = {}
     for item in text.split(","):
         key, _, value = item.partition("=")
         if key not in known:

@@ -1,9 +1,9 @@
-"""What a source of samples is.
+"""The interface of a source of samples.
 
-A source is a table: it has a length, fields of fixed shape and dtype, and gives the rows that are
-asked for. It knows nothing of epochs, seeds or batch sizes (see `purine.data.order`) and changes
-nothing (mean, scale, crop and mirror are ops of the graph). The main invariant: asked twice for the
-same indices it gives the same samples, so that a batch is a function of (seed, iteration) alone.
+A source is a table: it has a length, fields of fixed shape and dtype, and returns the rows of given
+indices. It knows nothing of epochs, seeds or batch sizes (see `purine.data.order`) and transforms
+nothing (mean, scale, crop and mirror are ops of the graph). The main invariant: the same indices
+give the same samples, so that a batch is a function of (seed, iteration) alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,10 @@ import torch
 from purine.arguments import check_fields
 from purine.errors import DataError
 
-__all__ = ["DTYPES", "DataSet", "Field", "Indices", "Source", "check_indices"]
+__all__ = ["DTYPES", "DataSet", "Field", "Indices", "NumpyArray", "Source", "check_indices"]
+
+NumpyArray: TypeAlias = npt.NDArray[Any]
+"""A numpy array of any dtype."""
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 """Numbers of samples, in the order in which they are wanted."""

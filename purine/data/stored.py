@@ -1,10 +1,10 @@
-"""Sources in files of Caffe's forms, by a text that opens them again just as they were.
+"""Sources in files of Caffe's formats, by a text that opens them again with the same options.
 
     lmdb:/data/train_lmdb
     image-list:/data/train.txt?root=/data/pictures/&size=256x256
 
-The text is a kind and a path with options behind a question mark, as far as they are not the
-kind's own. Values of options are quoted as in an address of the web.
+The text is a kind, a path and, after a question mark, the options that are not the kind's defaults.
+Values of options are quoted as in a URL.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from purine.files import expanded
 __all__ = ["KINDS", "Stored", "parse_stored"]
 
 
-def _hdf5(path: Path, *, dtypes: tuple[str, ...] = (), **options: Any) -> Source:
-    names = options.get("names", ())
+def _hdf5(
+    path: Path,
+    *,
+    names: tuple[str, ...] = (),
+    dtypes: tuple[str, ...] = (),
+    root: str | None = None,
+) -> Source:
     if dtypes and len(names) != len(dtypes):
         raise DataError(
             "there is not one dtype for each name",
@@ -37,7 +42,7 @@ def _hdf5(path: Path, *, dtypes: tuple[str, ...] = (), **options: Any) -> Source
             remedy="write for example names=data|label&dtypes=float32|int64",
         )
     named = dict(zip(names, dtypes, strict=True)) if dtypes else {}
-    return Hdf5Source(path, dtypes=named, **options)
+    return Hdf5Source(path, names=names or None, dtypes=named, root=root)
 
 
 KINDS: Mapping[str, tuple[Callable[..., Source], tuple[str, ...]]] = {
@@ -47,7 +52,7 @@ KINDS: Mapping[str, tuple[Callable[..., Source], tuple[str, ...]]] = {
 }
 """How a source of each kind is made from a path, and the options that it takes."""
 
-_Form: TypeAlias = tuple[str, Callable[[str], Any], Callable[[Any], str]]
+_Form: TypeAlias = tuple[str, Callable[[str], object], Callable[[Any], str]]
 
 
 def _yes(text: str) -> bool:
@@ -86,7 +91,7 @@ class Stored:
 
     kind: str
     path: Path
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         said = [
@@ -104,19 +109,20 @@ class Stored:
         options = dict(self.options)
         if "root" in options:
             # The end of it counts: names are put right behind.
-            end = "/" if options["root"].endswith("/") else ""
-            options["root"] = str(expanded(options["root"]).resolve()).rstrip("/") + end
+            root = str(options["root"])
+            end = "/" if root.endswith("/") else ""
+            options["root"] = str(expanded(root).resolve()).rstrip("/") + end
         return Stored(self.kind, expanded(self.path).resolve(), options)
 
 
 def parse_stored(kind: str, text: str) -> Stored:
     """The source that a text of this form names; whether it is there is not asked."""
     known = KINDS[kind][1]
-    found = _BEHIND.fullmatch(text)
-    if found is None:
+    match = _BEHIND.fullmatch(text)
+    if match is None:
         return Stored(kind, expanded(text))
-    options: dict[str, Any] = {}
-    for item in found[2].split("&"):
+    options: dict[str, object] = {}
+    for item in match[2].split("&"):
         key, _, value = item.partition("=")
         if key not in known or key in options:
             raise DataError(
@@ -137,4 +143,4 @@ def parse_stored(kind: str, text: str) -> Stored:
                 found=repr(value),
                 remedy="correct or remove it",
             ) from error
-    return Stored(kind, expanded(found[1]), options)
+    return Stored(kind, expanded(match[1]), options)

@@ -9,14 +9,13 @@ numbers, at a place hashed from its number.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from purine.arguments import checked
-from purine.data.source import DataSet, Field, Indices, Source, check_indices
+from purine.data.source import DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
 
 __all__ = [
@@ -73,8 +72,8 @@ class SyntheticImages(Source):
         self._size = math.prod(image)
         generator = np.random.Generator(np.random.Philox(seed))
         squares = (classes, image[0], min(_SQUARES, image[1]), min(_SQUARES, image[2]))
-        patterns: npt.NDArray[Any]
-        self._pool: npt.NDArray[Any]
+        patterns: NumpyArray
+        self._pool: NumpyArray
         if dtype == "uint8":
             # 0 to 127 and 0 to 128: their sum needs no clipping
             patterns = generator.integers(0, 128, squares, dtype=np.uint8)

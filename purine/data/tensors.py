@@ -6,22 +6,22 @@ Nothing is assumed of what they mean: column k goes to input k of the net.
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from purine.arguments import checked, shown
-from purine.data.source import DataSet, Field, Indices, Source, check_indices
+from purine.data.source import DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError, in_a_line
 from purine.graph import DTYPES
 from purine.registry.aten import dtype_name
 
 __all__ = ["Columns", "TensorSource", "tensors"]
 
-Columns: TypeAlias = Any
+Columns: TypeAlias = object
 """A tensor, array or list with a sample in each row; or several of them, in a tuple or list."""
 
 
@@ -35,7 +35,7 @@ class TensorSource(Source):
     tensor 0: float32 8, tensor 1: int64 scalar
     """
 
-    def __init__(self, *columns: Any) -> None:
+    def __init__(self, *columns: object) -> None:
         if not columns:
             raise DataError(
                 "there are no tensors",
@@ -67,7 +67,7 @@ class TensorSource(Source):
 
 
 @checked
-def tensors(*columns: Any, test: Columns | None = None) -> DataSet:
+def tensors(*columns: object, test: Columns | None = None) -> DataSet:
     """Own samples as a data set: a tensor, array or list for each input of the net, by position.
 
     `test` are tensors of the same form to evaluate on.
@@ -82,8 +82,9 @@ def tensors(*columns: Any, test: Columns | None = None) -> DataSet:
 
 def columns_source(columns: Columns) -> TensorSource:
     """The source of one column, or of several in a tuple or a list."""
-    several = isinstance(columns, tuple | list)
-    return TensorSource(*columns) if several else TensorSource(columns)
+    if isinstance(columns, tuple | list):
+        return TensorSource(*columns)
+    return TensorSource(columns)
 
 
 def _column(value: object, place: int) -> Tensor:
@@ -108,18 +109,20 @@ def _column(value: object, place: int) -> Tensor:
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 
-def _stacked(items: tuple[Any, ...] | list[Any], place: int) -> Tensor | npt.NDArray[Any]:
+def _stacked(items: Sequence[object], place: int) -> Tensor | NumpyArray:
     try:
-        if items and all(isinstance(item, Tensor) for item in items):
-            return torch.stack(list(items))
-        if items and all(isinstance(item, np.ndarray | np.generic) for item in items):
-            return np.stack(items)
+        stacked = [item for item in items if isinstance(item, Tensor)]
+        if items and len(stacked) == len(items):
+            return torch.stack(stacked)
+        arrays = [item for item in items if isinstance(item, np.ndarray | np.generic)]
+        if items and len(arrays) == len(items):
+            return np.stack(arrays)
         return torch.tensor(items)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise _unusable(place, f"a {type(items).__name__}: {in_a_line(error)}") from error
 
 
-def _from_numpy(array: npt.NDArray[Any], place: int) -> Tensor:
+def _from_numpy(array: NumpyArray, place: int) -> Tensor:
     if array.dtype.name not in DTYPES:
         raise _unusable(place, f"an array of {array.dtype.name}")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from purine.data.source import DTYPES, Field, Indices, Source, check_indices
 from purine.errors import DataError, in_a_line
 from purine.registry.aten import dtype_name
 
-__all__ = ["IterableSource", "MapDataset", "TorchSource", "count_values"]
+__all__ = ["IterableSource", "MapDataset", "TorchSource", "count_values", "is_map_dataset"]
 
 
 class MapDataset(Protocol):
@@ -194,7 +194,7 @@ class IterableSource(Source):
         )
 
 
-def count_values(dataset: object) -> int:
+def count_values(dataset: MapDataset | Iterable[object]) -> int:
     """How many values a sample of a data set or iterable has."""
     return len(_values(_first(dataset)))
 
@@ -209,15 +209,19 @@ def _length_of(dataset: MapDataset) -> int:
     return length
 
 
-def _first(dataset: Any) -> object:
+def is_map_dataset(data: object) -> TypeGuard[MapDataset]:
+    """Whether samples can be read by number."""
+    return hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__")
+
+
+def _first(dataset: MapDataset | Iterable[object]) -> object:
     """Sample 0; errors are those of whoever wrote the data set."""
-    by_number = hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")
     try:
-        return dataset[0] if by_number else next(iter(dataset))
+        return dataset[0] if is_map_dataset(dataset) else next(iter(dataset))
     except StopIteration:
         raise _no_samples(dataset) from None
     except Exception as error:
-        if by_number and _length_of(dataset) == 0:
+        if is_map_dataset(dataset) and _length_of(dataset) == 0:
             raise _no_samples(dataset) from error
         raise _unreadable(dataset, error, "samples by number, or one after the other") from error
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from purine.data import messages
-from purine.data._extras import extra
+from purine.data._files import extra
 from purine.data.messages import Damaged, decode, shape_of, values_of
 from purine.errors import ConfigError
 

@@ -142,7 +142,7 @@ def test_headers_that_lie(tmp_path: Path, name: str) -> None:
 def test_an_archive_that_expands_to_more_than_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purine.data._bounds.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("purine.data._files.available_memory", lambda: 1 << 20)
     path = tmp_path / "a.npz"
     np.savez_compressed(path, images=np.zeros((9000, 28, 28), np.uint8), labels=np.zeros(9000, int))
     with pytest.raises(DataError, match="array images is too large") as caught:

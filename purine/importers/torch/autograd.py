@@ -1,165 +1,193 @@
-"""What ends gradients without an operation of its own, and so is forgotten by an export.
+"""What ends or changes gradients without an operation of its own, and so is lost by an export.
 
-While a module is traced, `torch.inference_mode` counts as `torch.no_grad`, and `x.data` and
-`x.detach_()` leave a `detach` in the program. What cannot be followed is refused at the user's
-line: parameters that are frozen or thawed by the forward, hooks of backwards, gradients that the
-forward takes itself.
+While a module is traced, `torch.inference_mode` counts as `torch.no_grad`; `x.data` and
+`x.detach_()` leave a `detach` in the program, and `x.register_hook` the hook's rule. What an
+exported program cannot hold is refused at the user's line: parameters that the forward freezes or
+unfreezes, backward hooks, and gradients that the forward takes itself.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping
+from inspect import getattr_static
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 
 from purine.errors import GraphError
-from purine.importers.torch.patched import called_by_user, is_tracing, patched, users_line
+from purine.importers.torch.lines import definition_line, is_called_by_user, user_line
+from purine.importers.torch.rules import HookHandle, add_hook
+from purine.importers.torch.tracing import AnyFunction, current
 
-__all__ = ["following_autograd", "hooked_parameters", "refuse_backward_hooks"]
+__all__ = [
+    "AutogradMode",
+    "enter_inference",
+    "exit_inference",
+    "hooked_parameters",
+    "refuse_backward_hooks",
+    "run_backward",
+]
 
-_enter, _exit = torch.inference_mode.__enter__, torch.inference_mode.__exit__
-_detach, _accumulate = Tensor.detach_, Tensor.register_post_accumulate_grad_hook
-_run_backward = torch.autograd._engine_run_backward
-_data, _requires_grad = torch._C.TensorBase.data, torch._C.TensorBase.requires_grad
-_grad_fn = torch._C.TensorBase.grad_fn
-
-
-@contextmanager
-def following_autograd() -> Iterator[None]:
-    """Let what ends gradients leave its mark in what is traced."""
-    importlib.import_module("torch._dynamo")  # its tables are not to have what is patched here
-    with ExitStack() as stack:
-        for owner, name, value in (
-            (torch.inference_mode, "__enter__", _enter_inference),
-            (torch.inference_mode, "__exit__", _exit_inference),
-            (Tensor, "data", property(_get_data, _set_data)),
-            (Tensor, "detach_", _detach_in_place),
-            (Tensor, "requires_grad", property(_get_requires_grad, _set_requires_grad)),
-            (Tensor, "requires_grad_", _require_grad),
-            (Tensor, "register_post_accumulate_grad_hook", _refuse_accumulate_hook),
-            (Tensor, "grad_fn", property(_get_grad_fn)),
-            (torch.autograd, "_engine_run_backward", _refuse_gradient),
-        ):
-            stack.enter_context(patched(owner, name, value))
-        yield
+_DATA, _GRAD_FN = getattr_static(Tensor, "data"), getattr_static(Tensor, "grad_fn")
+_REQUIRES_GRAD = getattr_static(Tensor, "requires_grad")
 
 
-def _enter_inference(self: Any) -> None:
-    if not called_by_user():
-        _enter(self)
-        return
-    self.purine_before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(not self.mode)
+class AutogradMode(TorchFunctionMode):
+    """Follows or refuses the functions and attributes of tensors that act on autograd.
+
+    A mode acts in the thread that enters it alone, so no attribute of `Tensor` is replaced.
+    """
+
+    def __torch_function__(
+        self,
+        func: AnyFunction,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        caller, named = sys._getframe(1), dict(kwargs or {})
+        if func == _DATA.__get__ and is_called_by_user(caller):
+            func = Tensor.detach
+        handle = _HANDLERS.get(func)
+        return handle(self, caller, *args, **named) if handle else self.call(func, args, named)
+
+    def call(
+        self, function: AnyFunction, args: tuple[object, ...], named: dict[str, object]
+    ) -> object:
+        """Call a function of torch that has nothing to do with autograd."""
+        return function(*args, **named)
 
 
-def _exit_inference(self: Any, *raised: Any) -> None:
-    before = self.__dict__.pop("purine_before", None)
-    if before is None:
-        _exit(self, *raised)
-    else:
-        torch._C._set_grad_enabled(before)
-
-
-def _get_data(tensor: Tensor) -> Tensor:
-    found: Tensor = tensor.detach() if called_by_user() else _data.__get__(tensor)
-    return found
-
-
-def _set_data(tensor: Tensor, value: Tensor) -> None:
-    if called_by_user():
+def _set_data(mode: AutogradMode, caller: FrameType, tensor: Tensor, value: Tensor) -> None:
+    if is_called_by_user(caller):
         raise GraphError(
             "the forward assigns the data of a tensor",
-            where=users_line(),
+            where=user_line(),
             expected="tensors that are changed by operations on them",
             found=".data = ...",
             remedy="use x.copy_(value) under torch.no_grad()",
         )
-    _data.__set__(tensor, value)
+    _DATA.__set__(tensor, value)
 
 
-def _detach_in_place(tensor: Tensor) -> Tensor:
-    return tensor.copy_(tensor.detach()) if called_by_user() else _detach(tensor)
+def _detach_in_place(mode: AutogradMode, caller: FrameType, tensor: Tensor) -> Tensor:
+    if is_called_by_user(caller):
+        return tensor.copy_(tensor.detach())
+    return tensor.detach_()
 
 
-def _get_requires_grad(tensor: Tensor) -> bool:
-    return bool(_requires_grad.__get__(tensor))
-
-
-def _set_requires_grad(tensor: Tensor, value: bool) -> None:
-    if called_by_user():
-        _refuse_freezing(tensor, value)
-    _requires_grad.__set__(tensor, value)
-
-
-def _require_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
-    if called_by_user():
-        _refuse_freezing(tensor, requires_grad)
-    _requires_grad.__set__(tensor, requires_grad)
-    return tensor
-
-
-def _refuse_freezing(tensor: Tensor, value: bool) -> None:
-    """Refuse to freeze what has a gradient, and to thaw a parameter."""
+def _set_requires_grad(
+    mode: AutogradMode, caller: FrameType, tensor: Tensor, requires_grad: bool = True
+) -> Tensor:
+    """Refuse to freeze a tensor that has a gradient, and to unfreeze a parameter."""
     before = tensor.requires_grad
-    if before == value or not (before or isinstance(tensor, nn.Parameter)):
-        return
-    raise GraphError(
-        "the forward changes whether a tensor has a gradient",
-        where=users_line(),
-        expected="parameters that are frozen or not when the module is imported",
-        found=f"requires_grad = {value}",
-        remedy="set requires_grad before the import, or use x.detach() where no gradient is wanted",
-    )
+    changes = before != requires_grad and (before or isinstance(tensor, nn.Parameter))
+    if changes and is_called_by_user(caller):
+        raise GraphError(
+            "the forward changes whether a tensor has a gradient",
+            where=user_line(),
+            expected="parameters that are frozen or not when the module is imported",
+            found=f"requires_grad = {requires_grad}",
+            remedy="set requires_grad before the import, or use x.detach() where no gradient is "
+            "wanted",
+        )
+    return tensor.requires_grad_(requires_grad)
 
 
-def _refuse_gradient(*given: Any, **named: Any) -> Any:
-    if not is_tracing():
-        return _run_backward(*given, **named)
-    raise GraphError(
-        "the forward or the loss takes a gradient itself",
-        where=users_line(),
-        expected="a forward and a loss of operations whose gradients are taken once, by backward",
-        found="torch.autograd.grad, torch.func.grad or Tensor.backward",
-        remedy="write out this gradient with operations on tensors",
-    )
-
-
-def _get_grad_fn(tensor: Tensor) -> Any:
-    if called_by_user():
+def _get_grad_fn(mode: AutogradMode, caller: FrameType, tensor: Tensor) -> object:
+    if is_called_by_user(caller):
         raise GraphError(
             "the forward reads the autograd node of a tensor",
-            where=users_line(),
+            where=user_line(),
             expected="a forward that leaves the nodes of autograd alone",
             found=".grad_fn",
             remedy="ask for x.requires_grad; to change a gradient, register a hook on the tensor",
         )
-    return _grad_fn.__get__(tensor)
+    return tensor.grad_fn
 
 
-def _refuse_accumulate_hook(tensor: Tensor, hook: Any) -> Any:
-    if not is_tracing():
-        return _accumulate(tensor, hook)
-    raise _accumulate_hook("a parameter", hook, users_line())
+def _register_hook(
+    mode: AutogradMode,
+    caller: FrameType,
+    tensor: Tensor,
+    hook: Callable[[Tensor], Tensor | None],
+) -> object:
+    if not tensor.requires_grad:  # torch raises
+        return _plain_hook(tensor, hook)
+    with mode:  # the hook runs now
+        add_hook(tensor, hook)
+    return HookHandle()
 
 
-def _accumulate_hook(owner: str, hook: Any, where: str | None = None) -> GraphError:
-    return GraphError(
-        f"{owner} has a hook {_name(hook)!r} that runs behind the backward",
-        where=where or _line(hook),
-        expected="parameters that only a solver changes, by the gradients of the net",
-        found="register_post_accumulate_grad_hook",
-        remedy="remove the hook, and let a solver or a transform of the step do its work",
-    )
+_plain_hook: AnyFunction = Tensor.register_hook
+
+
+def _register_accumulate_hook(
+    mode: AutogradMode, caller: FrameType, tensor: Tensor, hook: object
+) -> object:
+    raise _accumulate_hook("a parameter", hook, user_line())
+
+
+_HANDLERS: Mapping[object, AnyFunction] = {
+    _DATA.__set__: _set_data,
+    _GRAD_FN.__get__: _get_grad_fn,
+    _REQUIRES_GRAD.__set__: _set_requires_grad,
+    Tensor.detach_: _detach_in_place,
+    Tensor.register_hook: _register_hook,
+    Tensor.register_post_accumulate_grad_hook: _register_accumulate_hook,
+    Tensor.requires_grad_: _set_requires_grad,
+}
+
+
+def enter_inference(original: AnyFunction) -> AnyFunction:
+    """`torch.inference_mode.__enter__` that switches gradients off, which an export follows."""
+
+    def enter(self: torch.inference_mode) -> None:
+        if current() is None or not is_called_by_user(sys._getframe(1)):
+            original(self)
+        else:
+            vars(self)["grad_before_purine"] = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(not self.mode)
+
+    return enter
+
+
+def exit_inference(original: AnyFunction) -> AnyFunction:
+    def leave(self: torch.inference_mode, *raised: object) -> None:
+        before = vars(self).pop("grad_before_purine", None)
+        if before is None:
+            original(self, *raised)
+        else:
+            torch._C._set_grad_enabled(before)
+
+    return leave
+
+
+def run_backward(original: AnyFunction) -> AnyFunction:
+    """Autograd's engine, which refuses to run for a module that is traced."""
+
+    def run(*given: object, **named: object) -> object:
+        if current() is None:
+            return original(*given, **named)
+        raise GraphError(
+            "the forward or the loss takes a gradient itself",
+            where=user_line(),
+            expected="a forward and a loss of operations whose gradients are taken once, by "
+            "backward",
+            found="torch.autograd.grad, torch.func.grad or Tensor.backward",
+            remedy="write out this gradient with operations on tensors",
+        )
+
+    return run
 
 
 def refuse_backward_hooks(module: nn.Module) -> None:
     """Refuse a module with hooks that see or change gradients between its parts."""
-    hooks = [
+    hooks: list[tuple[str, object]] = [
         *(("all modules have", hook) for hook in torch_module._global_backward_hooks.values()),
         *(("all modules have", hook) for hook in torch_module._global_backward_pre_hooks.values()),
     ]
@@ -170,7 +198,7 @@ def refuse_backward_hooks(module: nn.Module) -> None:
     for owner, hook in hooks:
         raise GraphError(
             f"{owner} a backward hook, {_name(hook)!r}",
-            where=_line(hook),
+            where=definition_line(hook),
             expected="modules without backward hooks",
             found="register_full_backward_hook or register_full_backward_pre_hook",
             remedy="remove the hook; to change a gradient, register a hook on a tensor in forward, "
@@ -178,11 +206,11 @@ def refuse_backward_hooks(module: nn.Module) -> None:
         )
     for name, parameter in module.named_parameters():
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-            raise _accumulate_hook(f"parameter {_own(name)!r}", hook)
+            raise _accumulate_hook(f"parameter {_own(name)!r}", hook, definition_line(hook))
 
 
-def hooked_parameters(module: nn.Module) -> dict[str, list[Any]]:
-    """The hooks of the gradients of trainable parameters, by the parameters' names."""
+def hooked_parameters(module: nn.Module) -> dict[str, list[Callable[[Tensor], Tensor | None]]]:
+    """The hooks on the gradients of trainable parameters, by the parameters' names."""
     return {
         name: list(parameter._backward_hooks.values())
         for name, parameter in module.named_parameters()
@@ -190,15 +218,20 @@ def hooked_parameters(module: nn.Module) -> dict[str, list[Any]]:
     }
 
 
+def _accumulate_hook(owner: str, hook: object, where: str | None) -> GraphError:
+    return GraphError(
+        f"{owner} has a hook {_name(hook)!r} that runs after the backward",
+        where=where or definition_line(hook),
+        expected="parameters that only a solver changes, by the gradients of the net",
+        found="register_post_accumulate_grad_hook",
+        remedy="remove the hook, and let a solver or a transform of the step do its work",
+    )
+
+
 def _own(name: str) -> str:
     """The name that a part of a traced step has in the user's module."""
     return name.removeprefix("module").removeprefix(".")
 
 
-def _name(hook: Any) -> str:
+def _name(hook: object) -> str:
     return str(getattr(hook, "__qualname__", type(hook).__name__))
-
-
-def _line(hook: Any) -> str | None:
-    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

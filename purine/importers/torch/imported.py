@@ -16,9 +16,9 @@ Shapes are those of the example. The batch size can be changed: `purine.analysis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -27,8 +27,10 @@ from purine.arguments import checked
 from purine.errors import ConfigError, PurineError, in_a_line
 from purine.graph import Builder, Graph
 from purine.importers.torch.batch import Batch, Nested, batch_of
-from purine.importers.torch.export import MODULE, Program, changed, export, mode
+from purine.importers.torch.export import Program, export, left_behind
 from purine.importers.torch.graph import add_state, translate
+from purine.importers.torch.modes import mode
+from purine.importers.torch.names import MODULE
 from purine.importers.torch.sizes import (
     Unfit,
     check_constants,
@@ -37,6 +39,7 @@ from purine.importers.torch.sizes import (
     fix_batch,
     follow_batch,
 )
+from purine.importers.torch.tracing import AnyFunction
 from purine.placement.values import gather_values
 from purine.registry.clock import ITERATION, SEED
 
@@ -105,7 +108,7 @@ class Imported:
 @checked
 def from_torch(
     module: nn.Module,
-    loss: Callable[..., Any],
+    loss: AnyFunction,
     example: Nested,
     *,
     inputs: Sequence[str] | None = None,
@@ -177,7 +180,7 @@ class _Tracer:
     """What tracing a module takes, but for the batch."""
 
     module: nn.Module
-    loss: Callable[..., Any]
+    loss: AnyFunction
     base: Graph
     names: Mapping[str, str]
 
@@ -195,7 +198,7 @@ class _Tracer:
             if training or not program.changes_parameters:
                 return program
             # Such as weights that are rescaled for tests, once: a flag tells that it was done.
-            with changed(program.changes):
+            with left_behind(program.changes):
                 again = export(self.module, self.loss, batch)
             return replace(program, switched=not again.changes_parameters)
 

@@ -1,15 +1,12 @@
 """Layers of torch that read values on the host, in forms that can be traced.
 
-While a module is traced, batch norm that averages over all batches and the loss of connectionist
-temporal classification are computed by tensors alone. Products of groups of rows, as layers of
-experts have them, become an op of ours.
+While a module is traced, batch norm with a cumulative average and the CTC loss are computed by
+tensors alone. Grouped matrix products, as in layers of experts, become an op of ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,49 +14,52 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from purine.errors import ConfigError
-from purine.importers.torch.replaced import replaced
+from purine.graph import Attribute
+from purine.importers.torch.emitter import Emitter
+from purine.importers.torch.tracing import AnyFunction, current
 
-if TYPE_CHECKING:
-    from purine.importers.torch.graph import Translation
-
-__all__ = ["FUNCTIONS", "LAYERS", "traceable_layers"]
-
-
-@contextmanager
-def traceable_layers() -> Iterator[None]:
-    """Let layers that read values on the host do without."""
-    batch_norm = nn.modules.batchnorm._BatchNorm
-    with replaced([(batch_norm, "forward", _batch_norm(batch_norm.forward))]):
-        yield
+__all__ = ["FUNCTIONS", "LAYERS", "cumulative_batch_norm"]
 
 
-def _batch_norm(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def batch_norm(self: Any, input: Tensor) -> Tensor:
+def cumulative_batch_norm(original: AnyFunction) -> AnyFunction:
+    """The forward of batch norm without `float(num_batches_tracked)`."""
+
+    def forward(self: nn.modules.batchnorm._BatchNorm, input: Tensor) -> object:
         """`momentum=None`: the statistics are the mean over all batches so far."""
-        count = self.num_batches_tracked
-        if self.momentum is not None or count is None or not self.training:
-            return forward(self, input)
-        self._check_input_dim(input)
+        trace, count = current(), self.num_batches_tracked
+        mean, var = self.running_mean, self.running_var
+        if (
+            trace is None
+            or not trace.in_forward
+            or self.momentum is not None
+            or count is None
+            or mean is None
+            or var is None
+            or not self.training
+        ):
+            return original(self, input)
+        check: AnyFunction = self._check_input_dim
+        check(input)
         count.add_(1)
-        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-        y = F.batch_norm(input, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        batch_mean, batch_var = torch.zeros_like(mean), torch.zeros_like(var)
+        y = F.batch_norm(input, batch_mean, batch_var, self.weight, self.bias, True, 1.0, self.eps)
         with torch.no_grad():
-            self.running_mean.add_((mean - self.running_mean) / count)
-            self.running_var.add_((var - self.running_var) / count)
+            mean.add_((batch_mean - mean) / count)
+            var.add_((batch_var - var) / count)
         return y
 
-    return batch_norm
+    return forward
 
 
 def _ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     reduction: str | int = "mean",
     zero_infinity: bool = False,
-) -> Tensor:
+) -> object:
     alone = log_probs.dim() == 2
     if alone:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
@@ -74,7 +74,9 @@ def _ctc_loss(
         torch.as_tensor(value, dtype=torch.int64, device=log_probs.device).reshape(-1)
         for value in (input_lengths, target_lengths)
     )
-    losses = torch.ops.purine.ctc_losses(log_probs, targets, times, counts, blank, zero_infinity)
+    losses: Tensor = torch.ops.purine.ctc_losses(
+        log_probs, targets, times, counts, blank, zero_infinity
+    )
     if reduction in ("mean", 1):
         return (losses / counts.clamp(min=1).to(losses.dtype)).mean()
     if reduction in ("sum", 2):
@@ -82,41 +84,45 @@ def _ctc_loss(
     return losses[0] if alone else losses
 
 
-def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, **more: Any) -> Tensor:
+def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, **more: object) -> object:
     """Rows times the matrix of their group; torch's own can be traced in bfloat16 only."""
+    grouped: AnyFunction = torch._grouped_mm
     if (
         (x.dim(), weight.dim()) != (2, 3)
         or offs is None
         or any(v is not None for v in more.values())
     ):
-        return torch._grouped_mm(x, weight, offs, **more)
+        return grouped(x, weight, offs, **more)
     return torch.ops.purine.grouped_product(x, weight, offs)
 
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: Mapping[str, AnyFunction] = {
     "_grouped_mm": _grouped_mm,
     "ctc_loss": _ctc_loss,
     "grouped_mm": _grouped_mm,
 }
-"""Functions of torch by their names, in forms that can be traced."""
+"""Functions of torch, by name, that a `Branches` mode calls in place of torch's own."""
 
 
-def _grouped_product(t: Translation, node: Node) -> bool:
+def _grouped_product(t: Emitter, node: Node) -> bool:
     inputs = [t.blobs[value] for value in node.args if isinstance(value, Node)]
     t.emit(node, "GroupedProduct", inputs, [node])
     return True
 
 
-def _ctc_losses(t: Translation, node: Node) -> bool:
-    inputs = [t.blobs[value] for value in node.args[:4]]
-    settings = {name: t.argument(node, name) for name in ("blank", "zero_infinity")}
+def _ctc_losses(t: Emitter, node: Node) -> bool:
+    inputs = [t.blobs[value] for value in node.args[:4] if isinstance(value, Node)]
+    settings: dict[str, Attribute] = {
+        "blank": int(t.number(node, "blank")),
+        "zero_infinity": bool(t.argument(node, "zero_infinity")),
+    }
     t.emit(node, "CtcLosses", inputs, [node], settings)
     return True
 
 
-LAYERS: Mapping[str, Callable[[Translation, Node], bool]] = {
+LAYERS: Mapping[str, Callable[[Emitter, Node], bool]] = {
     "purine.ctc_losses": _ctc_losses,
     "purine.grouped_product": _grouped_product,
     "transformers.grouped_mm_fallback": _grouped_product,
 }
-"""How nodes of layers become ops; False leaves them to the general way."""
+"""How nodes of layers become ops; False leaves them to the general rule."""

@@ -1,36 +1,33 @@
 """Packed sequences without packing: recurrent layers over padded steps, under a mask.
 
-How a batch is packed depends on the values of its lengths. What comes out does not need it: where a
-sequence has ended its state stays as it is, and in the other direction it has not begun. While a
-module is traced, `pack_padded_sequence` gives `Sequences`, which recurrent layers and
-`pad_packed_sequence` take; anything else that would be done with packed data is refused.
+How a batch is packed depends on the values of its lengths, the results of a layer do not: after
+the end of a sequence its state stays as it is, and in the reverse direction it has not begun. While
+a module is traced, `pack_padded_sequence` returns `Sequences`, which recurrent layers and
+`pad_packed_sequence` take. Any other use of packed data is refused.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import rnn
 
 from purine.errors import GraphError
-from purine.importers.torch.places import code_at, users_place
-from purine.importers.torch.replaced import replaced
+from purine.importers.torch.lines import code_at, user_line
+from purine.importers.torch.tracing import AnyFunction, current
 
-__all__ = ["masked_sequences"]
+__all__ = ["PACKING", "masked_layer", "packed_sequence_init"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Steps [T, N, F] of sequences with their lengths [N], in the order that packing has them.
+    """Steps [T, N, F] of sequences with their lengths [N], in the order of packed sequences.
 
-    `longest` is the greatest length where it is known without values.
+    `longest` is the greatest length, None where it depends on data.
     """
 
     steps: Tensor
@@ -54,35 +51,24 @@ class Sequences:
         """The number of steps, for `pad_packed_sequence`; 0 where it depends on values."""
         return self.longest or 0
 
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        _refuse_tensor()
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        _refuse("what is packed is used as a tensor", "use what pad_packed_sequence gives")
+        _refuse_tensor()
 
     def __iter__(self) -> NoReturn:
-        _refuse("what is packed is taken apart", "use what pad_packed_sequence gives")
+        _refuse("a packed sequence is taken apart", "use what pad_packed_sequence returns")
 
 
-@contextmanager
-def masked_sequences(longest: Callable[[Tensor], int | None]) -> Iterator[None]:
-    """Let sequences be masked in place of packed; `longest` tells the maximum of known lengths."""
-
-    def pack(steps: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Sequences, None]:
-        ordered = steps.transpose(0, 1) if batch_first else steps
-        return Sequences(ordered, lengths.to(steps.device), longest(lengths)), None
-
-    def init(packed: Sequences, _: None, order: Tensor | None, __: None) -> Sequences:
-        return replace(packed, sorted_indices=order)
-
-    with replaced(
-        (
-            (torch._VF, "_pack_padded_sequence", pack),
-            (torch._VF, "_pad_packed_sequence", _pad),
-            (rnn, "_packed_sequence_init", init),
-            *((layer, "forward", _forward(layer.forward)) for layer in (nn.RNN, nn.GRU, nn.LSTM)),
-        )
-    ):
-        yield
+def _pack(steps: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Sequences, None]:
+    trace = current()
+    assert trace is not None
+    ordered = steps.transpose(0, 1) if batch_first else steps
+    return Sequences(ordered, lengths.to(steps.device), trace.greatest(lengths)), None
 
 
 def _pad(
@@ -96,22 +82,42 @@ def _pad(
     steps = packed.steps[:length]
     if length > steps.shape[0]:
         steps = F.pad(steps, (0, 0, 0, 0, 0, length - steps.shape[0]))
-    steps = torch.where(_there(steps, packed.lengths), steps, value)
+    steps = torch.where(_is_within(steps, packed.lengths), steps, value)
     return steps.transpose(0, 1) if batch_first else steps, packed.lengths
 
 
-def _there(steps: Tensor, lengths: Tensor) -> Tensor:
-    """Whether a step of a sequence is one of its own: [T, N, 1]."""
-    place = torch.arange(steps.shape[0], device=steps.device).view(-1, 1, 1)
-    return place < lengths.view(1, -1, 1)
+PACKING: Mapping[str, AnyFunction] = {
+    "_pack_padded_sequence": _pack,
+    "_pad_packed_sequence": _pad,
+}
+"""Functions of torch, by name, that a `Branches` mode calls in place of torch's own."""
 
 
-def _forward(whole: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, hx: Any = None) -> Any:
+def packed_sequence_init(original: AnyFunction) -> AnyFunction:
+    """What `pack_padded_sequence` makes its result with."""
+
+    def init(data: object, sizes: object, order: Tensor | None, inverse: object) -> object:
+        if isinstance(data, Sequences):
+            return replace(data, sorted_indices=order)
+        return original(data, sizes, order, inverse)
+
+    return init
+
+
+def _is_within(steps: Tensor, lengths: Tensor) -> Tensor:
+    """Whether a step is within the length of its sequence: [T, N, 1]."""
+    numbers = torch.arange(steps.shape[0], device=steps.device).view(-1, 1, 1)
+    return numbers < lengths.view(1, -1, 1)
+
+
+def masked_layer(original: AnyFunction) -> AnyFunction:
+    """The forward of a recurrent layer that takes `Sequences`, too."""
+
+    def forward(self: nn.RNNBase, input: object, hx: object = None) -> object:
         if not isinstance(input, Sequences):
-            return whole(self, input, hx)
+            return original(self, input, hx)
         self._update_flat_weights()
-        steps, there = input.steps, _there(input.steps, input.lengths)
+        steps, mask = input.steps, _is_within(input.steps, input.lengths)
         directions = 2 if self.bidirectional else 1
         states = _first_states(self, steps, hx, input.sorted_indices)
         finals = []
@@ -123,20 +129,27 @@ def _forward(whole: Callable[..., Any]) -> Callable[..., Any]:
                 number = layer * directions + direction
                 start = tuple(state[number] for state in states)
                 weights = self.all_weights[number]
-                y, last = _run(self, steps, there, start, weights, backward=direction == 1)
+                y, last = _run(self, steps, mask, start, weights, backward=direction == 1)
                 results.append(y)
                 finals.append(last)
             steps = torch.cat(results, -1)
         hidden = tuple(torch.stack(state) for state in zip(*finals, strict=True))
-        hidden = hidden if isinstance(self, nn.LSTM) else hidden[0]
-        return replace(input, steps=steps), self.permute_hidden(hidden, input.unsorted_indices)
+        last_states = hidden if isinstance(self, nn.LSTM) else hidden[0]
+        return replace(input, steps=steps), _permuted(self, last_states, input.unsorted_indices)
 
     return forward
 
 
-def _first_states(layer: Any, steps: Tensor, hx: Any, order: Tensor | None) -> tuple[Tensor, ...]:
+def _permuted(layer: nn.RNNBase, hidden: object, order: Tensor | None) -> object:
+    permute: AnyFunction = layer.permute_hidden
+    return permute(hidden, order)
+
+
+def _first_states(
+    layer: nn.RNNBase, steps: Tensor, hx: object, order: Tensor | None
+) -> tuple[Tensor, ...]:
     if hx is not None:
-        hidden = layer.permute_hidden(hx, order)
+        hidden = _permuted(layer, hx, order)
         return hidden if isinstance(hidden, tuple) else (hidden,)
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     sizes = [layer.proj_size or layer.hidden_size]
@@ -146,11 +159,11 @@ def _first_states(layer: Any, steps: Tensor, hx: Any, order: Tensor | None) -> t
 
 
 def _run(
-    layer: Any,
+    layer: nn.RNNBase,
     steps: Tensor,
-    there: Tensor,
+    mask: Tensor,
     state: tuple[Tensor, ...],
-    weights: list[Tensor],
+    weights: Sequence[Tensor],
     *,
     backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -160,13 +173,13 @@ def _run(
     project = more[-1] if layer.proj_size else None
     given = F.linear(steps, w_ih, b_ih)
     outputs: list[Tensor] = []
-    places = range(steps.shape[0])
-    for place in reversed(places) if backward else places:
-        following = _step(layer.mode, given[place], F.linear(state[0], w_hh, b_hh), state)
+    numbers = range(steps.shape[0])
+    for t in reversed(numbers) if backward else numbers:
+        following = _step(layer.mode, given[t], F.linear(state[0], w_hh, b_hh), state)
         if project is not None:
             following = F.linear(following[0], project), *following[1:]
         state = tuple(
-            torch.where(there[place], new, old) for new, old in zip(following, state, strict=True)
+            torch.where(mask[t], new, old) for new, old in zip(following, state, strict=True)
         )
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backward else outputs), state
@@ -175,7 +188,7 @@ def _run(
 def _step(
     mode: str, given: Tensor, carried: Tensor, state: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """The next state from what the input and the state are multiplied to."""
+    """The next state, from the products of the weights with the input and with the state."""
     if mode == "LSTM":
         enter, forget, value, leave = (given + carried).chunk(4, -1)
         cell = forget.sigmoid() * state[1] + enter.sigmoid() * value.tanh()
@@ -189,12 +202,16 @@ def _step(
     return ((given + carried).tanh() if mode == "RNN_TANH" else (given + carried).relu(),)
 
 
+def _refuse_tensor() -> NoReturn:
+    _refuse("a packed sequence is used as a tensor", "use what pad_packed_sequence returns")
+
+
 def _refuse(what: str, remedy: str) -> NoReturn:
-    place = users_place(traceback.extract_stack())
+    line = user_line()
     raise GraphError(
         what,
-        where=place,
+        where=line,
         expected="packed sequences that recurrent layers and pad_packed_sequence take",
-        found=code_at(place) or "another use",
+        found=code_at(line) or "another use",
         remedy=remedy,
     )

@@ -7,15 +7,13 @@ op, so that equal seeds give equal bits and parts of a batch draw what the whole
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from purine.graph import Attribute
+from purine.importers.torch.emitter import Emitter, value_of
 from purine.registry.clock import ITERATION, SEED
-
-if TYPE_CHECKING:
-    from purine.importers.torch.graph import Translation
 
 __all__ = ["DRAWS", "KINDS", "REMEDY"]
 
@@ -30,69 +28,71 @@ REMEDY = (
 """What to write in place of other draws."""
 
 
-def _drawn(t: Translation, node: Node, kind: str, **settings: Attribute) -> bool:
+def _drawn(t: Emitter, node: Node, kind: str, **settings: Attribute) -> bool:
     """Let a node be a draw of its own shape and dtype."""
     t.emit(node, kind, [SEED, ITERATION], [node], _settings(t, node, **settings))
     return True
 
 
-def _settings(t: Translation, node: Node, **settings: Attribute) -> dict[str, Attribute]:
-    shape, dtype = tuple(node.meta["val"].shape), t.dtype_of(node)
+def _settings(t: Emitter, node: Node, **settings: Attribute) -> dict[str, Attribute]:
+    shape, dtype = tuple(value_of(node).shape), t.dtype_of(node)
     return {"shape": shape, "dtype": dtype, "stream": t.name_of(node), **settings}
 
 
-def _noise(t: Translation, node: Node, kind: str, dtype: str) -> str:
+def _noise(t: Emitter, node: Node, kind: str, dtype: str) -> str:
     """A blob of random numbers of a node's shape."""
     settings = _settings(t, node, dtype=dtype)
-    shape = node.meta["val"].shape
+    shape = value_of(node).shape
     return t.extra(node, "noise", kind, [SEED, ITERATION], settings, shape, dtype)
 
 
-def _uniform(t: Translation, node: Node) -> bool:
-    if not node.meta["val"].is_floating_point():
+def _uniform(t: Emitter, node: Node) -> bool:
+    if not value_of(node).is_floating_point():
         return False
     return _drawn(t, node, "RandomUniform")
 
 
-def _uniform_between(t: Translation, node: Node) -> bool:
-    low, high = float(t.argument(node, "from")), float(t.argument(node, "to"))
+def _uniform_between(t: Emitter, node: Node) -> bool:
+    low, high = float(t.number(node, "from")), float(t.number(node, "to"))
     return _drawn(t, node, "RandomUniform", low=low, high=high)
 
 
-def _normal(t: Translation, node: Node) -> bool:
-    if not node.meta["val"].is_floating_point():
+def _normal(t: Emitter, node: Node) -> bool:
+    if not value_of(node).is_floating_point():
         return False
     return _drawn(t, node, "RandomNormal")
 
 
-def _normal_around(t: Translation, node: Node) -> bool:
+def _normal_around(t: Emitter, node: Node) -> bool:
     """`torch.normal`, whose mean and deviation are numbers or tensors that get no gradient."""
     mean, std = t.argument(node, "mean"), t.argument(node, "std")
     if not isinstance(mean, Node) and not isinstance(std, Node):
-        return _drawn(t, node, "RandomNormal", mean=float(mean), std=float(std))
+        settings = {name: float(t.number(node, name)) for name in ("mean", "std")}
+        return _drawn(t, node, "RandomNormal", **settings)
     blob = _noise(t, node, "RandomNormal", t.dtype_of(node))
-    shape = node.meta["val"].shape
-    for label, operation, value in (("scaled", "mul", std), ("moved", "add", mean)):
+    shape = value_of(node).shape
+    for label, operation, name in (("scaled", "mul", "std"), ("moved", "add", "mean")):
+        value = t.argument(node, name)
         if isinstance(value, Node):
-            kind, inputs, settings = f"aten.{operation}.Tensor", [blob, t.blobs[value]], {}
+            kind, inputs = f"aten.{operation}.Tensor", [blob, t.blobs[value]]
+            blob = t.extra(node, label, kind, inputs, {}, shape)
         else:
-            kind, inputs, settings = f"aten.{operation}.Scalar", [blob], {"other": float(value)}
-        blob = t.extra(node, label, kind, inputs, settings, shape)
+            other: dict[str, Attribute] = {"other": float(t.number(node, name))}
+            blob = t.extra(node, label, f"aten.{operation}.Scalar", [blob], other, shape)
     t.emit(node, "StopGradient", [blob], [node])
     return True
 
 
-def _exponential(t: Translation, node: Node) -> bool:
-    return _drawn(t, node, "RandomExponential", rate=float(t.argument(node, "lambd")))
+def _exponential(t: Emitter, node: Node) -> bool:
+    return _drawn(t, node, "RandomExponential", rate=float(t.number(node, "lambd")))
 
 
-def _integers(t: Translation, node: Node) -> bool:
-    given = {argument.name for argument in _schema(node)}
-    low = int(t.argument(node, "low")) if "low" in given else 0
-    return _drawn(t, node, "RandomIntegers", low=low, high=int(t.argument(node, "high")))
+def _integers(t: Emitter, node: Node) -> bool:
+    low = int(t.number(node, "low")) if "low" in _argument_names(node) else 0
+    return _drawn(t, node, "RandomIntegers", low=low, high=int(t.number(node, "high")))
 
 
-def _permutation(t: Translation, node: Node) -> bool:
+def _permutation(t: Emitter, node: Node) -> bool:
     """The order that sorts random numbers."""
     if t.dtype_of(node) != "int64":
         return False
@@ -101,33 +101,33 @@ def _permutation(t: Translation, node: Node) -> bool:
     return True
 
 
-def _bernoulli(t: Translation, node: Node) -> bool:
+def _bernoulli(t: Emitter, node: Node) -> bool:
     """Ones with the probabilities that a tensor holds."""
-    chance = t.argument(node, "self" if "self" in {a.name for a in _schema(node)} else "p")
+    chance = t.tensor(node, "self" if "self" in _argument_names(node) else "p")
     noise = _noise(t, node, "RandomUniform", t.dtype_of(chance))
-    shape = node.meta["val"].shape
+    shape = value_of(node).shape
     less = t.extra(node, "less", "aten.lt.Tensor", [noise, t.blobs[chance]], {}, shape, "bool")
     t.emit(node, "aten._to_copy", [less], [node], {"dtype": t.dtype_of(node)})
     return True
 
 
-def _bernoulli_of(t: Translation, node: Node) -> bool:
+def _bernoulli_of(t: Emitter, node: Node) -> bool:
     """A draw of ones and zeros, as whole channels are dropped by."""
-    keep = float(t.argument(node, "p"))
+    keep = float(t.number(node, "p"))
     if keep == 0.0:
-        t.emit(node, "aten.zeros_like", [t.blobs[t.argument(node, "self")]], [node])
+        t.emit(node, "aten.zeros_like", [t.blobs[t.tensor(node, "self")]], [node])
         return True
     settings = _settings(t, node, keep=keep)
-    shape = node.meta["val"].shape
+    shape = value_of(node).shape
     mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings, shape)
     t.emit(node, "aten.sign", [mask], [node])
     return True
 
 
-def _dropout(t: Translation, node: Node) -> bool:
+def _dropout(t: Emitter, node: Node) -> bool:
     """Dropout under our randomness: the stream is the op's name."""
     y, mask = t.results_of(node, 2)
-    ratio, x = float(t.argument(node, "p")), t.blobs[t.argument(node, "input")]
+    ratio, x = float(t.number(node, "p")), t.blobs[t.tensor(node, "input")]
     if mask is not None or y is None:
         return y is None and mask is None
     if ratio == 0.0 or t.argument(node, "train") is False:
@@ -140,12 +140,12 @@ def _dropout(t: Translation, node: Node) -> bool:
     return True
 
 
-def _schema(node: Node) -> Any:
-    overload: Any = node.target
-    return overload._schema.arguments
+def _argument_names(node: Node) -> list[str]:
+    assert isinstance(node.target, OpOverload)
+    return [argument.name for argument in node.target._schema.arguments]
 
 
-DRAWS: Mapping[str, Callable[[Translation, Node], bool]] = {
+DRAWS: Mapping[str, Callable[[Emitter, Node], bool]] = {
     "aten.bernoulli": _bernoulli,
     "aten.bernoulli.Tensor": _bernoulli,
     "aten.bernoulli.p": _bernoulli_of,
@@ -167,4 +167,4 @@ DRAWS: Mapping[str, Callable[[Translation, Node], bool]] = {
     "aten.randperm": _permutation,
     "aten.uniform": _uniform_between,
 }
-"""How each draw of ATen becomes ops; False leaves it to the general way, which refuses it."""
+"""How each draw of ATen becomes ops; False leaves it to the general rule, which refuses it."""

@@ -1,102 +1,118 @@
 """Gradients of the user's own: `torch.autograd.Function` and hooks of tensors, as rules of ops.
 
-Exporting a module runs its forward alone, so a `backward` or a hook would be forgotten. While a
-module is traced they are called at once, with a stand-in for the cotangent: an op that has no value
-yet. What they compute is then part of the program, and an op `purine::pulled` says what it is the
-gradient of. The translation makes of both a `CustomGradient` (see `purine.kinds.custom_gradient`).
+Exporting a module runs its forward alone, so a `backward` or a hook would be lost. While a module
+is traced they are called at once, with a stand-in for the cotangent: an op `purine::cotangent` that
+has no value yet. What they compute is then part of the program, and an op `purine::pulled` says
+what it is the gradient of. The translation turns both into a `CustomGradient` (see
+`purine.kinds.custom_gradient`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.autograd.function import Function, FunctionCtx, _SingleLevelFunction
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointFunction
 
 from purine.errors import GraphError, PurineError
-from purine.importers.torch.patched import is_tracing, patched, source_of, users_line
+from purine.importers.torch.lines import source_of, user_line
+from purine.importers.torch.tracing import AnyFunction, Trace, current
 
 __all__ = [
+    "HookHandle",
     "Pulled",
     "add_hook",
+    "apply_function",
     "cotangent_of",
-    "following_rules",
+    "define_ops",
     "is_random",
     "leading_to",
+    "nodes_in",
     "pulled_of",
     "rule_nodes",
     "spread_hooks",
 ]
 
 _HOOK = "hook "
-_hook = Tensor.register_hook
 _INTERNALS = ("torch._library", "torch._functorch", "torch._higher_order_ops")
 
 
-@contextmanager
-def following_rules() -> Iterator[None]:
-    """Let custom functions and hooks of tensors leave their rules in what is traced."""
-    _ops()
-    with ExitStack() as stack:
-        stack.enter_context(patched(_SingleLevelFunction, "apply", classmethod(_apply)))
-        stack.enter_context(patched(Tensor, "register_hook", _register_hook))
-        yield
-
-
 @cache
-def _ops() -> tuple[Any, Any, torch.library.Library]:
-    """The two ops that programs have of us; torch keeps them as long as the library lives."""
-    library = torch.library.Library("purine", "FRAGMENT")
-    library.define("cotangent(Tensor result, int place) -> Tensor")
-    library.define(
-        "pulled(Tensor[] results, Tensor[] sources, Tensor[] gradients, str name) -> Tensor[]"
+def define_ops() -> tuple[OpOverload, OpOverload]:
+    """The ops `cotangent` and `pulled`, which stand for gradient rules in exported programs."""
+    torch.library.define("purine::cotangent", "(Tensor result, int place) -> Tensor")
+    torch.library.define(
+        "purine::pulled",
+        "(Tensor[] results, Tensor[] sources, Tensor[] gradients, str name) -> Tensor[]",
     )
-    explicit = "CompositeExplicitAutograd"
-    library.impl("cotangent", lambda result, place: torch.empty_like(result), explicit)
-    library.impl("pulled", lambda results, *_: [torch.empty_like(r) for r in results], explicit)
+    torch.library.impl(
+        "purine::cotangent", "default", lambda result, place: torch.empty_like(result)
+    )
+    torch.library.impl(
+        "purine::pulled", "default", lambda results, *_: [torch.empty_like(r) for r in results]
+    )
     torch.library.register_autograd(
         "purine::pulled",
         lambda ctx, *gradients: (None, None, None, None),
         setup_context=lambda ctx, inputs, output: None,
-        lib=library,
     )
     cotangent, pulled = torch.ops.purine.cotangent.default, torch.ops.purine.pulled.default
     torch.fx.node.has_side_effect(pulled)  # a hook has no result that anybody reads
-    return cotangent, pulled, library
+    return cotangent, pulled
 
 
-class _Context(FunctionCtx):  # type: ignore[misc]
+class _Context(FunctionCtx):
     """What `forward` and `backward` of a custom function share, without an autograd node."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
-        self.to_save: tuple[Any, ...] = ()
-        self.non_differentiable: tuple[Any, ...] = ()
-        self.dirty_tensors: tuple[Any, ...] = ()
+        self.to_save: tuple[Tensor, ...] = ()
+        self.non_differentiable: tuple[Tensor, ...] = ()
+        self.dirty_tensors: tuple[Tensor, ...] = ()
 
     @property
-    def saved_tensors(self) -> tuple[Any, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.to_save
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Function.apply` of a custom function while it is traced."""
-    if not is_tracing():
-        return _apply_plainly(cls, *args, **kwargs)
-    needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
-    if cls is CheckpointFunction:  # its gradient is that of what it runs
-        run, _, *given = args
-        return run(*given)
-    if cls.__module__.startswith(_INTERNALS) or not any(needs) or not torch.is_grad_enabled():
-        return _apply_plainly(cls, *args, **kwargs)
+def apply_function(original: classmethod[Function, ..., object]) -> object:
+    """`Function.apply` that adds the rule of a custom function to the program that is traced."""
+
+    def apply(cls: type[Function], /, *args: object, **kwargs: object) -> object:
+        trace = current()
+        if trace is not None and cls is CheckpointFunction and not trace.in_rule:
+            run, _, *given = args  # its gradient is that of what it runs
+            assert callable(run)
+            return run(*given)
+        needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
+        if (
+            trace is None
+            or trace.in_rule
+            or cls.__module__.startswith(_INTERNALS)
+            or not any(needs)
+            or not torch.is_grad_enabled()
+        ):
+            return original.__get__(None, cls)(*args, **kwargs)
+        return _apply_with_rule(trace, cls, needs, args, kwargs)
+
+    return classmethod(apply)
+
+
+def _apply_with_rule(
+    trace: Trace,
+    cls: type[Function],
+    needs: tuple[bool, ...],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> object:
+    """The results of a custom function, with the gradients that its `backward` computes."""
     context = _Context(needs)
     with torch.no_grad():
         returned = _forward(cls, context, args, kwargs)
@@ -107,41 +123,43 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             found="ctx.mark_dirty",
             remedy="compute a new tensor in forward, and return that",
         )
-    several = isinstance(returned, tuple)
-    results = list(returned) if several else [returned]
+    results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
-    pulled = [
-        place
+    pulled = {
+        place: value
         for place, value in enumerate(results)
         if isinstance(value, Tensor) and _is_real(value) and id(value) not in exempt
-    ]
+    }
     cotangents = [
-        _ops()[0](value, pulled.index(place)) if place in pulled else _nothing(value)
+        define_ops()[0](value, list(pulled).index(place))
+        if place in pulled
+        else _no_gradient(value)
         for place, value in enumerate(results)
     ]
-    rule = cls.vjp if cls.vjp is not Function.vjp else cls.backward
+    rule: AnyFunction = cls.vjp if cls.vjp is not Function.vjp else cls.backward
     boxed = getattr(cls, "boxed_grads_call", False)
-    found = _called(
+    given = _call_rule(
+        trace,
         f"the backward of function {cls.__name__!r}",
         lambda: rule(context, cotangents) if boxed else rule(context, *cotangents),
     )
-    each = found if isinstance(found, tuple | list) else (found,)
+    each = given if isinstance(given, tuple | list) else (given,)
     gradients = {place: value for place, value in enumerate(each[: len(args)]) if needs[place]}
-    values = _pull([results[place] for place in pulled], args, gradients, cls.__name__)
+    values = _pull(list(pulled.values()), args, gradients, cls.__name__)
     for place, value in zip(pulled, values, strict=True):
         results[place] = value
-    return tuple(results) if several else results[0]
+    return tuple(results) if isinstance(returned, tuple) else results[0]
 
 
-def _apply_plainly(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
-
-
-def _forward(cls: Any, context: _Context, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    if cls.setup_context == _SingleLevelFunction.setup_context:
-        return cls.forward(context, *args, **kwargs)
-    returned = cls.forward(*args, **kwargs)
-    cls.setup_context(context, tuple(args), returned)
+def _forward(
+    cls: type[Function], context: _Context, args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
+    forward: AnyFunction = cls.forward
+    setup: AnyFunction = cls.setup_context
+    if setup == _SingleLevelFunction.setup_context:
+        return forward(context, *args, **kwargs)
+    returned = forward(*args, **kwargs)
+    setup(context, tuple(args), returned)
     return returned
 
 
@@ -149,27 +167,31 @@ def _is_real(value: Tensor) -> bool:
     return bool(value.is_floating_point() or value.is_complex())
 
 
-def _nothing(value: Any) -> Any:
+def _no_gradient(value: object) -> Tensor | None:
     """The cotangent of a result that has no gradient."""
     return torch.zeros_like(value) if isinstance(value, Tensor) else None
 
 
 def _pull(
-    results: Sequence[Tensor], args: Sequence[Any], gradients: Mapping[int, Any], name: str
+    results: Sequence[Tensor],
+    args: Sequence[object],
+    gradients: Mapping[int, object],
+    name: str,
 ) -> list[Tensor]:
-    """The results, with the gradients that a rule gives; detached where it gives none."""
-    sources, found = [], []
+    """The results with the gradients that a rule computes; detached where it computes none."""
+    sources, fitted = [], []
     for place, gradient in gradients.items():
-        if gradient is not None:
-            sources.append(args[place])
-            found.append(_fitted(gradient, args[place], name))
+        source = args[place]
+        if gradient is not None and isinstance(source, Tensor):
+            sources.append(source)
+            fitted.append(_fitted(gradient, source, name))
     if not sources:
         return [result.detach() for result in results]
-    made: list[Tensor] = _ops()[1](list(results), sources, found, name)
-    return made
+    pulled: list[Tensor] = define_ops()[1](list(results), sources, fitted, name)
+    return pulled
 
 
-def _fitted(gradient: Any, source: Tensor, name: str) -> Tensor:
+def _fitted(gradient: object, source: Tensor, name: str) -> Tensor:
     """A gradient in the form of its source, as autograd makes it."""
     if not isinstance(gradient, Tensor):
         form = type(gradient).__name__
@@ -188,20 +210,14 @@ def _fitted(gradient: Any, source: Tensor, name: str) -> Tensor:
     )
 
 
-def _register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
-    """`Tensor.register_hook` while a module is traced."""
-    if not is_tracing() or not tensor.requires_grad:  # the latter is an error of torch's
-        return _hook(tensor, hook)
-    add_hook(tensor, hook)
-    return _Handle()
-
-
 def add_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], name: str = "") -> None:
     """Let a hook be the rule of all gradients that a tensor gets."""
+    trace = current()
+    assert trace is not None
     name = name or getattr(hook, "__qualname__", type(hook).__name__)
     result = tensor.detach()
-    cotangent = _ops()[0](result, 0)
-    gradient = _called(f"hook {name!r}", lambda: hook(cotangent))
+    cotangent = define_ops()[0](result, 0)
+    gradient = _call_rule(trace, f"hook {name!r}", lambda: hook(cotangent))
     if gradient is None:
         raise _refusal(
             f"hook {name!r} of a tensor returns nothing",
@@ -209,10 +225,10 @@ def add_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], name: str 
             found="None: it only looks at gradients, which an imported net would not show it",
             remedy="remove the hook; a step has the gradient of blob x as blob grad/x",
         )
-    _ops()[1]([result], [tensor], [_fitted(gradient, tensor, name)], _HOOK + name)
+    define_ops()[1]([result], [tensor], [_fitted(gradient, tensor, name)], _HOOK + name)
 
 
-class _Handle:
+class HookHandle:
     """What `register_hook` returns while a module is traced: the hook is in the program already."""
 
     def remove(self) -> None:
@@ -224,13 +240,13 @@ class _Handle:
         )
 
 
-def _called(what: str, call: Callable[[], Any]) -> Any:
-    """What a backward or a hook gives; where it cannot be traced, an error that names it.
+def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:
+    """What a backward or a hook returns; where it cannot be traced, an error that names it.
 
     Functions that it applies itself need no rules: nobody takes the gradient of a gradient.
     """
     try:
-        with patched(_SingleLevelFunction, "apply", classmethod(_apply_plainly)):
+        with trace.rule():
             return call()
     except PurineError:
         raise
@@ -245,12 +261,12 @@ def _called(what: str, call: Callable[[], Any]) -> Any:
 
 
 def _refusal(what: str, *, expected: str, found: str, remedy: str) -> GraphError:
-    return GraphError(what, where=users_line(), expected=expected, found=found, remedy=remedy)
+    return GraphError(what, where=user_line(), expected=expected, found=found, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A node that gives results their own gradients: of `sources`, by nodes `gradients`."""
+    """What a `pulled` node says: `gradients` are those of `sources`, by the rule of `results`."""
 
     results: Sequence[Node]
     sources: Sequence[Node]
@@ -260,15 +276,15 @@ class Pulled:
 
 def pulled_of(node: Node) -> Pulled | None:
     """What a node says of gradients, where it is one of ours."""
-    if node.op != "call_function" or node.target is not _ops()[1]:
+    if node.op != "call_function" or node.target is not define_ops()[1]:
         return None
     results, sources, gradients, name = node.args
-    return Pulled(results, sources, gradients, str(name))
+    return Pulled(nodes_in(results), nodes_in(sources), nodes_in(gradients), str(name))
 
 
 def cotangent_of(node: Node) -> int | None:
     """The place of the result whose cotangent a node stands for; None for other nodes."""
-    if node.op != "call_function" or node.target is not _ops()[0]:
+    if node.op != "call_function" or node.target is not define_ops()[0]:
         return None
     place = node.args[1]
     assert isinstance(place, int)
@@ -344,16 +360,22 @@ def _spread(graph: Graph, hook: Node) -> None:
 
 def leading_to(nodes: Iterable[Node]) -> set[Node]:
     """Some nodes, and all that they depend on."""
-    found: set[Node] = set()
+    reached: set[Node] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             waiting += node.all_input_nodes
-    return found
+    return reached
 
 
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def nodes_in(argument: object) -> list[Node]:
+    """The nodes in an argument of a node that is a list of tensors."""
+    assert isinstance(argument, tuple | list)
+    return [item for item in argument if isinstance(item, Node)]

@@ -1,35 +1,43 @@
-"""What a forward leaves behind in a module, other than by writing to its buffers in place.
+"""Attributes of modules that a forward changes, other than by writing to buffers in place.
 
-A buffer that is assigned anew is a state of the net, as one that is written to. Other attributes
-are no states: a net computes the same in every iteration. So when a forward changes some, it is
-traced once more with what it left behind, and once as if it had run a million times. Where that
-makes another program the module is refused; a counter that nobody reads does no harm.
+A buffer that is assigned becomes a state of the net, like one that is written to. Other attributes
+cannot: a net computes the same in every iteration. So a forward that changes some is traced again
+with the new values, and with counters as if it had run a million times. Where the program then
+differs the module is refused; a counter that nobody reads does no harm.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from purine.errors import GraphError
-from purine.importers.torch.patched import called_by_user, is_users, patched, users_line
+from purine.importers.torch.lines import (
+    definition_line,
+    is_called_by_user,
+    is_user_file,
+    user_line,
+)
+from purine.importers.torch.tracing import AnyFunction, Lines, current
 
 __all__ = [
     "Attributes",
     "Buffers",
     "Change",
+    "changed",
     "holds_tensors_alone",
-    "noting_lines",
     "refuse_changes",
     "refuse_written",
     "refuse_written_constant",
+    "set_attribute",
     "tensors_of",
 ]
 
@@ -42,21 +50,21 @@ _HOOKS = tuple(name for name in _OWN if name.startswith(("_forward_hooks", "_for
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An attribute of a module that its forward changed; a container is told as a whole."""
+    """An attribute of a module that its forward changed; a container counts as a whole."""
 
     part: nn.Module
     module: str
     name: str
-    before: Any
-    after: Any
+    before: object
+    after: object
     where: str | None
 
 
 class Attributes:
-    """The attributes of modules as they are now, but for parameters, buffers and submodules.
+    """A snapshot of the attributes of modules, without parameters, buffers and submodules.
 
-    A module that installs hooks in its first call notes in a new attribute that it did. Both are
-    taken back, and the note is no change: every call but the first finds both.
+    A module that installs hooks in its first call may note that in a new attribute. `restore`
+    takes back both, and the note does not count as a change: all later calls find it.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -68,9 +76,9 @@ class Attributes:
             if part is not root and not type(part).__module__.startswith("torch.")
         ]
 
-    def changes(self, lines: Mapping[tuple[int, str], str | None]) -> list[Change]:
-        """What is different now; `lines` are those that assigned an attribute of a module."""
-        found = []
+    def changes(self, lines: Lines) -> list[Change]:
+        """The attributes that differ from the snapshot."""
+        changes = []
         hooked = any(mapping != before for mapping, before in self.hooks)
         for module, part, kept in self.parts:
             now = dict(_attributes(part))
@@ -78,12 +86,12 @@ class Attributes:
                 _, before = kept.get(key, (_ABSENT, _ABSENT))
                 after = now.get(key, _ABSENT)
                 if not _same(before, after):
-                    where = lines.get((id(part), key)) or _line_of(part)
-                    found.append(Change(part, module, key, before, _copy(after), where))
-        return found
+                    where = _line(part, key, lines)
+                    changes.append(Change(part, module, key, before, _copy(after), where))
+        return changes
 
     def restore(self) -> None:
-        """Give the modules the attributes back that they had, containers with what was in them."""
+        """Give the modules the attributes of the snapshot, containers with their contents."""
         for mapping, before in self.hooks:
             mapping.clear()
             mapping.update(before)
@@ -92,16 +100,16 @@ class Attributes:
                 del part.__dict__[key]
             for key, (value, contents) in kept.items():
                 part.__dict__[key] = value
-                if isinstance(value, list | deque):
+                if isinstance(value, list | deque) and isinstance(contents, list | deque):
                     value.clear()
                     value.extend(contents)
-                elif isinstance(value, dict | set):
+                elif isinstance(value, dict | set) and isinstance(contents, dict | set):
                     value.clear()
                     value.update(contents)
 
 
 class Buffers:
-    """The buffers of modules as they are now, to find those that are assigned."""
+    """A snapshot of the buffers of modules, which tells those that a forward assigns."""
 
     def __init__(self, root: nn.Module) -> None:
         self.kept = [
@@ -111,11 +119,11 @@ class Buffers:
             if value is not None
         ]
 
-    def write_back(self, lines: Mapping[tuple[int, str], str | None]) -> None:
-        """Write what was assigned into the buffers themselves: an export follows that."""
+    def write_back(self, lines: Lines) -> None:
+        """Copy assigned values into the buffers themselves: an export follows that."""
         for path, part, name, buffer in self.kept:
             own = path.removeprefix("module.")
-            where = lines.get((id(part), name)) or _line_of(part)
+            where = _line(part, name, lines)
             now = part._buffers.get(name)
             if now is not buffer:
                 self._check(own, buffer, now, where)
@@ -135,60 +143,55 @@ class Buffers:
 
     def _check(self, name: str, before: Tensor, after: Tensor | None, where: str | None) -> None:
         if after is None or (after.shape, after.dtype) != (before.shape, before.dtype):
-            found = "nothing" if after is None else f"{after.dtype} {list(after.shape)}"
             raise GraphError(
                 f"buffer {name!r} is given a value of another form",
                 where=where,
                 blob=name,
                 expected=f"{before.dtype} {list(before.shape)}, as the buffer has",
-                found=found,
+                found="nothing" if after is None else f"{after.dtype} {list(after.shape)}",
                 remedy="give the buffer its final shape and dtype before the import",
             )
 
 
-@contextmanager
-def noting_lines() -> Iterator[dict[tuple[int, str], str | None]]:
-    """Note which line of the user's assigns which attribute of a module."""
-    lines: dict[tuple[int, str], str | None] = {}
-    plain = nn.Module.__setattr__
+def set_attribute(original: AnyFunction) -> AnyFunction:
+    """`nn.Module.__setattr__` that notes the user's line."""
 
-    def assign(self: nn.Module, name: str, value: Any) -> None:
-        if called_by_user():
-            lines[id(self), name] = users_line()
-        plain(self, name, value)
+    def assign(self: nn.Module, name: str, value: object) -> None:
+        trace = current()
+        if trace is not None and is_called_by_user(sys._getframe(1)):
+            trace.assigned[id(self), name] = user_line()
+        original(self, name, value)
 
-    with patched(nn.Module, "__setattr__", assign):
-        yield lines
+    return assign
 
 
 @contextmanager
 def changed(changes: Sequence[Change], *, many: bool) -> Iterator[None]:
-    """Modules with what their forward left behind, as if it had run once or very many times.
+    """Give modules the attributes that a forward left, as if it had run once or `many` times.
 
-    Tensors have values of no meaning: a program that reads them has them as constants.
+    Tensors get values without a meaning: a program that reads them has them as constants.
     """
     for change in changes:
-        value = _real(change.after)
-        if many and _is_counter(change):
-            value = change.before + _MANY * (change.after - change.before)
-        if value is _ABSENT:
-            change.part.__dict__.pop(change.name, None)
-        else:
-            change.part.__dict__[change.name] = value
+        count = _counted(change) if many else None
+        _assign(change, _real(change.after) if count is None else count)
     try:
         yield
     finally:
         for change in changes:
-            if change.before is _ABSENT:
-                change.part.__dict__.pop(change.name, None)
-            else:
-                change.part.__dict__[change.name] = change.before
+            _assign(change, change.before)
+
+
+def _assign(change: Change, value: object) -> None:
+    if value is _ABSENT:
+        change.part.__dict__.pop(change.name, None)
+    else:
+        change.part.__dict__[change.name] = value
 
 
 def refuse_changes(changes: Sequence[Change], differs: Callable[[], bool]) -> None:
-    """Refuse a module whose program `differs` by what its forward left behind."""
+    """Refuse a module whose program `differs` with the attributes that its forward left."""
     known = [change for change in changes if _is_plain(change.after)]
-    counters = any(map(_is_counter, known))
+    counters = any(_counted(change) is not None for change in known)
     for many in (False, True) if counters else (False,) if known else ():
         with changed(known, many=many):
             if not differs():
@@ -218,10 +221,10 @@ def _refused(change: Change) -> GraphError:
     )
 
 
-def refuse_written(step: nn.Module, exported: Any) -> None:
+def refuse_written(step: nn.Module, exported: ExportedProgram) -> None:
     """Refuse a program that writes to a parameter."""
     for spec in exported.graph_signature.output_specs:
-        if spec.kind.name == "PARAMETER_MUTATION":
+        if spec.kind.name == "PARAMETER_MUTATION" and spec.target is not None:
             name = spec.target.removeprefix("module.")
             raise GraphError(
                 f"parameter {name!r} is changed by the module's own forward",
@@ -234,99 +237,123 @@ def refuse_written(step: nn.Module, exported: Any) -> None:
 
 
 def refuse_written_constant(step: nn.Module, error: Exception) -> None:
-    """Refuse a forward that writes to a tensor which is no buffer, where that is torch's error."""
-    found = re.search(r"Constant (\S+) is mutated in the forward", str(error))
-    if found is not None:
-        name = found.group(1).removeprefix("module.")
+    """Refuse a forward that writes to a tensor which is no buffer, if that is torch's error."""
+    match = re.search(r"Constant (\S+) is mutated in the forward", str(error))
+    if match is not None:
+        name = match.group(1).removeprefix("module.")
         raise GraphError(
             f"tensor {name!r} is changed by the forward, and is no buffer",
-            where=_owner_line(step, found.group(1)),
-            expected="buffers for the values that a forward carries on",
+            where=_owner_line(step, match.group(1)),
+            expected="buffers for the values that a forward keeps for the next iteration",
             found="a tensor that the module does not register",
             remedy=f"make it a buffer: self.register_buffer({name.rpartition('.')[2]!r}, ...)",
         ) from error
 
 
 def _owner_line(step: nn.Module, path: str) -> str | None:
-    """The forward of the innermost module of the user's that a tensor belongs to."""
+    """The forward of the innermost user module that a tensor belongs to."""
     while path:
         path = path.rpartition(".")[0]
         with suppress(AttributeError):
-            line = _line_of(step.get_submodule(path))
-            if path and line is not None and is_users(line):
+            line = definition_line(type(step.get_submodule(path)).forward)
+            if path and line is not None and is_user_file(line):
                 return line
     return None
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in a value of an attribute."""
-    if type(value) in (list, tuple, deque):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    if type(value) is dict:
-        return [tensor for item in value.values() for tensor in tensors_of(item)]
-    return [value] if isinstance(value, Tensor) else []
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors in the value of an attribute."""
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
 
 
-def holds_tensors_alone(value: Any) -> bool:
+def holds_tensors_alone(value: object) -> bool:
     """Whether a value is a tensor, or a container of tensors."""
-    if type(value) in (list, tuple, deque):
-        return all(map(holds_tensors_alone, value))
-    if type(value) is dict:
-        return all(map(holds_tensors_alone, value.values()))
-    return isinstance(value, Tensor)
+    return all(isinstance(leaf, Tensor) for leaf in _leaves(value))
 
 
-def _attributes(part: nn.Module) -> list[tuple[str, Any]]:
+def _attributes(part: nn.Module) -> list[tuple[str, object]]:
     return [item for item in part.__dict__.items() if item[0] not in _OWN]
 
 
-def _copy(value: Any) -> Any:
+def _line(part: nn.Module, name: str, lines: Lines) -> str | None:
+    return lines.get((id(part), name)) or definition_line(type(part).forward)
+
+
+def _items(value: object) -> list[object] | None:
+    """The items of a container, None for anything else. A set has no order, so it is none."""
+    if type(value) is list or type(value) is tuple or type(value) is deque:
+        return list(value)
+    return list(value.values()) if type(value) is dict else None
+
+
+def _leaves(value: object) -> Iterator[object]:
+    items = _items(value)
+    if items is None:
+        yield value
+    else:
+        for item in items:
+            yield from _leaves(item)
+
+
+def _mapped(value: object, function: Callable[[object], object]) -> object:
+    """A copy of a container and of the containers in it, with a function of each other item."""
+    if type(value) is dict:
+        return {key: _mapped(item, function) for key, item in value.items()}
+    items = _items(value)
+    if items is None:
+        return function(value)
+    copies = [_mapped(item, function) for item in items]
+    if type(value) is tuple:
+        return tuple(copies)
+    return deque(copies) if type(value) is deque else copies
+
+
+def _copy(value: object) -> object:
     """A container with copies of the containers in it; anything else as it is."""
-    if type(value) in (list, tuple, set, deque):
-        return type(value)([_copy(item) for item in value])
-    return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
+    return _mapped(value, lambda leaf: set(leaf) if type(leaf) is set else leaf)
 
 
-def _same(one: Any, two: Any) -> bool:
+def _real(value: object) -> object:
+    """A value with real tensors in place of the fake ones of a trace."""
+    return _mapped(
+        value,
+        lambda leaf: torch.ones(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf,
+    )
+
+
+def _same(one: object, two: object) -> bool:
     if type(one) is not type(two):
         return False
-    if type(one) in (list, tuple, deque):
-        return len(one) == len(two) and all(map(_same, one, two))
-    if type(one) is dict:
-        return list(one) == list(two) and all(map(_same, one.values(), two.values()))
+    mine, theirs = _items(one), _items(two)
+    if mine is not None and theirs is not None:
+        if type(one) is dict and type(two) is dict and list(one) != list(two):
+            return False
+        return len(mine) == len(theirs) and all(map(_same, mine, theirs))
     return one is two or (isinstance(one, (*_NUMBERS, set)) and one == two)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value can be given to a module in place of what a forward left there."""
-    if type(value) in (list, tuple, set, deque):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(map(_is_plain, value.values()))
-    return value is _ABSENT or isinstance(value, (*_NUMBERS, Tensor))
+    return all(
+        all(map(_is_plain, leaf))
+        if type(leaf) is set
+        else leaf is _ABSENT or isinstance(leaf, (*_NUMBERS, Tensor))
+        for leaf in _leaves(value)
+    )
 
 
-def _real(value: Any) -> Any:
-    """A value with real tensors: those of a trace have none."""
-    if isinstance(value, Tensor):
-        return torch.ones(value.shape, dtype=value.dtype)
-    if type(value) in (list, tuple, deque):
-        return type(value)([_real(item) for item in value])
-    return {key: _real(item) for key, item in value.items()} if type(value) is dict else value
+def _counted(change: Change) -> int | float | None:
+    """The value of a counter after very many forwards, None for other attributes."""
+    before, after = change.before, change.after
+    if isinstance(before, bool) or isinstance(after, bool):
+        return None
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return before + _MANY * (after - before)
+    return None
 
 
-def _is_counter(change: Change) -> bool:
-    numbers = (change.before, change.after)
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
-
-
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if value is _ABSENT:
         return "nothing"
     text = f"a tensor of size {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _line_of(part: nn.Module) -> str | None:
-    code = getattr(type(part).forward, "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

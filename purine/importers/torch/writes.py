@@ -1,17 +1,18 @@
-"""Writes that autograd does not see: in place, through `detach` or inside `no_grad`.
+"""Writes in place that autograd does not see: through `detach`, or inside `no_grad`.
 
 PyTorch changes the value and leaves the gradient as if nothing had been written. A functional
-program has no such thing: there the gradient follows the new value, or ends. So where something
-that has a gradient is changed in this way and read afterwards, the module is refused.
+program cannot: there the gradient follows the new value, or ends. So a module is refused if it
+changes a value that has a gradient in this way and reads it afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import getitem
-from typing import Any
 
 import torch
+from torch._C import Argument
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 __all__ = ["hidden_write"]
@@ -20,7 +21,7 @@ _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
 
 
-def hidden_write(exported: Any) -> Node | None:
+def hidden_write(exported: ExportedProgram) -> Node | None:
     """The first node that changes a value behind autograd's back, where that is read again.
 
     `exported` is a program as it was traced, with writes in place.
@@ -31,31 +32,31 @@ def hidden_write(exported: Any) -> Node | None:
 class _Values:
     """Which nodes of a program share memory, and which have a gradient."""
 
-    def __init__(self, exported: Any) -> None:
+    def __init__(self, exported: ExportedProgram) -> None:
         self.bases: dict[Node, Node] = {}
-        """By node, the node whose memory it shares in a way that autograd knows."""
+        """By view, the node whose memory it shares with autograd's knowledge."""
         self.detached: dict[Node, Node] = {}
-        """By node, the node whose memory it shares in a way that autograd does not know."""
+        """By detached node, the node whose memory it shares without autograd's knowledge."""
         self.differentiable: set[Node] = set()
         self.writes: list[tuple[int, Node, Node]] = []
-        """Place, node and the base of what it changes, of each write that autograd does not see."""
+        """Each write that autograd does not see: index, node, and the base of what it changes."""
         self.nodes = list(exported.graph.nodes)
         parameters = set(exported.graph_signature.inputs_to_parameters)
-        for place, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes):
             if node.op == "placeholder" and node.name in parameters:
                 self.differentiable.add(node)
             elif node.target is _REGION and node.args[0] is False:
-                self._add_region(place, node, exported.graph_module)
+                self._add_region(index, node, exported.graph_module)
             elif node.op == "call_function":
-                self._add(place, node)
+                self._add(index, node)
 
     def hidden_write(self) -> Node | None:
-        for place, write, base in self.writes:
+        for index, write, base in self.writes:
             if base.op == "placeholder":
-                continue  # writes to parameters and buffers are told as such
+                continue  # writes to parameters and buffers are refused elsewhere
             if base in self.differentiable and any(
                 self.base_of(source) is base and user.target not in _DETACHING
-                for user in self.nodes[place + 1 :]
+                for user in self.nodes[index + 1 :]
                 for source in user.all_input_nodes
             ):
                 return write
@@ -64,7 +65,7 @@ class _Values:
     def base_of(self, node: Node) -> Node:
         return self.bases.get(node, node)
 
-    def _add(self, place: int, node: Node) -> None:
+    def _add(self, index: int, node: Node) -> None:
         if node.target is getitem:
             assert isinstance(node.args[0], Node)
             self._gradient_of(node, [node.args[0]])
@@ -72,7 +73,7 @@ class _Values:
         for written in _written(node):
             hidden = self.detached.get(self.base_of(written))
             if hidden is not None:
-                self.writes.append((place, node, hidden))
+                self.writes.append((index, node, hidden))
         source = _viewed(node)
         if source is not None:
             base = self.base_of(source)
@@ -89,19 +90,23 @@ class _Values:
         if any(self.base_of(source) in self.differentiable for source in sources):
             self.differentiable.add(node)
 
-    def _add_region(self, place: int, node: Node, root: torch.nn.Module) -> None:
-        """A `no_grad` region: what it writes is hidden, and it may give back what it was given."""
+    def _add_region(self, index: int, node: Node, root: torch.nn.Module) -> None:
+        """A `no_grad` region: its writes are hidden, and it may return what it was given."""
         submodule, *arguments = node.args[1:]
         assert isinstance(submodule, Node)
         inner = list(getattr(root, str(submodule.target)).graph.nodes)
-        places = (one for one in inner if one.op == "placeholder")
-        outer: dict[Node, Node] = dict(zip(places, arguments, strict=True))
+        placeholders = (one for one in inner if one.op == "placeholder")
+        outer = {
+            one: given
+            for one, given in zip(placeholders, arguments, strict=True)
+            if isinstance(given, Node)
+        }
         for one in inner:
             if one.op != "call_function":
                 continue
             for written in _written(one):
                 if written in outer:
-                    self.writes.append((place, one, self.base_of(outer[written])))
+                    self.writes.append((index, one, self.base_of(outer[written])))
             source = _viewed(one)
             if source in outer and one.target not in _DETACHING:
                 outer[one] = outer[source]
@@ -132,9 +137,9 @@ def _viewed(node: Node) -> Node | None:
     return None
 
 
-def _arguments(node: Node) -> Iterator[tuple[Any, Any]]:
+def _arguments(node: Node) -> Iterator[tuple[Argument, object]]:
     """The arguments of the schema of a node's operator, and what they are given."""
     schema = getattr(node.target, "_schema", None)
-    for place, argument in enumerate(() if schema is None else schema.arguments):
+    for index, argument in enumerate(() if schema is None else schema.arguments):
         given = node.kwargs.get(argument.name)
-        yield argument, node.args[place] if place < len(node.args) else given
+        yield argument, node.args[index] if index < len(node.args) else given

@@ -121,7 +121,7 @@ def test_what_cannot_be_followed_is_refused_at_its_line(
     module = Between(function)
     with pytest.raises(GraphError, match=words) as caught:
         from_torch(module, F.cross_entropy, EXAMPLE)
-    assert "test_torch_autograd.py:" in str(caught.value.where)
+    assert "test_autograd.py:" in str(caught.value.where)
     assert all(value.requires_grad for value in module.parameters())
     leaf = torch.ones(2, requires_grad=True)
     leaf.requires_grad = False
@@ -156,7 +156,7 @@ def test_hooks_of_backwards_are_refused_by_name(
     register(module)
     with pytest.raises(GraphError, match=words) as caught:
         from_torch(module, F.cross_entropy, EXAMPLE)
-    assert "test_torch_autograd.py:" in str(caught.value.where)
+    assert "test_autograd.py:" in str(caught.value.where)
 
 
 def test_a_backward_hook_of_all_modules_is_refused() -> None:

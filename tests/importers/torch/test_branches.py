@@ -62,7 +62,7 @@ def test_a_layer_that_is_dropped_by_chance(drop: str) -> None:
     assert "fc/linear" not in imported_from(dropping(1.0)).net.ops
     with pytest.raises(GraphError, match="random number") as caught:
         imported_from(dropping(0.3))
-    assert "test_torch_branches.py:" in str(caught.value.where)
+    assert "test_branches.py:" in str(caught.value.where)
     assert "layerdrop" in str(caught.value.remedy)
     assert (random.getstate(), np.random.get_state()[2]) == states
 
@@ -138,7 +138,7 @@ def test_what_is_expected_of_values_is_kept_as_a_condition(
     assert np.isnan(loss_on(imported, torch.full((4, 3), float("inf"))))
     told = str(imported.net.ops["mean/expected"].attributes["expected"])
     line = function.__code__.co_firstlineno + 1
-    assert f"test_torch_branches.py:{line}: " in told
+    assert f"test_branches.py:{line}: " in told
 
 
 def test_gradients_are_none_where_a_condition_fails() -> None:
@@ -192,4 +192,4 @@ def test_weights_that_are_rescaled_between_modes() -> None:
     torch.testing.assert_close(found, module.eval()(x).detach())
     with pytest.raises(GraphError, match="changed by the module's own forward") as caught:
         from_torch(Rescaling(once=False), lambda y: y.mean(), x, targets=())
-    assert "test_torch_branches.py:" in str(caught.value.where)
+    assert "test_branches.py:" in str(caught.value.where)

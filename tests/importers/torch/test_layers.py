@@ -165,7 +165,7 @@ def test_uses_of_packed_sequences_that_depend_on_lengths_are_refused(
     with pytest.raises(GraphError, match=remedy) as caught:
         from_torch(module(nn.GRU(3, 4)), square, example, inputs=("x", "lengths"), targets=())
     line = module.forward.__code__.co_firstlineno + 2
-    assert str(caught.value.where).endswith(f"test_torch_layers.py:{line}")
+    assert str(caught.value.where).endswith(f"test_layers.py:{line}")
 
 
 class Experts(nn.Module):

@@ -181,6 +181,6 @@ def test_draws_that_we_cannot_make_are_refused(
 ) -> None:
     with pytest.raises(GraphError) as caught:
         imported_from(draw, torch.ones(2, 3))
-    assert "test_torch_random.py:" in str(caught.value.where)
+    assert "test_random.py:" in str(caught.value.where)
     assert found in str(caught.value.found)
     assert caught.value.remedy

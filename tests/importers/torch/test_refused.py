@@ -29,7 +29,7 @@ def test_what_cannot_be_traced_is_told_with_its_line() -> None:
     with pytest.raises(GraphError) as caught:
         from_torch(Branching(), lambda y: y.mean(), torch.ones(2, 3), targets=())
     line = Branching.forward.__code__.co_firstlineno + 1
-    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+    assert str(caught.value.where).endswith(f"test_refused.py:{line}")
     assert caught.value.found == "if x.sum() > 0:"
     assert "torch.where" in str(caught.value.remedy)
 
@@ -84,7 +84,7 @@ def test_a_number_that_is_read_from_a_tensor_is_refused_at_its_line(module: nn.M
     with pytest.raises(GraphError, match=r"replace \.item\(\) by tensors") as caught:
         from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
     line = type(module).forward.__code__.co_firstlineno + 1
-    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+    assert str(caught.value.where).endswith(f"test_refused.py:{line}")
 
 
 class Choosing(nn.Module):
@@ -113,7 +113,7 @@ def test_a_size_that_depends_on_values_is_refused_at_its_line(
     with pytest.raises(GraphError, match=r"the size .* depends on the values") as caught:
         from_torch(module, lambda y: y.mean(), torch.ones(2, 3), targets=())
     line = type(module).forward.__code__.co_firstlineno + 1
-    assert str(caught.value.where).endswith(f"test_torch_refused.py:{line}")
+    assert str(caught.value.where).endswith(f"test_refused.py:{line}")
     assert caught.value.found == f"size {found}"
     assert "torch.where" in str(caught.value.remedy)
 

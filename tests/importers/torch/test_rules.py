@@ -303,7 +303,7 @@ def test_rules_that_cannot_be_followed_are_refused_at_their_line(
     example = torch.ones(BATCH, 6), torch.zeros(BATCH, dtype=torch.int64)
     with pytest.raises(GraphError, match=words) as caught:
         from_torch(Between(function), F.cross_entropy, example)
-    assert "test_torch_rules.py:" in str(caught.value.where)
+    assert "test_rules.py:" in str(caught.value.where)
     assert caught.value.remedy
     assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
     assert Tensor.register_hook.__module__ == "torch._tensor"

@@ -1,0 +1,66 @@
+"""Reading the files of sources: optional packages, limits, and errors that all readers share."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+from purine.errors import ConfigError, DataError
+from purine.machine.capacity import available_memory
+
+__all__ = ["extra", "listing", "read_lines", "refuse_larger_than_memory", "unreadable"]
+
+
+def extra(module: str, name: str, what: str) -> ModuleType:
+    """A module that only some sources need, of the extra `name`; `what` says what needs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs {module.partition('.')[0]}, which cannot be imported",
+            expected=f"the extra {name!r} of purine",
+            found=str(error),
+            remedy=f'pip install "purine[{name}]"',
+        ) from error
+
+
+def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
+    """Raise `DataError` where the values of `what`, of `size` bytes, cannot be held in memory."""
+    available = available_memory()
+    if size > available:
+        raise DataError(
+            f"{what} is too large",
+            where=str(path),
+            expected=f"at most {available:,} bytes, the memory that is available",
+            found=f"{size:,} bytes of values, by its header",
+            remedy="check the file, or store the arrays as .npy files in a folder, "
+            "which are read as they are needed",
+        )
+
+
+def unreadable(path: Path, expected: str, found: str) -> DataError:
+    """The error that a file is missing, damaged or of another format."""
+    return DataError(
+        "the file cannot be read",
+        where=str(path),
+        expected=expected,
+        found=found,
+        remedy="check the path and its permissions, or write the file again",
+    )
+
+
+def read_lines(path: Path, expected: str) -> list[str]:
+    """The lines of a text file."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, expected, str(error)) from error
+
+
+def listing(folder: Path) -> str:
+    """The first entries of a folder, for error messages."""
+    if not folder.is_dir():
+        return "no such folder"
+    names = sorted(entry.name for entry in folder.iterdir())
+    return (", ".join(names[:8]) or "an empty folder") + (", ..." if len(names) > 8 else "")

@@ -1,0 +1,197 @@
+"""Everything of torch and Python that `from_torch` replaces or sets while it traces a module.
+
+`REPLACEMENTS` lists the attributes: what is replaced, by what, and why. All threads see them, and
+in a thread that does not trace each calls what it replaced. Functions and attributes of `Tensor`
+need no replacement: `AutogradMode` and `Branches` are modes, which torch keeps for each thread.
+
+`tracing()` also sets what belongs to the whole process:
+
+| setting                     | effect on other threads while a module is traced               |
+|-----------------------------|-----------------------------------------------------------------|
+| a lock                      | they wait to trace modules of their own                         |
+| a filter of warnings        | none: it drops warnings of the tracing thread                   |
+| a filter of torch's log     | none: it drops one message of the tracing thread                |
+| lazy `GraphModule` code     | `torch.fx` compiles their new graphs when these are first called |
+| garbage collector off       | cycles are collected afterwards; in traces it takes 1/6 of time |
+
+torch itself marks the process as exporting (`torch.compiler.is_exporting()`) while it exports, and
+the module that is imported must not be used by another thread meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from inspect import getattr_static
+
+import torch
+from torch import nn
+from torch.autograd.function import _SingleLevelFunction
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils import rnn
+
+from purine.importers.torch.autograd import enter_inference, exit_inference, run_backward
+from purine.importers.torch.draws import PYTHON_DRAWS
+from purine.importers.torch.layers import cumulative_batch_norm
+from purine.importers.torch.modes import watch_training
+from purine.importers.torch.packed import masked_layer, packed_sequence_init
+from purine.importers.torch.rules import apply_function, define_ops
+from purine.importers.torch.state import set_attribute
+from purine.importers.torch.tracing import Trace
+
+__all__ = ["REPLACEMENTS", "Replacement", "tracing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """An attribute of a class or module; `wrap` makes what replaces it from what it was."""
+
+    owner: object
+    name: str
+    wrap: Callable[..., object]
+    why: str
+
+
+REPLACEMENTS: tuple[Replacement, ...] = (
+    Replacement(
+        nn.Module,
+        "training",
+        watch_training,
+        "Where only torch's layers ask for the mode, one trace tells both modes.",
+    ),
+    Replacement(
+        nn.Module,
+        "__setattr__",
+        set_attribute,
+        "An error about a changed attribute names the line that assigned it.",
+    ),
+    Replacement(
+        torch.inference_mode,
+        "__enter__",
+        enter_inference,
+        "An export follows no_grad and not inference_mode.",
+    ),
+    Replacement(torch.inference_mode, "__exit__", exit_inference, "As __enter__."),
+    Replacement(
+        torch.autograd,
+        "_engine_run_backward",
+        run_backward,
+        "A forward that takes a gradient itself is refused at its line.",
+    ),
+    Replacement(
+        _SingleLevelFunction,
+        "apply",
+        apply_function,
+        "An export forgets the backward of a custom function; here it leaves its rule.",
+    ),
+    Replacement(
+        nn.modules.batchnorm._BatchNorm,
+        "forward",
+        cumulative_batch_norm,
+        "With momentum=None torch reads the number of batches on the host.",
+    ),
+    *(
+        Replacement(
+            layer,
+            "forward",
+            masked_layer,
+            "Packed sequences have sizes that depend on values; here they are masked.",
+        )
+        for layer in (nn.RNN, nn.GRU, nn.LSTM)
+    ),
+    Replacement(
+        rnn,
+        "_packed_sequence_init",
+        packed_sequence_init,
+        "pack_padded_sequence returns masked sequences.",
+    ),
+    *(
+        Replacement(module, name, wrap, "A trace would take a random number for a constant.")
+        for module, name, wrap in PYTHON_DRAWS
+    ),
+)
+
+_LOCK = threading.RLock()
+_ABSENT = object()
+
+
+@contextmanager
+def tracing() -> Iterator[Trace]:
+    """The one context that a module is traced in; whatever happens, all is as before after it.
+
+    A context within another, as when a forward imports a module itself, replaces nothing anew.
+    """
+    importlib.import_module("torch._dynamo")  # its tables hold attributes of the list above
+    define_ops()
+    with _LOCK:
+        global _depth
+        _depth += 1
+        try:
+            if _depth > 1:
+                yield Trace()
+            else:
+                with _process_settings(), _replaced():
+                    yield Trace()
+        finally:
+            _depth -= 1
+
+
+_depth = 0  # of nested contexts, under the lock
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
+    before: list[tuple[Replacement, object]] = []
+    try:
+        for item in REPLACEMENTS:
+            original = getattr_static(item.owner, item.name, None)
+            before.append((item, vars(item.owner).get(item.name, _ABSENT)))
+            setattr(item.owner, item.name, item.wrap(original))
+        yield
+    finally:
+        for item, value in reversed(before):
+            if value is _ABSENT:
+                delattr(item.owner, item.name)
+            else:
+                setattr(item.owner, item.name, value)
+
+
+class _ThisThread:
+    """Matches all warnings, and one log message, of the thread that made this object."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def match(self, text: str) -> bool:
+        return threading.get_ident() == self.thread
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (self.match("") and str(record.msg).startswith("Unable to find user code"))
+
+
+@contextmanager
+def _process_settings() -> Iterator[None]:
+    thread = _ThisThread()
+    ignored = ("ignore", thread, Warning, None, 0)
+    filters = vars(warnings)["filters"]
+    logger = logging.getLogger(GuardOnDataDependentSymNode.__module__)
+    collects = gc.isenabled()
+    gc.disable()
+    filters.insert(0, ignored)
+    logger.addFilter(thread)  # torch has no advice about a branch on a value, and we have
+    try:
+        with _use_lazy_graph_module(True):
+            yield
+    finally:
+        logger.removeFilter(thread)
+        with suppress(ValueError):  # somebody may have reset all filters
+            filters.remove(ignored)
+        if collects:
+            gc.enable()
