@@ -19,6 +19,7 @@ from purine.registry.lookup import lookup
 
 __all__ = [
     "Cost",
+    "RegisteredKinds",
     "check",
     "complete",
     "cost",
@@ -125,7 +126,7 @@ def check(graph: Graph) -> Graph:
     >>> len(check(mlp(batch=8)).ops) > 0
     True
     """
-    completed = verify(complete(verify(graph)), kinds=_RegisteredKinds())
+    completed = verify(complete(verify(graph)), kinds=RegisteredKinds())
     for error in _filler_problems(completed):
         raise error
     return completed
@@ -143,7 +144,7 @@ def problems(graph: Graph) -> list[GraphError]:
         completed = complete(graph)
     except GraphError as error:
         return [error]
-    return structural(completed, kinds=_RegisteredKinds()) or list(_filler_problems(completed))
+    return structural(completed, kinds=RegisteredKinds()) or list(_filler_problems(completed))
 
 
 def _filler_problems(graph: Graph) -> Iterator[KindError]:
@@ -151,7 +152,7 @@ def _filler_problems(graph: Graph) -> Iterator[KindError]:
         yield from filler_problems(state, graph.blobs[name])
 
 
-class _RegisteredKinds:
+class RegisteredKinds:
     """The rules that need to know kinds, for `verify`."""
 
     def problems(

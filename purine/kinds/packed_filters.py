@@ -40,7 +40,7 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
     place = _FILTERS.get(op.kind)
     if place is None or device_of(op.location).type != "cpu":
         return None
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
         return None
     images, weight = blobs[op.inputs[0]], blobs[op.inputs[place]]
     filters = weight.shape

@@ -28,7 +28,7 @@ from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError, in_a_line
 from purine.graph import Graph, Op
-from purine.lowering.segments import pays
+from purine.lowering import Options, lower, options_for
 from purine.machine.cores import cores_of
 from purine.machine.heap import tune_heap
 from purine.machine.threads import release_host_pool
@@ -40,9 +40,10 @@ from purine.registry.fillers import fill
 from purine.registry.kind import Kernel
 from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import batch_of, data_ops, pinned, read_rows, read_stream
 from purine.runtime.layout import laid_out
+from purine.runtime.program import compile_program
 from purine.runtime.streams import is_gpu
 from purine.trace.trace import Trace
 
@@ -451,18 +452,19 @@ class Run:
             self._settled()
             for name, value in self._states.items():
                 self._states[name] = _at_home(self.graph, name, value)
+            single = self.record not in (False, "segments")
+            lowered = lower(self.graph, Options() if single else options_for(self.graph))
             self._executor = Executor(
-                self.graph,
+                compile_program(lowered, self._sources, fused=self._fused),
                 states=self._states,
-                sources=self._sources,
                 start=self._reached,
-                credit=self.credit,
-                threads=self.threads,
-                cores=self._cores,
-                segments=self.record in (False, "segments") and not self._gpus and pays(self.graph),
-                fused=self._fused,
-                tf32=self._tf32,
-                record=bool(self.record),
+                settings=Settings(
+                    credit=self.credit,
+                    threads=self.threads,
+                    cores=self._cores,
+                    tf32=self._tf32,
+                    record=bool(self.record),
+                ),
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
@@ -510,12 +512,13 @@ class Run:
         states = initial_states(graph, self.seed, states)
         states = {name: _at_home(graph, name, value) for name, value in states.items()}
         executor = Executor(
-            graph,
+            compile_program(lower(graph), self._reading(read_rows(graph, data, start))),
             states=states,
-            sources=self._reading(read_rows(graph, data, start)),
-            credit=self.credit,
-            threads=len({core for own in self._cores.values() for core in own}) or self.threads,
-            tf32=bool(self._tf32) if _on_gpus(graph) else None,
+            settings=Settings(
+                credit=self.credit,
+                threads=len({core for own in self._cores.values() for core in own}) or self.threads,
+                tf32=bool(self._tf32) if _on_gpus(graph) else None,
+            ),
         )
         totals = dict.fromkeys(graph.outputs, 0.0)
         try:
@@ -627,7 +630,8 @@ def compute(
     first = initial_states(graph, seed, values)
     first = {name: _at_home(graph, name, first[name]) for name in graph.states}
     tf32 = False if _on_gpus(graph) else None
-    executor = Executor(graph, states=first, feeds=feeds, credit=1, tf32=tf32)
+    settings = Settings(credit=1, tf32=tf32)
+    executor = Executor(compile_program(lower(graph)), states=first, feeds=feeds, settings=settings)
     try:
         executor.extend(1)
         return executor.wait(0)
