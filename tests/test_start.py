@@ -18,6 +18,7 @@ from purine.cli import names
 from purine.data.open import _NAMED
 from purine.graph import save_yaml
 from purine.job.config import Job
+from purine.lowering import LOWERING
 from purine.registry.lookup import kinds
 
 HEAVY = ("sympy", "torch", "torch._dynamo", "torch._inductor", "triton")
@@ -72,6 +73,7 @@ def test_names_of_the_command_line_are_those_of_the_registries() -> None:
     assert sorted(names.SOLVERS) == sorted(pu.solvers.SOLVERS)
     assert sorted(names.POLICIES) == sorted(pu.solvers.POLICIES)
     assert tuple(_NAMED) == names.DATA
+    assert tuple(item.name for item in LOWERING) == names.PASSES
     for precision in names.PRECISIONS:
         assert Job(precision=precision, devices="cuda:0").precision == precision  # type: ignore[arg-type]
 

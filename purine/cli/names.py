@@ -2,14 +2,14 @@
 
 Help comes at once only where nothing imports torch; a test compares these names with the registries
 (`purine.zoo.NETS`, `purine.solvers.SOLVERS`, `purine.solvers.POLICIES`, `purine.data.open`,
-`purine.job.config`).
+`purine.job.config`, `purine.lowering.LOWERING`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["DATA", "NETS", "POLICIES", "PRECISIONS", "SOLVERS", "complete"]
+__all__ = ["DATA", "NETS", "PASSES", "POLICIES", "PRECISIONS", "SOLVERS", "complete"]
 
 NETS = (
     *("alexnet", "densenet121", "googlenet", "gpt2", "lenet", "mlp", "mobilenet_v2", "nin"),
@@ -18,6 +18,7 @@ NETS = (
 SOLVERS = ("sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "lars")
 POLICIES = ("fixed", "step", "multistep", "exp", "inv", "poly", "cosine", "sigmoid")
 DATA = ("fashion-mini", "synthetic", "synthetic-masks", "synthetic-tokens")
+PASSES = ("aliases", "collectives", "shares", "packing", "segments")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 

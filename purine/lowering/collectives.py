@@ -11,7 +11,7 @@ on all its GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -94,7 +94,8 @@ class Cards:
 
     def stream(self, card: torch.device) -> torch.cuda.Stream:
         if card not in self._streams:
-            self._streams[card] = torch.cuda.Stream(card)  # type: ignore[no-untyped-call]
+            create: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+            self._streams[card] = create(card)
         return self._streams[card]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from purine.analysis.memory import peak_memory
-from purine.graph import Graph, Location, Op
+from purine.graph import Graph, Location, Op, to_text
 from purine.registry.kind import Kernel
 
 __all__ = ["Lowered"]
@@ -25,6 +25,14 @@ class Lowered:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     members: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
     unsegmented: Graph | None = None
+
+    def __str__(self) -> str:
+        """The graph as text, and behind it a line for each segment with its ops."""
+        segments = (
+            f"segment {name}: {', '.join(op.name for op in ops)}"
+            for name, ops in self.members.items()
+        )
+        return "\n".join((to_text(self.graph), *segments))
 
     def peak_memory(self) -> Mapping[Location, int]:
         """The bytes that each device holds at the peak of one iteration."""

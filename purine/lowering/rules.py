@@ -7,6 +7,8 @@ A step obeys all rules. Lowering gives up two of them, and puts a weaker rule in
 - After `packing`, filters may be in a layout private to the convolution library. `layouts_fit`
   becomes `layouts_fit_or_packed`: only the output of a `PackFilters` op may have such a layout.
 
+Inputs, states and outputs stay the same at all levels.
+
 A pass that changes nothing is not verified again. `agrees_with_its_kind`, by far the slowest rule,
 looks only at ops that a pass has added or changed, or whose blobs it has changed: its answer for
 the others cannot differ from the one at the level before.
@@ -96,11 +98,22 @@ def lowering_problems(
 ) -> Iterator[GraphError]:
     """What is wrong with a graph by these rules, given that `before` obeyed those of its level."""
     kinds = RegisteredKinds()
+    if before is not None:
+        yield from _other_interface(graph, before)
     for rule in rules:
         if rule is agrees_with_its_kind and before is not None:
             yield from rule(replace(graph, ops=_changed(graph, before)), kinds)
         else:
             yield from rule(graph, kinds)
+
+
+def _other_interface(graph: Graph, before: Graph) -> Iterator[GraphError]:
+    """Inputs, states and outputs of a graph stay as they were."""
+    for what in ("inputs", "states", "outputs"):
+        expected, found = set(getattr(before, what)), set(getattr(graph, what))
+        if expected != found:
+            names = ", ".join(sorted(expected ^ found))
+            yield GraphError(f"the {what} of the graph have changed: {names}")
 
 
 def _changed(graph: Graph, before: Graph) -> dict[str, Op]:

@@ -13,7 +13,7 @@ waits for the other streams that read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -299,11 +299,13 @@ class Streams:
 
 
 def _stream(location: Location) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device_of(location))  # type: ignore[no-untyped-call]
+    create: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+    return create(device_of(location))
 
 
 def _event(*, timed: bool = False) -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+    create: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    return create(enable_timing=timed)
 
 
 def _timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
