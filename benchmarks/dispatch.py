@@ -21,8 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from purine.graph import Builder, Graph
+from purine.lowering import lower
 from purine.registry.kind import kind
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
+from purine.runtime.program import compile_program
 
 
 @kind
@@ -44,7 +46,12 @@ def chain(ops: int, lanes: int) -> Graph:
 
 
 def dispatched(ops: int, lanes: int) -> Callable[[], None]:
-    executor = Executor(chain(ops, lanes), states={}, feeds={"x0": torch.zeros(())}, credit=1)
+    executor = Executor(
+        compile_program(lower(chain(ops, lanes))),
+        states={},
+        feeds={"x0": torch.zeros(())},
+        settings=Settings(credit=1),
+    )
     done = 0
 
     def run() -> None:

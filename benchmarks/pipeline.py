@@ -405,7 +405,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
             assert result.loss == result.loss
 
     def facts() -> dict[str, Any]:
-        from purine.lowering.packing import with_packed_filters
+        from purine.lowering import lower, options_for
         from purine.parallel.schedule import named_schedule
 
         def recorded(record: bool | Literal["segments"], steps: int) -> Trace:
@@ -422,7 +422,7 @@ def purine_worker(options: argparse.Namespace) -> Worker:
         formula = pu.parallel.bubble_formula(
             options.schedule, options.count, options.micro, chunks=chunks
         )
-        predicted = pu.parallel.peak_memory(with_packed_filters(graph).graph)
+        predicted = lower(graph, options_for(graph)).peak_memory()
         return {
             "bubble": round(statistics.median(idle), 4),
             "bubble_spread": [round(min(idle), 4), round(max(idle), 4)],
@@ -460,9 +460,9 @@ def unit_times(
     is done once to the last unit of its device.
     """
     from purine.analysis.infer import check
+    from purine.parallel.cut import balanced_cut
     from purine.parallel.flow import flow_of, weight_ops
     from purine.parallel.halves import halve
-    from purine.parallel.cut import balanced_cut
     from purine.parallel.schedule import Unit
 
     step = check(step)

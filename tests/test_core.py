@@ -9,6 +9,7 @@ import torch
 
 from purine.core import Core, compile_plan
 from purine.graph import Builder, Graph
+from purine.lowering import Lowered
 from purine.runtime.buffers import Buffers
 from purine.runtime.program import compile_program
 from purine.runtime.values import initial_states
@@ -126,14 +127,13 @@ def test_every_interleaving_gives_the_bits_of_the_serial_run(seed: int) -> None:
     iterations = 5
     graph = random_graph(seed, lanes=1 + seed % 4)
     outputs, states = serial(graph, iterations)
-    plan = compile_plan(graph)
-    program = compile_program(graph, plan, {})
+    program = compile_program(Lowered(graph))
     for interleaving in range(10):
         draw = random.Random(1000 * seed + interleaving)
         credit = draw.randint(1, 4)
-        core = Core(plan, credit=credit)
+        core = Core(program.plan, credit=credit)
         buffers = Buffers(
-            graph, plan, program, states=initial_states(graph, 0), feeds={}, start=0, credit=credit
+            program, states=initial_states(graph, 0), feeds={}, start=0, credit=credit
         )
         seen: set[int] = set()
         ready = core.extend(iterations)
@@ -168,12 +168,11 @@ def test_a_state_is_written_in_place_when_its_readers_have_run() -> None:
     b.state("rate")
     b.outputs = ["y"]
     graph = b.graph()
-    plan = compile_plan(graph)
     states = {"w": torch.ones(2), "rate": torch.tensor(0.5, dtype=torch.float64)}
-    program = compile_program(graph, plan, {})
+    program = compile_program(Lowered(graph))
     memory = states["w"].data_ptr()
-    buffers = Buffers(graph, plan, program, states=states, feeds={}, start=0, credit=1)
-    core = Core(plan, credit=1)
+    buffers = Buffers(program, states=states, feeds={}, start=0, credit=1)
+    core = Core(program.plan, credit=1)
     for token in core.extend(1):
         buffers.run(token)
         buffers.release(token)

@@ -18,6 +18,7 @@ from purine.data.open import _NAMED
 from purine.graph import save_yaml
 from purine.job import names
 from purine.job.options import OPTIONS
+from purine.lowering import LOWERING
 from purine.optimize.layout import Layout
 from purine.registry.lookup import kinds
 
@@ -74,6 +75,7 @@ def test_names_of_the_command_line_are_those_of_the_registries() -> None:
     assert sorted(names.POLICIES) == sorted(pu.solvers.POLICIES)
     assert tuple(_NAMED) == names.DATA
     assert OPTIONS["layout"].annotation == Layout
+    assert tuple(item.name for item in LOWERING) == names.PASSES
 
 
 def test_importing_purine_leaves_the_compiler_out() -> None:

@@ -18,6 +18,7 @@ from purine.registry.kind import IMPLIED, Kind, generation
 from purine.registry.lookup import lookup
 
 __all__ = [
+    "RegisteredKinds",
     "check",
     "complete",
     "families",
@@ -112,7 +113,7 @@ def check(graph: Graph) -> Graph:
     >>> len(check(mlp(batch=8)).ops) > 0
     True
     """
-    completed = verify(complete(verify(graph)), kinds=_RegisteredKinds())
+    completed = verify(complete(verify(graph)), kinds=RegisteredKinds())
     for error in _filler_problems(completed):
         raise error
     return completed
@@ -130,7 +131,7 @@ def problems(graph: Graph) -> list[GraphError]:
         completed = complete(graph)
     except GraphError as error:
         return [error]
-    return structural(completed, kinds=_RegisteredKinds()) or list(_filler_problems(completed))
+    return structural(completed, kinds=RegisteredKinds()) or list(_filler_problems(completed))
 
 
 def _filler_problems(graph: Graph) -> Iterator[KindError]:
@@ -138,7 +139,7 @@ def _filler_problems(graph: Graph) -> Iterator[KindError]:
         yield from filler_problems(state, graph.blobs[name])
 
 
-class _RegisteredKinds:
+class RegisteredKinds:
     """The rules that need to know kinds, for `verify`."""
 
     def problems(

@@ -1,31 +1,40 @@
-"""How much memory a graph needs on each device, told before it runs.
+"""A forecast of the memory that a graph needs on each device.
 
-A blob is there from the start of the op that makes it to the end of the last that reads it. Blobs
-that share memory (views, and copies that are aliases) count once, where the memory is. The order of
-ops is that of one iteration on paper, in which each lane takes one op at a time.
+One iteration is simulated in estimated time: `Core`, the dispatcher's own core, says which ops are
+ready, and each lane runs one op at a time, the most urgent first. A buffer is held from the start
+of the op that writes it to the end of the last op that reads it. Blobs that share memory (views,
+results written over an input, the two blobs of a state that is updated in place) count once, at the
+location of the first.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
+from purine.analysis.aliasing import Aliasing, constants
 from purine.analysis.cost import seconds
 from purine.analysis.infer import size_in_bytes
 from purine.arguments import checked
-from purine.graph import NOTHING, Graph, Lane, Location, Op
-from purine.registry.aten import OVERWRITES
+from purine.core import Core, compile_plan
+from purine.graph import NOTHING, Graph, Location, Op
 from purine.registry.lookup import lookup
 
 __all__ = ["peak_memory"]
 
 
 @checked
-def peak_memory(graph: Graph) -> Mapping[Location, int]:
-    """The bytes of states and blobs that each device holds at the worst moment of an iteration.
+def peak_memory(
+    graph: Graph,
+    *,
+    members: Mapping[str, Sequence[Op]] | None = None,
+    unsegmented: Graph | None = None,
+) -> Mapping[Location, int]:
+    """The bytes of states and blobs that each device holds at the peak of one iteration.
 
-    What kernels need for themselves is not counted, nor what is read ahead for later iterations.
+    Temporary memory of kernels is not counted, nor what is prefetched for later iterations. Where
+    the graph has segments, `members` are the ops of each, and `unsegmented` is the graph without.
 
     >>> from purine.graph import Builder
     >>> b = Builder()
@@ -34,130 +43,131 @@ def peak_memory(graph: Graph) -> Mapping[Location, int]:
     >>> peak_memory(b.graph())
     {Location(host='127.0.0.1', device='cpu:0'): 3072}
     """
-    return _Walk(graph).peaks()
+    whole = unsegmented or graph
+    parts = {name: tuple(ops) for name, ops in (members or {}).items() if not _many(ops)}
+
+    def duration(op: Op) -> float:
+        return sum(seconds(part, whole.blobs) for part in parts.get(op.name, (op,)))
+
+    held = _Held(graph, whole, parts)
+    for op, begins in _simulated(graph, duration):
+        if begins:
+            held.begin(op)
+        else:
+            held.end(op)
+    return dict(sorted(held.peak.items()))
 
 
-class _Walk:
-    """One iteration on paper, with what is held."""
+def _many(ops: Sequence[Op]) -> bool:
+    """Whether the ops of a segment are one call, which holds all its inputs and results at once."""
+    return lookup(ops[0]).variants.many is not None
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.origin = _origins(graph)
+
+def _simulated(graph: Graph, duration: Callable[[Op], float]) -> Iterator[tuple[Op, bool]]:
+    """The begins (True) and ends (False) of the ops of one iteration, in order of time."""
+    core = Core(compile_plan(graph), credit=1)
+    plan = core.plan
+    queues: list[list[int]] = [[] for _ in plan.stations]
+    free = [True for _ in plan.stations]
+    running: list[tuple[float, int]] = []
+    clock = 0.0
+    ready = core.extend(1)
+    while not core.idle:
+        for token in ready:
+            heappush(queues[plan.station[token]], token)
+        for station, queue in enumerate(queues):
+            if queue and free[station]:
+                free[station] = False
+                token = heappop(queue)
+                op = graph.ops[plan.ops[token]]
+                yield op, True
+                heappush(running, (clock + duration(op), token))
+        clock, token = heappop(running)
+        free[plan.station[token]] = True
+        yield graph.ops[plan.ops[token]], False
+        ready = core.complete(token)
+
+
+class _Held:
+    """The buffers that are held while ops begin and end."""
+
+    def __init__(self, graph: Graph, whole: Graph, parts: Mapping[str, tuple[Op, ...]]) -> None:
+        self.blobs = whole.blobs
+        self.parts = parts
+        self.buffer = _buffers(whole)
+        """By blob the blob that stands for its buffer."""
         self.unread: Counter[str] = Counter()
-        """By blob that has memory, how many ops are still to read it or what shares it."""
+        """By buffer the ops that have still to read it; kept buffers have one more."""
         for op in graph.ops.values():
-            self.unread.update({self.origin[name] for name in op.inputs})
-        kept = {*graph.outputs, *graph.inputs, *graph.states}
+            for reader in (op, *parts.get(op.name, ())):
+                self.unread.update({self.buffer[name] for name in reader.inputs})
+        kept = {*constants(graph), *graph.outputs}
         kept.update(state.next for state in graph.states.values())
-        self.unread.update({self.origin[name] for name in kept})
-        states = set(graph.states) | set(_carried_over(graph))
-        self.size = {
-            name: 0 if name in states else size_in_bytes(blob) for name, blob in graph.blobs.items()
-        }
-        self.held: Counter[Location] = Counter()
-        for name, blob in graph.blobs.items():
-            if name in graph.states:
-                self.held[blob.location] += size_in_bytes(blob)
-            elif name in graph.inputs:
-                self.held[blob.location] += self.size[name]
-        self.most = Counter(dict.fromkeys((op.location for op in graph.ops.values()), 0))
-        self.most |= self.held
+        self.unread.update({self.buffer[name] for name in kept})
+        self.bytes: Counter[Location] = Counter()
+        self.peak = Counter(dict.fromkeys((op.location for op in graph.ops.values()), 0))
+        self.live: set[str] = set()
+        for name in (*graph.states, *graph.inputs):
+            self._hold(name)
 
-    def peaks(self) -> Mapping[Location, int]:
-        for op, begins in _events(self.graph):
-            if begins:
-                self._begin(op)
-            else:
-                self._end(op)
-        return dict(sorted(self.most.items()))
+    def begin(self, op: Op) -> None:
+        parts = self.parts.get(op.name)
+        if parts is None:
+            self._write(op)
+        else:  # the ops of a segment run within its own begin and end
+            for part in parts:
+                self._write(part)
+                self._release(part)
 
-    def _begin(self, op: Op) -> None:
-        given = {self.origin[op.inputs[place]] for place in _overwritten(op)}
-        for name in given:
-            if self.unread[name] == 1:
-                self._drop(name)
+    def end(self, op: Op) -> None:
+        self._release(op)
+
+    def _write(self, op: Op) -> None:
         for name in op.outputs:
-            if name != NOTHING and self.origin[name] == name:
-                where = self.graph.blobs[name].location
-                self.held[where] += self.size[name]
-                self.most[where] = max(self.most[where], self.held[where])
+            if name != NOTHING:
+                self._hold(name)
 
-    def _end(self, op: Op) -> None:
-        for name in {self.origin[name] for name in op.inputs}:
-            self.unread[name] -= 1
-            if not self.unread[name]:
-                self._drop(name)
-        for name in op.outputs:
-            if name != NOTHING and not self.unread[self.origin[name]]:
-                self._drop(self.origin[name])
+    def _hold(self, name: str) -> None:
+        buffer = self.buffer[name]
+        if buffer not in self.live:
+            self.live.add(buffer)
+            location = self.blobs[buffer].location
+            self.bytes[location] += size_in_bytes(self.blobs[buffer])
+            self.peak[location] = max(self.peak[location], self.bytes[location])
 
-    def _drop(self, name: str) -> None:
-        self.held[self.graph.blobs[name].location] -= self.size[name]
-        self.size[name] = 0
+    def _release(self, op: Op) -> None:
+        read = {self.buffer[name] for name in op.inputs}
+        self.unread.subtract(read)
+        written = {self.buffer[name] for name in op.outputs if name != NOTHING}
+        for buffer in read | written:
+            if buffer in self.live and not self.unread[buffer]:
+                self.live.remove(buffer)
+                self.bytes[self.blobs[buffer].location] -= size_in_bytes(self.blobs[buffer])
 
 
-def _origins(graph: Graph) -> Mapping[str, str]:
-    """For each blob the one whose memory it is in."""
-    origin = {name: name for name in graph.blobs}
+def _buffers(graph: Graph) -> dict[str, str]:
+    """For each blob the first of those that are in the same buffer."""
+    aliasing = Aliasing(graph)
+    buffer = {name: name for name in graph.blobs}
     for name in graph.order:
         op = graph.ops[name]
-        if op.inputs and (op.attributes.get("alias") or lookup(op).view):
-            origin.update(dict.fromkeys(op.outputs, origin[op.inputs[0]]))
-    return origin
+        for output in op.outputs:
+            if output != NOTHING and aliasing.family[output] != output:
+                buffer[output] = buffer[aliasing.family[output]]
+        for output, source in _over(op, graph, aliasing):
+            buffer[output] = buffer[source]
+        if op.inputs and op.attributes.get("alias"):
+            buffer[op.outputs[0]] = buffer[op.inputs[0]]
+    return buffer
 
 
-def _carried_over(graph: Graph) -> Iterator[str]:
-    """What is written over the state that it carries on."""
-    for state in graph.states.values():
-        maker = graph.producers.get(state.next)
-        if maker is not None and lookup(maker).overwrites(maker) and state.read in maker.inputs:
-            yield state.next
-
-
-def _overwritten(op: Op) -> tuple[int, ...]:
-    """The inputs over which an op may write its results."""
-    places = lookup(op).overwrites(op) or OVERWRITES.get(op.kind, ())
-    return tuple(place for place in places if place < len(op.inputs))
-
-
-def _events(graph: Graph) -> Iterator[tuple[Op, bool]]:
-    """Begins and ends of all ops, in order of time.
-
-    Of the ops that wait, a lane takes one that was released last, the shortest end first.
-    """
-    lasting = {name: seconds(op, graph.blobs) for name, op in graph.ops.items()}
-    remaining: dict[str, float] = {}
-    for name in reversed(graph.order):
-        after = (remaining[target] for target in graph.successors[name])
-        remaining[name] = lasting[name] + max(after, default=0.0)
-    waiting = dict.fromkeys(graph.ops, 0)
-    for targets in graph.successors.values():
-        for target in targets:
-            waiting[target] += 1
-    queues: dict[tuple[Location, Lane], list[tuple[int, float, str]]] = {}
-    running: list[tuple[float, int, str]] = []
-    busy: set[tuple[Location, Lane]] = set()
-    clock, step, count = 0.0, 0, 0
-    released = [name for name, left in waiting.items() if not left]
-    while released or running or any(queues.values()):
-        for name in released:
-            op = graph.ops[name]
-            queue = queues.setdefault((op.location, op.lane), [])
-            heapq.heappush(queue, (-step, remaining[name], name))
-        step += 1
-        for station, queue in queues.items():
-            if queue and station not in busy:
-                op = graph.ops[heapq.heappop(queue)[-1]]
-                busy.add(station)
-                count += 1
-                heapq.heappush(running, (clock + lasting[op.name], count, op.name))
-                yield op, True
-        clock, _, name = heapq.heappop(running)
-        op = graph.ops[name]
-        busy.remove((op.location, op.lane))
-        yield op, False
-        released = []
-        for target in graph.successors[name]:
-            waiting[target] -= 1
-            if not waiting[target]:
-                released.append(target)
+def _over(op: Op, graph: Graph, aliasing: Aliasing) -> Iterator[tuple[str, str]]:
+    """The outputs of an op that are written over an input: pairs (output, input)."""
+    place = aliasing.overwritable(op)
+    if place is not None:
+        yield op.outputs[0], op.inputs[place]
+    following = {state.read: state.next for state in graph.states.values()}
+    for place in aliasing.overwrites(op):
+        source = op.inputs[place]
+        if following.get(source) in op.outputs:
+            yield following[source], source

@@ -1,9 +1,10 @@
-"""`purine show`: a graph as a table, text, dot or YAML; and the kinds there are."""
+"""`purine show`: a graph, a training step or its lowered form as a table, text, dot or YAML."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from math import prod
 from pathlib import Path
@@ -14,11 +15,12 @@ import typer
 from purine.cli.completion import complete
 from purine.errors import ConfigError
 from purine.files import refuse_own_input, write_whole
-from purine.job.names import NETS
+from purine.job.names import NETS, PASSES
 from purine.nearest import nearest_name
 
 if TYPE_CHECKING:
     from purine.graph import Graph
+    from purine.lowering import Lowered
 
 __all__ = ["show"]
 
@@ -68,6 +70,30 @@ def show(
     step: Annotated[
         bool, typer.Option("--step", help="Show the training step (with sgd) of the net.")
     ] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Devices of the step, such as cpu:0-1.", show_default="cpu:0"),
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="The scheme of the step on several devices, as for purine train.",
+            show_default="a replica on each device",
+        ),
+    ] = None,
+    lowered: Annotated[
+        bool, typer.Option("--lowered", help="Show the graph as this machine would run it.")
+    ] = False,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PASS",
+            help="Show the graph after a pass of lowering: " + ", ".join(PASSES) + ".",
+            show_default=False,
+            autocompletion=complete(PASSES),
+        ),
+    ] = None,
     kinds: Annotated[
         bool, typer.Option("--kinds", help="List all kinds with their inputs and attributes.")
     ] = False,
@@ -82,6 +108,7 @@ def show(
     purine show --net lenet --batch 1
     purine show --net resnet50 --depth 2
     purine show net.yaml --step --format dot -o step.dot
+    purine show --net lenet --step --devices cpu:0-1 --lowered --format text
     purine show --kinds
     """
     if depth is not None and format is Format.yaml:
@@ -96,7 +123,12 @@ def show(
     if kinds:
         text = _kinds_text()
     else:
-        text = _graph_text(_graph(file, net, batch, image, step=step), format, depth)
+        graph = _graph(file, net, batch, image)
+        if step:
+            graph = _step(graph, devices, parallel)
+        else:
+            _refuse_without_step({"--devices": devices, "--parallel": parallel})
+        text = _graph_text(_lowered(graph, after, lower=lowered), format, depth)
     if output is None:
         _refuse_other_names(text, format)
         typer.echo(text, nl=False)
@@ -118,9 +150,7 @@ def _refuse_other_names(text: str, format: Format) -> None:
         ) from None
 
 
-def _graph(
-    file: Path | None, net: str | None, batch: int | None, image: str | None, *, step: bool
-) -> Graph:
+def _graph(file: Path | None, net: str | None, batch: int | None, image: str | None) -> Graph:
     from purine import zoo
     from purine.analysis.infer import check, with_batch
     from purine.cli.check import refuse_folder
@@ -137,33 +167,67 @@ def _graph(
     if file is not None and file.suffix == ".prototxt":
         from purine.importers.caffe import from_caffe
 
-        graph = from_caffe(file, batch=batch, image=parse_image(image)).net
-    elif file is not None:
+        return from_caffe(file, batch=batch, image=parse_image(image)).net
+    if file is not None:
         if image is not None:
             raise no_image(str(file), "a graph in YAML says the sizes of its blobs itself")
         refuse_folder(file, "show")
         graph = check(load_yaml(file))
-        graph = graph if batch is None else with_batch(graph, batch)
-    elif net is not None and net in NETS:
-        graph = check(zoo.NETS[net](**_asked(net, batch, image)))
-    else:
-        own = "name a file without --net to show a graph of your own"
-        raise ConfigError(
-            f"there is no net {net!r}",
-            expected="one of " + ", ".join(NETS),
-            found=repr(net),
-            remedy=nearest_name(str(net), NETS, own),
-        )
-    if not step:
-        return graph
+        return graph if batch is None else with_batch(graph, batch)
+    if net is not None and net in NETS:
+        return check(zoo.NETS[net](**_net_arguments(net, batch, image)))
+    own = "name a file without --net to show a graph of your own"
+    raise ConfigError(
+        f"there is no net {net!r}",
+        expected="one of " + ", ".join(NETS),
+        found=repr(net),
+        remedy=nearest_name(str(net), NETS, own),
+    )
+
+
+def _step(net: Graph, devices: str | None, parallel: str | None) -> Graph:
+    """The training step of a net with SGD, on one device or by a scheme on several."""
+    from functools import partial
+
+    from purine.analysis.infer import check
     from purine.autodiff import backward
+    from purine.job.config import Job
+    from purine.job.placing import scheme_of
+    from purine.placement.place import to_device
+    from purine.recipe import compose
     from purine.solvers import sgd
 
-    return check(sgd(backward(graph), momentum=0.9))
+    solver = partial(sgd, momentum=0.9)
+    where = devices or Job.devices
+    scheme = scheme_of(Job(devices=where, parallel=parallel))
+    if scheme is not None:
+        return check(compose(net, solver=solver, devices=where, scheme=scheme))
+    step = check(solver(backward(net)))
+    return step if devices is None else to_device(step, devices)
 
 
-def _asked(net: str, batch: int | None, image: str | None) -> dict[str, object]:
-    """What is asked of a net of the zoo, of the arguments that it takes."""
+def _refuse_without_step(options: Mapping[str, str | None]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"{option} is given without --step",
+                expected="--step, since a net has no devices",
+                found=f"{option} {value}",
+                remedy="add --step to show the training step on these devices",
+            )
+
+
+def _lowered(graph: Graph, after: str | None, *, lower: bool) -> Lowered:
+    """The graph, lowered as far as it is asked for."""
+    from purine import lowering
+
+    if not lower and after is None:
+        return lowering.Lowered(graph)
+    return lowering.lower(graph, lowering.options_for(graph), after=after)
+
+
+def _net_arguments(net: str, batch: int | None, image: str | None) -> dict[str, object]:
+    """The arguments of a net of the zoo, of those that are given."""
     from inspect import signature
 
     from purine import zoo
@@ -175,26 +239,27 @@ def _asked(net: str, batch: int | None, image: str | None) -> dict[str, object]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _graph_text(graph: Graph, format: Format, depth: int | None) -> str:
-    from purine.graph import to_dot, to_text, to_yaml
+def _graph_text(lowered: Lowered, format: Format, depth: int | None) -> str:
+    from purine.graph import to_dot, to_yaml
     from purine.graph.fold import fold
 
     if format is Format.table:
-        return _table_text(graph, depth)
-    if depth is not None:
-        graph = fold(graph, depth)
+        return _table_text(lowered, depth)
+    graph = lowered.graph if depth is None else fold(lowered.graph, depth)
     if format is Format.text:
-        return to_text(graph) + "\n"
+        return f"{replace(lowered, graph=graph)}\n"
     text = to_dot(graph) if format is Format.dot else to_yaml(graph)
     return text if text.endswith("\n") else text + "\n"
 
 
-def _table_text(graph: Graph, depth: int | None) -> str:
+def _table_text(lowered: Lowered, depth: int | None) -> str:
     """A row for each op, or for each block of ops whose names share `depth` parts."""
     from purine.analysis.cost import cost
     from purine.analysis.infer import size_in_bytes
     from purine.graph.fold import blocks, fold
 
+    graph = lowered.graph
+    blobs = (lowered.unsegmented or graph).blobs
     members = {name: (name,) for name in graph.order} if depth is None else blocks(graph, depth)
     shown = graph if depth is None else fold(graph, depth)
     rows = [("op" if depth is None else "block", "kind", "output", "parameters", "MFLOP", "kB")]
@@ -206,7 +271,8 @@ def _table_text(graph: Graph, depth: int | None) -> str:
             own = [n for n in op.inputs if n in graph.states and graph.states[n].trainable]
             parameters += sum(prod(graph.blobs[n].shape or ()) for n in own if n not in counted)
             counted.update(own)
-            mflop += cost(op, graph.blobs).flops / 1e6
+            parts = lowered.members.get(op.name, (op,))
+            mflop += sum(cost(part, blobs).flops for part in parts) / 1e6
             size += sum(size_in_bytes(graph.blobs[item]) for item in op.outputs if item) / 1e3
         number = f"{parameters:,}" if parameters else ""
         kind, shapes = shown.ops[block].kind, _shapes(shown, block)

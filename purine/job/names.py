@@ -1,12 +1,12 @@
 """Names that the help lists and the shell completes, written out so that neither imports torch.
 
 A test compares them with the registries: `purine.zoo.NETS`, `purine.solvers.SOLVERS`,
-`purine.solvers.POLICIES` and `purine.data.open`.
+`purine.solvers.POLICIES`, `purine.data.open` and `purine.lowering.LOWERING`.
 """
 
 from __future__ import annotations
 
-__all__ = ["DATA", "NETS", "POLICIES", "SOLVERS"]
+__all__ = ["DATA", "NETS", "PASSES", "POLICIES", "SOLVERS"]
 
 NETS = (
     *("alexnet", "densenet121", "googlenet", "gpt2", "lenet", "mlp", "mobilenet_v2", "nin"),
@@ -15,3 +15,4 @@ NETS = (
 SOLVERS = ("sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "lars")
 POLICIES = ("fixed", "step", "multistep", "exp", "inv", "poly", "cosine", "sigmoid")
 DATA = ("fashion-mini", "synthetic", "synthetic-masks", "synthetic-tokens")
+PASSES = ("aliases", "collectives", "shares", "packing", "segments")

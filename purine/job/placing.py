@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from purine.analysis.infer import size_in_bytes
-from purine.analysis.memory import peak_memory
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
-from purine.lowering.packing import with_packed_filters
+from purine.lowering import lower, options_for
 from purine.machine import capacity
 from purine.machine.cores import cores_of, threads_of, threads_of_all
 from purine.optimize import layout
@@ -138,7 +137,7 @@ def refuse_unfit(step: Graph, job: Job) -> None:
     """Raise `ConfigError` if a device is missing or has too little memory for a step."""
     cores_of(step, threads=job.threads, share=job.share_cores)
     _refuse_prefetch(step, job.prefetch)
-    all_blobs = sum(map(size_in_bytes, with_packed_filters(step).graph.blobs.values()))
+    all_blobs = sum(map(size_in_bytes, lower(step).graph.blobs.values()))
     if all_blobs > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
         placement(step)
 
@@ -158,7 +157,7 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
 
 def placement(step: Graph) -> Placement:
     """What a step needs of its devices; refuses a step that their memory is too small for."""
-    peaks = peak_memory(with_packed_filters(step).graph)
+    peaks = lower(step, options_for(step)).peak_memory()
     available = {memory: _available(memory) for memory in sorted(set(map(_memory, peaks)))}
     needs = Placement(peaks, available, bytes_moved(step))
     for memory, size in available.items():

@@ -12,7 +12,7 @@ Numbers differ from those of torch by rounding at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -40,7 +40,8 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
     place = _FILTERS.get(op.kind)
     if place is None or device_of(op.location).type != "cpu":
         return None
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+    is_available: Callable[[], bool] = torch.backends.mkldnn.is_available
+    if not (is_available() and torch.backends.mkldnn.enabled):
         return None
     images, weight = blobs[op.inputs[0]], blobs[op.inputs[place]]
     filters = weight.shape

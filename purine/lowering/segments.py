@@ -1,13 +1,13 @@
-"""Runs of ops on one lane, dispatched as one.
+"""Lowering pass `segments`: dispatch runs of ops on one lane as one op.
 
 Dispatching an op costs some microseconds under the interpreter's lock, which a dozen lanes cannot
-all have at once. So ops of a compute lane that follow each other are put together into segments,
-each of which is one op to the dispatcher and one call without the lock. A segment ends where
-another device waits for its result, before an op that waits for another device, and when it is long
-enough: gradients leave at its end, and the parameters that it reads must all be there at its start.
+all hold at once. So consecutive ops of a compute lane become a segment: one op to the dispatcher
+and one call that releases the lock. A segment ends where another device waits for its result,
+before an op that waits for another device, and when it is long enough: gradients leave at its end,
+and all parameters that it reads must be there at its start.
 
-Ops of one kind that takes many (updates, means) become one call that reads all it needs at its
-start, so none of them reads from another.
+Ops of one kind that takes many at once (updates, means) become one call. It reads all inputs at its
+start, so no op in it reads from another.
 
 The graph of segments has no cycle: a segment is complete before anything that reads from it is
 placed, so segments are complete in an order in which each reads from earlier ones only.
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 from torch import Tensor
@@ -28,13 +28,13 @@ from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
 from purine.graph import NOTHING, Builder, Graph, Op
+from purine.lowering.lowered import Lowered
 from purine.registry.kind import Kernel, Kind, Results, register
 from purine.registry.lookup import lookup
 
 __all__ = [
     "SEGMENT",
     "SegmentError",
-    "Segmented",
     "joined",
     "pays",
     "segment_kernel",
@@ -44,47 +44,36 @@ __all__ = [
 _log = logging.getLogger("purine")
 
 SEGMENT = "Segment"
-"""The kind of an op that stands for several."""
+"""The kind of an op that runs several."""
 
 register(Kind(SEGMENT, None, (), variadic=True))
 
 
-@dataclass(frozen=True)
-class Segmented:
-    """A graph of segments and single ops, and the ops of each segment in order."""
-
-    graph: Graph
-    members: Mapping[str, tuple[Op, ...]]
-
-
 def pays(graph: Graph) -> bool:
-    """Whether dispatching ops one by one would take up a good part of a graph's time."""
+    """Whether dispatching ops one by one would take a good part of a graph's time."""
     lanes: dict[Station, list[Op]] = {}
     for op in graph.ops.values():
         if op.lane.startswith("compute"):
             lanes.setdefault((op.location, op.lane), []).append(op)
     if len(lanes) > 1:
         return True
-    ops = [op for found in lanes.values() for op in found]
+    ops = [op for lane in lanes.values() for op in lane]
     return sum(_seconds(graph, op) for op in ops) < _SHORT * len(ops)
 
 
 _SHORT = PROFILE.dispatch_matters
-"""An op that takes longer does not mind how it is dispatched."""
+"""Seconds of an op from which the cost of its dispatch does not matter."""
 
 
-def joined(graph: Graph) -> Segmented:
+def joined(graph: Graph) -> Lowered:
     """The graph with the ATen ops of its compute lanes in segments, plain sums among them."""
-    graph = _with_plain_sums(graph)
-    return segmented(
-        graph,
-        cost=lambda op: _seconds(graph, op),
-        team=_team,
-    )
+    with_sums = _with_plain_sums(graph)
+    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=_team)
+    return replace(segments, unsegmented=graph)
 
 
 def _with_plain_sums(graph: Graph) -> Graph:
-    """The graph with sums of two that are not scaled as ATen ops, which they are."""
+    """The graph with unscaled sums of two as ATen ops, which can be in a segment."""
     builder = Builder(graph)
     for op in graph.ops.values():
         if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
@@ -93,9 +82,9 @@ def _with_plain_sums(graph: Graph) -> Graph:
 
 
 def _team(op: Op) -> object:
-    """What an op has in common with those it can be put together with; None if it has to be alone.
+    """Ops with equal teams can be in one segment; None for an op that has to be alone.
 
-    ATen ops of a compute lane go together as they come, and ops whose kind takes many.
+    ATen ops of a compute lane form one team, and so do ops of a kind that takes many.
     """
     if is_scriptable(op):
         return "aten" if op.lane.startswith("compute") else None
@@ -105,7 +94,7 @@ def _team(op: Op) -> object:
 
 
 def _seconds(graph: Graph, op: Op) -> float:
-    """A rough guess of the time of an op on one core."""
+    """A rough estimate of the time of an op on one core."""
     return PROFILE.core.seconds(cost(op, graph.blobs))
 
 
@@ -116,49 +105,59 @@ def segmented(
     team: Callable[[Op], object],
     pieces: int = 12,
     least: float = 5e-3,
-) -> Segmented:
-    """Put ops of one `team` into segments.
+) -> Lowered:
+    """The graph with ops of one `team` in segments.
 
     A segment has about a `pieces`-th of the cost of its lane, and at least the cost `least`.
     """
-    groups = _Grouping(graph, cost, team, pieces, least).groups()
     builder = Builder(graph)
     members: dict[str, tuple[Op, ...]] = {}
-    owner: dict[str, str] = {}
-    asked = set(graph.outputs) | {state.next for state in graph.states.values()}
-    for group in groups:
+    segment_of: dict[str, str] = {}
+    for group in _Grouping(graph, cost, team, pieces, least).groups():
         if len(group) == 1 and lookup(group[0]).variants.many is None:
             continue
         first = group[0]
-        names = {op.name for op in group}
-        made = {blob for op in group for blob in op.outputs if blob != NOTHING}
-        if lookup(first).variants.many is None:
-            reads = dict.fromkeys(blob for op in group for blob in op.inputs if blob not in made)
-            inputs = tuple(reads)
-            outputs = tuple(
-                blob
-                for op in group
-                for blob in op.outputs
-                if blob != NOTHING
-                and (blob in asked or any(user.name not in names for user in graph.consumers[blob]))
-            )
-        else:
-            inputs = tuple(blob for op in group for blob in op.inputs)
-            outputs = tuple(blob for op in group for blob in op.outputs)
+        inputs, outputs = _interface(graph, group)
         members[first.name] = tuple(group)
         for op in group:
             del builder.ops[op.name]
-            owner[op.name] = first.name
+            segment_of[op.name] = first.name
         builder.ops[first.name] = replace(
             first, kind=SEGMENT, inputs=inputs, outputs=outputs, attributes={}
         )
-        for blob in made.difference(outputs):
+        for blob in _written(group).difference(outputs):
             del builder.blobs[blob]
-    builder.control = {
-        (owner.get(before, before), owner.get(after, after)) for before, after in graph.control
-    }
-    builder.control = {(before, after) for before, after in builder.control if before != after}
-    return Segmented(builder.graph(), members)
+    control = (
+        (segment_of.get(before, before), segment_of.get(after, after))
+        for before, after in graph.control
+    )
+    builder.control = {(before, after) for before, after in control if before != after}
+    return Lowered(builder.graph(), members=members)
+
+
+def _interface(graph: Graph, group: Sequence[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The inputs and outputs of a segment: what its ops read from others, and others from it.
+
+    A call for many ops of one kind takes and returns the blobs of all of them, op by op.
+    """
+    if lookup(group[0]).variants.many is not None:
+        inputs = tuple(blob for op in group for blob in op.inputs)
+        return inputs, tuple(blob for op in group for blob in op.outputs)
+    written, names = _written(group), {op.name for op in group}
+    reads = dict.fromkeys(blob for op in group for blob in op.inputs if blob not in written)
+    needed = set(graph.outputs) | {state.next for state in graph.states.values()}
+    outputs = tuple(
+        blob
+        for op in group
+        for blob in op.outputs
+        if blob != NOTHING
+        and (blob in needed or any(user.name not in names for user in graph.consumers[blob]))
+    )
+    return tuple(reads), outputs
+
+
+def _written(group: Sequence[Op]) -> set[str]:
+    return {blob for op in group for blob in op.outputs if blob != NOTHING}
 
 
 class _Grouping:
@@ -173,7 +172,7 @@ class _Grouping:
         least: float,
     ) -> None:
         self.graph = graph
-        self.rank = {name: place for place, name in enumerate(urgency(graph))}
+        self.rank = {name: rank for rank, name in enumerate(urgency(graph))}
         self.cost = {name: cost(op) for name, op in graph.ops.items()}
         self.team = {name: team(op) for name, op in graph.ops.items()}
         self.station: dict[str, Station] = {
@@ -188,35 +187,34 @@ class _Grouping:
             for target in targets:
                 self.waiting[target] += 1
         self.ready: dict[Station, dict[object, list[tuple[int, str]]]] = {k: {} for k in total}
-        """By lane and team, what is ready, the most urgent first."""
+        """By lane and team, the ready ops, the most urgent first."""
         self.eager = self._eager()
         self.late = self._late()
 
-    def groups(self) -> list[list[Op]]:
+    def groups(self) -> Iterator[list[Op]]:
         for name, count in self.waiting.items():
             if not count:
                 self._offer(name)
-        found: list[list[Op]] = []
         left = len(self.graph.ops)
         while left:
             before = left
             for station in self.ready:
-                for group in self._turn(station):
-                    found.append(group)
+                group = self._turn(station)
+                if group:
+                    yield group
                     left -= len(group)
             assert left < before, "the graph has a cycle: verify it first"
-        return found
 
-    def _turn(self, station: Station) -> list[list[Op]]:
+    def _turn(self, station: Station) -> list[Op]:
         """A segment of the team with the most urgent op, or that op alone."""
         teams = {team: queue for team, queue in self.ready[station].items() if queue}
         if not teams:
             return []
-        team = min(teams, key=lambda found: teams[found][0])
+        team = min(teams, key=lambda name: teams[name][0])
         queue = teams[team]
         many = lookup(self.graph.ops[queue[0][1]]).variants.many is not None
         if many:
-            # All at once: what becomes ready on the way reads from these, and has to come later.
+            # Only ops that are ready now: those that become ready read from these.
             self.ready[station][team] = []
         group: list[Op] = []
         length = 0.0
@@ -231,21 +229,21 @@ class _Grouping:
             if team is None or name in self.eager or length >= self.limit[station]:
                 break
             if not many and queue and queue[0][1] in self.late:
-                break  # what is in the group need not wait for another device
+                break  # the ops before it need not wait for another device
         left = self.ready[station][team]
         if left is not queue:
             for item in queue:
                 heapq.heappush(left, item)
-        return [group]
+        return group
 
     def _offer(self, name: str) -> None:
         queue = self.ready[self.station[name]].setdefault(self.team[name], [])
         heapq.heappush(queue, (self.rank[name], name))
 
     def _eager(self) -> set[str]:
-        """Ops that a compute lane of this iteration waits for, over another lane or at another."""
+        """Compute ops that another compute lane waits for, directly or through other lanes."""
         awaited: dict[str, set[Station]] = {}
-        found = set()
+        eager = set()
         for name in reversed(self.graph.order):
             own = self.station[name]
             stations: set[Station] = set()
@@ -262,23 +260,23 @@ class _Grouping:
                     if self.station[target][1].startswith("compute"):
                         stations.add(self.station[target])
             elif stations:
-                found.add(name)
-        return found
+                eager.add(name)
+        return eager
 
     def _late(self) -> set[str]:
-        """Ops of compute lanes that wait for the compute of another lane, over others or not."""
-        brought: set[str] = set()
+        """Compute ops that wait for another compute lane, directly or through other lanes."""
+        late: set[str] = set()
         for name in self.graph.order:
             computes = self.station[name][1].startswith("compute")
-            if computes or name in brought:
+            if computes or name in late:
                 for target in self.graph.successors[name]:
                     if not computes or self.station[target] != self.station[name]:
-                        brought.add(target)
-        return brought
+                        late.add(target)
+        return late
 
 
 class SegmentError(Exception):
-    """An op of a segment failed: which one, on what, and how."""
+    """An op of a segment failed: the op, its inputs, and its error."""
 
     def __init__(self, op: Op, inputs: Sequence[Tensor], error: Exception) -> None:
         super().__init__(str(error))
@@ -291,9 +289,10 @@ def segment_kernel(
     outputs: Sequence[str],
     over: Callable[[Op], int | None],
 ) -> Kernel:
-    """One kernel for the ops of a segment; op by op where torch cannot compile them, which is said.
+    """One kernel for the ops of a segment.
 
-    Its failures are those of single ops: a SegmentError says of which.
+    Where torch cannot compile them they run one by one, which is logged. `over` is the input that
+    an op may write its result over. A failing op raises a `SegmentError` that names it.
     """
     if lookup(ops[0]).variants.many is not None:
         return _many_kernel(ops)
@@ -301,41 +300,41 @@ def segment_kernel(
     def one_by_one(*tensors: Tensor) -> Results:
         values = dict(zip(inputs, tensors, strict=True))
         for op in ops:
-            given = [values[name] for name in op.inputs]
+            arguments = [values[name] for name in op.inputs]
             try:
-                found = lookup(op).bind(op)(*given)
+                result = lookup(op).bind(op)(*arguments)
             except Exception as error:
-                raise SegmentError(op, given, error) from error
-            results = found if isinstance(found, tuple | list) else (found,)
+                raise SegmentError(op, arguments, error) from error
+            results = result if isinstance(result, tuple | list) else (result,)
             values |= dict(zip(op.outputs, results, strict=False))
-        made = tuple(values[name] for name in outputs)
-        return made[0] if len(made) == 1 else made
+        returned = tuple(values[name] for name in outputs)
+        return returned[0] if len(returned) == 1 else returned
 
     try:
         compiled = compile_ops(ops, inputs, outputs, over)
     except (RuntimeError, KeyError) as error:
         names = " to ".join(dict.fromkeys((ops[0].name, ops[-1].name)))
-        _tell_once(names, in_a_line(error))
+        _warn_once(names, in_a_line(error))
         return one_by_one
 
     def kernel(*tensors: Tensor) -> Results:
         try:
             return compiled(*tensors)
         except Exception:
-            one_by_one(*tensors)  # fails again, and says where
-            raise  # inputs may have been written over: what it gave this time is of no use
+            one_by_one(*tensors)  # fails again, and names the op
+            raise  # it passed this time, on inputs that may have been written over
 
     return kernel
 
 
 @cache
-def _tell_once(names: str, reason: str) -> None:
-    """A run compiles its segments each time it starts, and says this the first time."""
+def _warn_once(names: str, reason: str) -> None:
+    """Log a segment that is not compiled once per process, though each start of a run tries."""
     _log.warning("segment %s is not compiled and runs op by op: %s", names, reason)
 
 
 def _many_kernel(ops: Sequence[Op]) -> Kernel:
-    """Ops of one kind that takes many; inputs and results follow each other op by op."""
+    """One call for ops of a kind that takes many; inputs and results follow each other op by op."""
     call, width = lookup(ops[0]).bind_many(ops[0]), len(ops[0].inputs)
     single = len(ops) == 1 and len(ops[0].outputs) == 1
 
@@ -350,7 +349,7 @@ def _many_kernel(ops: Sequence[Op]) -> Kernel:
                 except Exception as own:
                     raise SegmentError(op, row, own) from own
             raise SegmentError(ops[0], tensors[:width], error) from error
-        made = tuple(value for row in zip(*results, strict=True) for value in row)
-        return made[0] if single else made
+        returned = tuple(value for row in zip(*results, strict=True) for value in row)
+        return returned[0] if single else returned
 
     return kernel

@@ -1,18 +1,18 @@
-"""Large parameters, whose gradients are averaged and applied in shares by all devices.
+"""Lowering pass `shares`: all devices average and apply a part of each large gradient.
 
-One owner for each parameter leaves the others idle where a parameter is larger than all the rest.
-Devices that share memory need not choose: each takes a share of the elements, adds up the gradients
-of all replicas and updates weight and slots in place, piece by piece, so that the mean stays in the
-cache and never becomes a buffer. What is computed for an element does not change, so the bits do
-not, and the state is one tensor as before.
+With one owner for each parameter, the other devices idle where one parameter is larger than all the
+rest. Devices that share memory need no owner: each takes a share of the elements, adds up the
+gradients of all replicas and updates weight and optimizer state in place. It does so piece by
+piece, so that the mean stays in the cache and never becomes a buffer. The arithmetic for an element
+stays the same, so the bits do too, and the state is still one tensor.
 
-A share may write over the weight only when nobody reads it any more. Reader counts decide that
-while a graph runs; here it has to hold for all shares at once, so all other readers come first, by
-control edges. Nothing waits for an update within its iteration, so these close no cycle.
+A share may write over the weight only after its last reader. Elsewhere reader counts at run time
+decide that; here it must hold for all shares at once, so control edges put all other readers first.
+Nothing waits for an update within its iteration, so these edges close no cycle.
 
-Gradients that are matrix products are made in memory that is kept from iteration to iteration. The
-C library gives buffers of this size back to the system, which clears their pages each time, while
-the lanes of a process wait for each other. A step has these gradients together with most of its
+Gradients that are matrix products are written into buffers that are kept between iterations. The C
+library returns buffers of this size to the system, which clears their pages on each allocation
+while the lanes of the process wait. A step holds these gradients together with most of its
 activations, so keeping them hardly raises its peak.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor
 from purine.analysis.infer import families, size_in_bytes
 from purine.graph import Builder, Graph, Location, Op
 from purine.kinds.average import is_flat
-from purine.lowering.prepared import Prepared
+from purine.lowering.lowered import Lowered
 from purine.registry.facts import Role
 from purine.registry.kind import Kernel, Kind, PerOp, Results, register
 from purine.registry.lookup import lookup
@@ -37,11 +37,11 @@ from purine.registry.lookup import lookup
 __all__ = ["PRODUCT", "SHARE", "SHARED", "in_shares"]
 
 PRODUCT = "KeptProduct"
-"""The kind of a matrix product whose memory is used again."""
+"""The kind of a matrix product whose buffer is kept between iterations."""
 SHARE = "UpdateShare"
 """The kind of an op that averages and applies a share of a parameter's gradients."""
 SHARED = "UpdateShared"
-"""The kind of the op behind all shares, which carries the states on."""
+"""The kind of the op behind all shares, whose outputs are the next values of the states."""
 
 register(Kind(PRODUCT, None, ("one", "other")))
 register(Kind(SHARE, None, (), variadic=True))
@@ -58,13 +58,14 @@ register(
 _LARGE = 8 << 20
 """Bytes of a parameter from which shares pay."""
 _GRAIN = 1 << 15
-"""Shares are multiples of this many elements, so that vectors of a kernel never straddle two."""
+"""Shares are multiples of this many elements: no vector of a kernel straddles two shares."""
 _PIECE = 1 << 18
-"""Elements that are averaged and applied at a time: these stay in the cache."""
+"""Elements that are averaged and applied at a time; they stay in the cache."""
 
 
-def in_shares(graph: Graph, *, large: int = _LARGE) -> Prepared:
+def in_shares(graph: Graph, *, large: int | None = None) -> Lowered:
     """The graph with the updates of parameters of `large` bytes divided among the replicas."""
+    large = _LARGE if large is None else large
     pairs = [
         (op, graph.producers[op.inputs[1]])
         for op in graph.ops.values()
@@ -72,7 +73,7 @@ def in_shares(graph: Graph, *, large: int = _LARGE) -> Prepared:
     ]
     pairs = [(update, mean) for update, mean in pairs if _divisible(graph, update, mean, large)]
     if not pairs:
-        return Prepared(graph)
+        return Lowered(graph)
     family = families(graph)
     builder = Builder(graph)
     kernels: dict[str, Kernel] = {}
@@ -81,39 +82,40 @@ def in_shares(graph: Graph, *, large: int = _LARGE) -> Prepared:
         if not any(
             _lives_on(graph, update.inputs[k], family) for k in lookup(update).overwrites(update)
         ):
-            readers = [
+            readers = {
                 op.name
                 for op in graph.ops.values()
                 if op is not update and not written.isdisjoint(family[name] for name in op.inputs)
-            ]
-            _divide(graph, builder, kernels, update, mean, readers)
-    return Prepared(builder.graph(), kernels)
+            }
+            kernels |= _divide(graph, builder, update, mean, readers)
+    return Lowered(builder.graph() if kernels else graph, kernels)
 
 
 def _divisible(graph: Graph, update: Op, mean: Op, large: int) -> bool:
-    """Whether nobody else wants the mean, and memory and sizes allow to divide it."""
+    """Whether the update is the mean's only reader, and sizes and memory allow to divide both."""
     gradient = update.inputs[1]
-    places = _places(graph, mean)
+    locations = _locations(graph, mean)
     return (
         mean.kind == "Average"
         and mean.outputs == (gradient,)
-        and _is_for(graph, gradient, update)
+        and _only_reader(graph, gradient, update)
         and graph.successors[mean.name] == (update.name,)
         and not graph.successors[update.name]
         and size_in_bytes(graph.blobs[update.inputs[0]]) >= large
-        and len(places) > 1
-        and all(place.device.startswith("cpu") for place in places)
-        and len({place.host for place in places}) == 1
+        and len(locations) > 1
+        and all(location.device.startswith("cpu") for location in locations)
+        and len({location.host for location in locations}) == 1
     )
 
 
-def _places(graph: Graph, mean: Op) -> list[Location]:
-    made = [graph.producers[name] for name in mean.inputs if name in graph.producers]
-    return list(dict.fromkeys(op.location for op in made))
+def _locations(graph: Graph, mean: Op) -> list[Location]:
+    """The locations of the replicas whose gradients are averaged."""
+    producers = [graph.producers[name] for name in mean.inputs if name in graph.producers]
+    return list(dict.fromkeys(op.location for op in producers))
 
 
-def _is_for(graph: Graph, name: str, reader: Op) -> bool:
-    """Whether a blob is read once, by this op, and is gone then."""
+def _only_reader(graph: Graph, name: str, reader: Op) -> bool:
+    """Whether a blob is read once, by this op, and is not needed afterwards."""
     return (
         [op.name for op in graph.consumers[name]] == [reader.name]
         and reader.inputs.count(name) == 1
@@ -123,79 +125,80 @@ def _is_for(graph: Graph, name: str, reader: Op) -> bool:
 
 
 def _lives_on(graph: Graph, name: str, family: Mapping[str, str]) -> bool:
-    """Whether the memory of a state is wanted beyond the readers of this iteration."""
-    kin = {other for other in graph.blobs if family[other] == family[name]}
-    if name not in graph.states or not kin.isdisjoint(graph.outputs):
+    """Whether the old value of a state is needed beyond the readers of its iteration."""
+    views = {other for other in graph.blobs if family[other] == family[name]}
+    if name not in graph.states or not views.isdisjoint(graph.outputs):
         return True
     following = graph.states[name].next
     return following in graph.outputs or any(
-        state.next in kin or (state.next == following and state.read != name)
+        state.next in views or (state.next == following and state.read != name)
         for state in graph.states.values()
     )
 
 
 def _divide(
-    graph: Graph,
-    builder: Builder,
-    kernels: dict[str, Kernel],
-    update: Op,
-    mean: Op,
-    readers: Sequence[str],
-) -> None:
-    """Put shares and what carries the states on in place of a mean and an update."""
-    places = _places(graph, mean)
-    length = math.prod(graph.blobs[update.inputs[0]].shape or ())
-    grains = -(-length // _GRAIN)
-    bounds = [grains * k // len(places) * _GRAIN for k in range(len(places))] + [length]
+    graph: Graph, builder: Builder, update: Op, mean: Op, readers: Set[str]
+) -> dict[str, Kernel]:
+    """Replace a mean and an update by shares and an op behind them; returns their kernels."""
     before = {name for name, later in builder.control if later in (mean.name, update.name)}
     builder.control = {edge for edge in builder.control if edge[1] not in (mean.name, update.name)}
     del builder.ops[mean.name], builder.ops[update.name], builder.blobs[update.inputs[1]]
-    given = (update.inputs[0], *update.inputs[2:], *mean.inputs)
-    for number, place in enumerate(places):
-        start, stop = bounds[number : number + 2]
+    inputs = (update.inputs[0], *update.inputs[2:], *mean.inputs)
+    kernels: dict[str, Kernel] = {}
+    for number, (location, start, stop) in enumerate(_bounds(graph, update, mean)):
         if start == stop:
             continue
         name = f"{update.name}/share{number}"
         builder.ops[name] = replace(
-            mean, name=name, kind=SHARE, inputs=given, outputs=(), attributes={}, location=place
+            mean, name=name, kind=SHARE, inputs=inputs, outputs=(), attributes={}, location=location
         )
         kernels[name] = _share(update, mean, start, stop)
-        builder.control |= {(reader, name) for reader in {*readers, *before}}
+        builder.control |= {(reader, name) for reader in readers | before}
         builder.control.add((name, update.name))
     products = []
     for name in mean.inputs:
         op = graph.producers.get(name)
-        if op is not None and op.kind == "aten.mm" and _is_for(graph, name, mean):
+        if op is not None and op.kind == "aten.mm" and _only_reader(graph, name, mean):
             products.append(_Product())
             builder.ops[op.name] = replace(op, kind=PRODUCT)
-            kernels[op.name] = products[-1].make
+            kernels[op.name] = products[-1].compute
     written = tuple(update.inputs[place] for place in lookup(update).overwrites(update))
     builder.ops[update.name] = replace(update, kind=SHARED, inputs=written, attributes={})
     kernels[update.name] = _carry(products)
+    return kernels
+
+
+def _bounds(graph: Graph, update: Op, mean: Op) -> Iterator[tuple[Location, int, int]]:
+    """The location of each share, and its first element and the one behind its last."""
+    locations = _locations(graph, mean)
+    length = math.prod(graph.blobs[update.inputs[0]].shape or ())
+    grains = -(-length // _GRAIN)
+    starts = [grains * k // len(locations) * _GRAIN for k in range(len(locations))]
+    return zip(locations, starts, [*starts[1:], length], strict=True)
 
 
 class _Product:
-    """Makes a matrix product in memory that an earlier iteration is through with, if there is any.
+    """Computes a matrix product into a buffer that an earlier iteration no longer needs, if any.
 
-    An iteration may begin before the one ahead of it is over, so there may be several buffers.
+    Iterations overlap, so there may be several buffers.
     """
 
     def __init__(self) -> None:
         self.lent: deque[Tensor] = deque()
         self.free: deque[Tensor] = deque()
 
-    def make(self, one: Tensor, other: Tensor) -> Tensor:
+    def compute(self, one: Tensor, other: Tensor) -> Tensor:
         out = self.free.popleft() if self.free else None
-        made = torch.mm(one, other, out=out)
-        self.lent.append(made)
-        return made
+        product = torch.mm(one, other, out=out)
+        self.lent.append(product)
+        return product
 
     def take_back(self) -> None:
         self.free.append(self.lent.popleft())
 
 
 def _carry(products: Sequence[_Product]) -> Kernel:
-    """Hand on what the shares have written over."""
+    """A kernel that returns what the shares have written over."""
 
     def kernel(*written: Tensor) -> Results:
         for product in products:
@@ -206,10 +209,10 @@ def _carry(products: Sequence[_Product]) -> Kernel:
 
 
 def _share(update: Op, mean: Op, start: int, stop: int) -> Kernel:
-    """Average and apply the elements from `start` to `stop`.
+    """A kernel that averages and applies the elements from `start` to `stop`, in memory order.
 
-    Where the tensors lie in memory in different orders, no stretch of it has the same elements in
-    all: then the share that starts at 0 is all.
+    Where the tensors have different strides, a range of memory holds different elements in each.
+    The share that starts at 0 then does all elements, and the others nothing.
     """
     apply, average = lookup(update).bind_overwrite(update), lookup(mean).bind_many(mean)
     others = len(update.inputs) - 1

@@ -1,7 +1,7 @@
 """The values of the iterations in flight, and what running one op does to them.
 
-No threads in here: executors call `run` from the lane the op belongs to and `release` one at a
-time; tests call both in any order the core allows.
+There are no threads here. Executors call `run` from the lane of the op and `release` under a lock;
+tests call both in any order that the core allows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from purine.core import Plan
 from purine.errors import KernelError
-from purine.graph import Graph, Op
+from purine.graph import Op
 from purine.lowering.segments import SegmentError
 from purine.runtime.program import Program, Step
 
@@ -21,12 +20,14 @@ __all__ = ["Buffers"]
 
 
 class Buffers:
-    """One list of values per iteration in flight, and one more that states are carried into."""
+    """One list of values per iteration in flight, and one for the next values of states.
+
+    `states` are the values that iteration `start` reads, `feeds` those of the graph's inputs.
+    `credit` bounds the iterations in flight.
+    """
 
     def __init__(
         self,
-        graph: Graph,
-        plan: Plan,
         program: Program,
         *,
         states: Mapping[str, Tensor],
@@ -34,10 +35,8 @@ class Buffers:
         start: int,
         credit: int,
     ) -> None:
-        self.graph = graph
-        self.plan = plan
         self.program = program
-        self.size = len(plan.ops)
+        self.size = len(program.steps)
         self.slots = credit + 1
         numbers = program.blobs
         given = {**states, **feeds}
@@ -45,14 +44,14 @@ class Buffers:
         for values in self._values:
             for name in program.constants:
                 values[numbers[name]] = given[name]
-        for name in graph.states:
+        for name in program.graph.states:
             self._values[start % self.slots][numbers[name]] = states[name]
         self._uses = [list(program.uses) for _ in range(self.slots)]
         self._watched = [list(program.watched) for _ in range(self.slots)]
-        self._outputs = [(name, numbers[name]) for name in graph.outputs]
+        self._outputs = [(name, numbers[name]) for name in program.graph.outputs]
 
     def run(self, token: int) -> None:
-        """Call the kernel of an op and put its results in place."""
+        """Call the kernel of an op and store its results."""
         slot = token // self.size % self.slots
         step = self.program.steps[token % self.size]
         values = self._values[slot]
@@ -64,7 +63,7 @@ class Buffers:
         except SegmentError as error:
             raise self._kernel_error(token, error.op, error.inputs, error.error) from error.error
         except Exception as error:
-            op = self.graph.ops[self.plan.ops[token % self.size]]
+            op = self.program.graph.ops[self.program.plan.ops[token % self.size]]
             raise self._kernel_error(token, op, arguments, error) from error
         writes = step.writes
         if len(writes) == 1:
@@ -83,11 +82,11 @@ class Buffers:
 
     def value(self, iteration: int, blob: str) -> Tensor:
         """The value that a blob has in an iteration in flight."""
-        found: Tensor = self._values[iteration % self.slots][self.program.blobs[blob]]
-        return found
+        value: Tensor = self._values[iteration % self.slots][self.program.blobs[blob]]
+        return value
 
     def release(self, token: int) -> None:
-        """Let go of what the op was the last to read. One caller at a time."""
+        """Release what the op was the last to read. One caller at a time."""
         step = self.program.steps[token % self.size]
         if not (step.shared or step.families):
             return
@@ -102,7 +101,7 @@ class Buffers:
             watched[family] -= 1
 
     def collect(self, iteration: int) -> dict[str, Tensor]:
-        """The outputs of a complete iteration, whose slot is made ready for another."""
+        """The outputs of a complete iteration, whose slot becomes free for another."""
         slot = iteration % self.slots
         values = self._values[slot]
         outputs = {name: values[number] for name, number in self._outputs}
@@ -116,10 +115,10 @@ class Buffers:
     def states(self, iteration: int) -> dict[str, Tensor]:
         """The states that `iteration` reads, once the one before it is complete."""
         values = self._values[iteration % self.slots]
-        return {name: values[self.program.blobs[name]] for name in self.graph.states}
+        return {name: values[self.program.blobs[name]] for name in self.program.graph.states}
 
     def held(self) -> int:
-        """How many values are held at present, constants not counted."""
+        """The number of values that are held now, constants not counted."""
         constants = len(self.program.constants)
         return (
             sum(v is not None for values in self._values for v in values) - constants * self.slots
@@ -146,7 +145,7 @@ class Buffers:
 
 
 def _separate(step: Step, arguments: list[Any], watched: Sequence[int]) -> None:
-    """Copy what the kernel writes over and somebody else has still to read."""
+    """Copy what the kernel writes over and another op has still to read."""
     for place, family in step.over:
         if watched[family] != 1:
             arguments[place] = arguments[place].clone()

@@ -8,9 +8,11 @@ from purine.analysis.infer import check
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError, RunError
 from purine.graph import Graph
+from purine.lowering import lower
 from purine.machine.settings import tf32_of
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import data_ops
+from purine.runtime.program import compile_program
 from purine.runtime.values import (
     LARGEST_SEED,
     Values,
@@ -50,11 +52,10 @@ def compute(
         check_value(graph, name, value)
     first = initial_states(graph, seed, {name: values[name].clone() for name in states})
     executor = Executor(
-        graph,
+        compile_program(lower(graph)),
         states={name: at_home(graph, name, value) for name, value in first.items()},
         feeds={name: at_home(graph, name, values[name]) for name in graph.inputs},
-        credit=1,
-        tf32=tf32_of(graph, False),
+        settings=Settings(credit=1, tf32=tf32_of(graph, False)),
     )
     try:
         executor.extend(1)

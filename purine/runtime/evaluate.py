@@ -12,10 +12,12 @@ from purine.analysis.infer import with_batch
 from purine.data import DataSet
 from purine.errors import ConfigError
 from purine.graph import Graph
+from purine.lowering import lower
 from purine.machine.settings import tf32_of
 from purine.registry.clock import ITERATION
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import batch_of, data_ops, read_rows
+from purine.runtime.program import compile_program
 from purine.runtime.values import at_home, initial_states
 
 __all__ = ["Evaluation"]
@@ -76,12 +78,11 @@ class Evaluation:
     def _sums(self, graph: Graph, data: DataSet, start: int, times: int) -> dict[str, float]:
         """The sums of the outputs over `times` batches of the rows from `start` on."""
         executor = Executor(
-            graph,
+            compile_program(lower(graph), read_rows(graph, data, start)),
             states=self._states(graph),
-            sources=read_rows(graph, data, start),
-            credit=self.credit,
-            threads=self.threads,
-            tf32=tf32_of(graph, self.tf32),
+            settings=Settings(
+                credit=self.credit, threads=self.threads, tf32=tf32_of(graph, self.tf32)
+            ),
         )
         totals = dict.fromkeys(graph.outputs, 0.0)
         try:

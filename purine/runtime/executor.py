@@ -1,7 +1,7 @@
 """Running a program: a thread per CPU lane, and one for all GPUs, around one core.
 
-A lane runs the next ready op itself, in line; only an op of another lane costs a hop between
-threads. One lock guards the core and the queues and is held for microseconds; kernels run outside
+A lane runs its next ready op itself, in line; only an op of another lane costs a hop between
+threads. One lock guards the core and the queues and is held for microseconds. Kernels run outside
 of it, and torch's kernels release the interpreter's lock as well.
 """
 
@@ -9,149 +9,146 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from time import perf_counter_ns
-from typing import Any
+from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from purine.compile.script import keep_order
-from purine.core import Core, Station, compile_plan
+from purine.core import Core, Station
 from purine.errors import RunError, StallError
-from purine.graph import Graph, Location, Op
-from purine.lowering.aliases import without_aliases
-from purine.lowering.collectives import without_collectives
-from purine.lowering.packing import with_packed_filters
-from purine.lowering.segments import Segmented, joined
-from purine.lowering.shares import in_shares
+from purine.graph import Graph, Location
 from purine.machine.cores import pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
-from purine.registry.kind import Kernel
 from purine.runtime.buffers import Buffers
-from purine.runtime.program import compile_program
-from purine.runtime.streams import OUTBOUND, Streams, is_gpu
+from purine.runtime.program import Program
+from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
 from purine.trace.events import FETCH, Event
 from purine.trace.trace import Trace, edges_of
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "Settings"]
 
 
 _COMPUTE = 1 << 62
 _TOKEN = _COMPUTE - 1
-"""A queue holds tokens, and those of compute lanes with a bit more where others go before them."""
+"""Queue entries are tokens. On a thread that several lanes share, tokens of compute lanes get the
+high bit `_COMPUTE`, so that transfers run first: other devices wait for those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How an executor uses the machine.
+
+    `credit` bounds the iterations in flight. `cores` are those of each device. A compute lane uses
+    as many threads as its device has cores, or `threads` where the device has no cores of its own.
+    While iterations are in flight float32 products on GPUs use TF32 or not, as `tf32` says; None
+    leaves that to torch. `record` keeps a trace.
+    """
+
+    credit: int = 2
+    threads: int | None = None
+    cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tf32: bool | None = None
+    record: bool = False
 
 
 class Executor:
-    """One execution of a graph on this machine.
+    """One execution of a program on this machine.
 
     `states` gives the value of every state at iteration `start`, `feeds` that of every input, the
-    same in all iterations. The executor owns the states' tensors: it writes over them. `credit`
-    bounds the iterations in flight. `cores` are those of each device; a compute lane uses as many
-    threads as its device has cores, or `threads` where the device has no cores of its own. With
-    `segments` ops of a lane are dispatched together where they can be. `fused` makes the kernels of
-    fused ops. While iterations are in flight float32 products of GPUs are in `tf32` or are not;
-    None leaves that to torch.
+    same in all iterations. The executor owns the tensors of the states: it writes over them. Its
+    threads start with the first iteration that may run, and end with `close`.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        program: Program,
         *,
         states: Mapping[str, Tensor],
-        sources: Mapping[str, Kernel] | None = None,
         feeds: Mapping[str, Tensor] | None = None,
         start: int = 0,
-        credit: int = 2,
-        threads: int | None = None,
-        cores: Mapping[str, tuple[int, ...]] | None = None,
-        segments: bool = False,
-        fused: Callable[[Op], Kernel] | None = None,
-        tf32: bool | None = None,
-        record: bool = False,
+        settings: Settings | None = None,
     ) -> None:
-        whole, kernels = without_aliases(graph), dict(sources or {})
-        for prepare in (without_collectives, in_shares, with_packed_filters):
-            prepared = prepare(whole)
-            whole = prepared.graph
-            kernels |= prepared.kernels
-        found = joined(whole) if segments else Segmented(whole, {})
-        self.graph = graph = found.graph
-        self.plan = compile_plan(graph)
-        self.core = Core(self.plan, start=start, credit=credit)
+        settings = settings or Settings()
+        self.graph, self.plan = program.graph, program.plan
+        self.settings = settings
+        self.threads = settings.threads or threads_of_all()
+        self.core = Core(program.plan, start=start, credit=settings.credit)
         self.buffers = Buffers(
-            graph,
-            self.plan,
-            compile_program(
-                graph,
-                self.plan,
-                kernels,
-                whole=whole,
-                members=found.members,
-                fused=fused,
-            ),
-            states=states,
-            feeds=feeds or {},
-            start=start,
-            credit=credit,
+            program, states=states, feeds=feeds or {}, start=start, credit=settings.credit
         )
-        gpus = any(is_gpu(location) for location, _ in self.plan.stations)
-        self._streams = (
-            Streams(graph, self.plan, self.buffers, start=start, record=record) if gpus else None
-        )
+        gpus = any(is_gpu(location) for location, _ in program.plan.stations)
+        self._streams = Streams(self.buffers, start=start, record=settings.record) if gpus else None
         self._run = self.buffers.run if self._streams is None else self._streams.run
-        self.threads = threads or threads_of_all()
-        self.cores = cores or {}
-        self._tf32 = tf32
         self._holds = False
-        self._results: dict[int, dict[str, Any]] = {}
+        self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start
+        self._failure: RunError | None = None
+        self._stopped = False
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._host = threading.Condition(self._lock)
-        # A lane sleeps by acquiring its bell, which whoever finds it asleep releases: half the cost
-        # of a condition variable, and hops between lanes are what a graph of small ops pays for.
-        self._workers, place = _workers(self.plan.stations, self.cores)
-        self._place = tuple(place[station] for station in self.plan.station)
-        # Where lanes share a thread, compute comes after the others: somebody else waits for those.
-        shared = len(self._workers) < len(self.plan.stations)
+        self._workers, worker_of = _workers(program.plan.stations, settings.cores)
+        self._worker_of = tuple(worker_of[station] for station in program.plan.station)
+        shared = len(self._workers) < len(program.plan.stations)
         self._later = tuple(
-            _COMPUTE if shared and self.plan.stations[station][1].startswith("compute") else 0
-            for station in self.plan.station
+            _COMPUTE if shared and program.plan.stations[station][1].startswith("compute") else 0
+            for station in program.plan.station
         )
+        # A lane sleeps by acquiring its bell, and whoever has work for it releases the bell. That
+        # costs half of a condition variable, and hops dominate a graph of small ops.
         self._bells = [threading.Lock() for _ in self._workers]
         for bell in self._bells:
             bell.acquire()
         self._asleep = [False for _ in self._workers]
         self._queues: list[list[int]] = [[] for _ in self._workers]
-        self._failure: RunError | None = None
-        self._stopped = False
-        self._process = os.getpid()
-        self._record = record
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        """Start the threads, once. Holds the lock."""
+        if self._threads or self._stopped:
+            return
         self._threads = [
-            threading.Thread(target=self._lane, args=(index,), name=f"{place} {lane}", daemon=True)
-            for index, (place, lane) in enumerate(self._workers)
+            threading.Thread(
+                target=self._lane, args=(index,), name=f"{location} {lane}", daemon=True
+            )
+            for index, (location, lane) in enumerate(self._workers)
         ]
         for thread in self._threads:
             thread.start()
 
     def extend(self, limit: int) -> None:
         """Let iterations below `limit` run."""
-        if self._tf32 is not None:
-            hold(self._tf32)
+        if self.settings.tf32 is not None:
+            hold(self.settings.tf32)
         with self._lock:
             if self._holds:
                 let_go()  # one is enough
-            self._holds = self._tf32 is not None
+            self._holds = self.settings.tf32 is not None
             for token in self.core.extend(limit):
                 op = token % self.core.size
-                worker = self._place[op]
+                worker = self._worker_of[op]
                 heappush(self._queues[worker], token + self._later[op])
                 self._ring(worker)
+            self._start()
             self._let_go_if_idle()
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
@@ -161,11 +158,9 @@ class Executor:
                 self._raise_if_stopped()
                 self._host.wait()
             self._results.pop(iteration - 1, None)
-            found = self._results[iteration]
-        if self._streams is not None:
-            with self._gpus_answering():
-                found = self._streams.settle(found)
-        return found
+            outputs = self._results[iteration]
+        with self._gpu_errors():
+            return on_host(outputs)
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
@@ -175,7 +170,7 @@ class Executor:
                 self._host.wait()
             completed = self.core.completed
         if self._streams is not None:
-            with self._gpus_answering():
+            with self._gpu_errors():
                 self._streams.synchronize()
         return completed
 
@@ -185,7 +180,7 @@ class Executor:
         return self.buffers.states(self.core.completed)
 
     def trace(self) -> Trace:
-        """What was recorded so far."""
+        """The events recorded so far."""
         recorded = [item for records in self._records for item in list(records)]
         events, edges = [], list(edges_of(self.graph))
         if self._streams is not None:
@@ -193,17 +188,17 @@ class Executor:
             times, reads = self._streams.times() if self._failure is None else ([], [])
             recorded += times
             for token, blob, begin, end in reads:
-                made = self._event(token, begin, end)
-                event = replace(made, op=f"{blob}@host", kind=FETCH, lane=OUTBOUND)
+                writer = self._event(token, begin, end)
+                event = replace(writer, op=f"{blob}@host", kind=FETCH, lane=OUTBOUND)
                 events.append(event)
-                edges.append((made.op, event.op, 0))
+                edges.append((writer.op, event.op, 0))
         events += [self._event(token, begin, end) for token, begin, end in recorded]
         return Trace(tuple(events), tuple(dict.fromkeys(edges)))
 
     def close(self) -> None:
         """Stop all lanes after the ops they are running; values stay readable."""
         if os.getpid() != self._process:
-            return  # a forked child has none of the threads, and locks as they were at the fork
+            return  # a forked child has no threads, and locks in their state at the fork
         with self._lock:
             self._stopped = True
             for worker in range(len(self._bells)):
@@ -214,18 +209,18 @@ class Executor:
         with self._lock:
             self._let_go_if_idle()
         if self._streams is not None and self._failure is None:
-            with self._gpus_answering():
+            with self._gpu_errors():
                 self._streams.synchronize()
 
     @contextmanager
-    def _gpus_answering(self) -> Iterator[None]:
-        """Wait for GPUs: they tell of what went wrong in an op at any later time."""
+    def _gpu_errors(self) -> Iterator[None]:
+        """Where the host waits for GPUs, which report the error of an op at any later time."""
         try:
             yield
         except RuntimeError as error:
             with self._lock:
-                self._fail(_late(error))
-            raise _late(error) from error
+                self._fail(_gpu_error(error))
+            raise _gpu_error(error) from error
 
     def _on_gpu(self, token: int) -> bool:
         return is_gpu(self.graph.ops[self.plan.ops[token % self.core.size]].location)
@@ -237,7 +232,7 @@ class Executor:
 
     def _lane(self, worker: int) -> None:
         location, lane = self._workers[worker]
-        cores = self.cores.get(location.device, ())
+        cores = self.settings.cores.get(location.device, ())
         pin(cores)
         set_kernel_threads((len(cores) or self.threads) if lane.startswith("compute") else 1)
         keep_order()
@@ -278,10 +273,11 @@ class Executor:
 
     def _run_from(self, worker: int, token: int | None) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
-        lock, place, size, queues = self._lock, self._place, self.core.size, self._queues
+        lock, worker_of, size = self._lock, self._worker_of, self.core.size
         run, release, complete = self._run, self.buffers.release, self.core.complete
-        queue, asleep, later = queues[worker], self._asleep, self._later
-        record = self._records[worker] if self._record else None
+        queues, asleep, later = self._queues, self._asleep, self._later
+        queue = queues[worker]
+        record = self._records[worker] if self.settings.record else None
         while token is not None:
             if record is None:
                 run(token)
@@ -298,7 +294,7 @@ class Executor:
                     self._collect()
                 for item in ready:
                     op = item % size
-                    target = place[op]
+                    target = worker_of[op]
                     heappush(queues[target], item + later[op])
                     if asleep[target]:
                         self._ring(target)
@@ -308,7 +304,7 @@ class Executor:
     def _collect(self) -> None:
         """Take the outputs of the iterations that became complete. Holds the lock."""
         while self._collected < self.core.completed:
-            outputs = self.buffers.collect(self._collected)
+            outputs: Mapping[str, Fetched] = self.buffers.collect(self._collected)
             if self._streams is not None:
                 outputs = self._streams.collect(self._collected, outputs)
             self._results[self._collected] = outputs
@@ -334,7 +330,7 @@ class Executor:
             )
 
     def _fail(self, error: BaseException) -> None:
-        """Note the first failure and wake everybody. Holds the lock."""
+        """Keep the first failure, stop, and wake all threads. Holds the lock."""
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
         self._stopped = True
@@ -347,11 +343,11 @@ class Executor:
 def _workers(
     stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[Station], list[int]]:
-    """The lanes that get a thread, and which of these threads serves each lane.
+    """The lanes that get a thread, and for each lane the number of the thread that serves it.
 
-    A device with a single core has a single thread for all its lanes. With more, one that holds
-    the interpreter's lock would often wait for the core, and everybody else for the lock. All GPUs
-    have one thread, which only enqueues.
+    A device with one core has one thread for all its lanes. With several, the thread that holds the
+    interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
+    thread, which only enqueues.
     """
     workers: list[Station] = []
     serving: dict[Station, int] = {}
@@ -386,10 +382,10 @@ def _stall(core: Core, graph: Graph) -> StallError:
     )
 
 
-def _late(error: RuntimeError) -> RunError:
-    said = str(error).strip() or type(error).__name__
+def _gpu_error(error: RuntimeError) -> RunError:
+    message = str(error).strip() or type(error).__name__
     return RunError(
-        f"a GPU failed: {said.splitlines()[0]}",
+        f"a GPU failed: {message.splitlines()[0]}",
         expected="ops that end",
         found=f"{type(error).__name__}, told after the op was enqueued",
         remedy="run again with CUDA_LAUNCH_BLOCKING=1 to see the op; the last checkpoint is intact",

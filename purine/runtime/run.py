@@ -27,7 +27,7 @@ from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
 from purine.graph import Graph, Op
-from purine.lowering.segments import pays
+from purine.lowering import Options, lower, options_for
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
@@ -38,8 +38,9 @@ from purine.registry.kind import Kernel
 from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
 from purine.runtime.evaluate import Evaluation
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import read_stream
+from purine.runtime.program import compile_program
 from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
 from purine.runtime.values import (
@@ -365,18 +366,19 @@ class Run:
             self._settled()
             for name, value in self._states.items():
                 self._states[name] = at_home(self.graph, name, value)
+            single = self.record not in (False, "segments")
+            lowered = lower(self.graph, Options() if single else options_for(self.graph))
             self._executor = Executor(
-                self.graph,
+                compile_program(lowered, self._sources, fused=self._fused),
                 states=self._states,
-                sources=self._sources,
                 start=self._reached,
-                credit=self.credit,
-                threads=self.threads,
-                cores=self._cores,
-                segments=self.record in (False, "segments") and not self._gpus and pays(self.graph),
-                fused=self._fused,
-                tf32=self._tf32,
-                record=bool(self.record),
+                settings=Settings(
+                    credit=self.credit,
+                    threads=self.threads,
+                    cores=self._cores,
+                    tf32=self._tf32,
+                    record=bool(self.record),
+                ),
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False

@@ -1,23 +1,22 @@
-"""The ops of GPUs: lanes are streams, and to be complete means to be enqueued.
+"""Execution on GPUs: a lane is a stream, and an op is complete when it is enqueued.
 
-Copies from the host have a stream of their own: batches come while the rest of the `inbound` lane
-waits for what other devices compute.
+One thread enqueues all ops of all GPUs. An event is recorded behind each op that another stream or
+the host waits for. A stream waits for it where the next op is on a GPU, a CPU lane where it is not.
+Copies from the host have a stream of their own, so that batches arrive while the rest of the
+`inbound` lane waits for other devices. Outputs of the graph are copied to the host on the
+`outbound` stream.
 
-One thread enqueues all ops of all GPUs. An event is recorded behind an op that another stream or
-the host waits for, and waited for where lanes differ: by a stream where the next op is on a GPU, by
-a CPU lane where it is not. What the host asked for is copied to it on the `outbound` stream.
-
-Memory belongs to the stream that it was made on. An op of another stream that reads it says so to
-torch's allocator, which does not give it away before that stream has passed. An op that writes over
-a value waits for the other streams that read it.
+Memory belongs to the stream that allocated it. An op of another stream that reads it tells torch's
+allocator, which does not reuse it before that stream has passed. An op that writes over a value
+waits for the other streams that read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,10 +25,14 @@ from purine.core import Plan
 from purine.graph import NOTHING, Graph, Location, Op
 from purine.registry.aten import device_of
 from purine.runtime.buffers import Buffers
+from purine.runtime.program import Program
 
-__all__ = ["OUTBOUND", "StreamPlan", "Streams", "is_gpu", "stream_plan"]
+__all__ = ["OUTBOUND", "Fetched", "StreamPlan", "Streams", "is_gpu", "on_host", "stream_plan"]
 
 OUTBOUND = "outbound"
+
+Fetched: TypeAlias = Tensor | tuple[Tensor, torch.cuda.Event]
+"""An output: on the host, or with the event behind its copy to the host."""
 
 
 def is_gpu(location: Location) -> bool:
@@ -41,12 +44,14 @@ def is_gpu(location: Location) -> bool:
 class StreamPlan:
     """Who waits for whom, by op number.
 
-    `queue[k]` is the stream of op k: its station, and whether it brings something from the host.
-    `waits[k]` are the ops of other streams that op k, on a GPU, waits for: pairs of an op and how
-    many iterations ago it ran. `host_waits[k]` are the same for op k on a CPU. `signals` are the
-    ops that record an event. `foreign[k]` are the blobs that op k reads from other streams.
-    `fetched[k]` are the outputs of the graph that op k makes on a GPU: pairs of an output and how
-    many iterations later it is one. What carries a state on is in the next.
+    - `queue[k]`: the stream of op k, which is its station and whether it copies from the host.
+    - `waits[k]`: the ops of other streams that op k, on a GPU, waits for, as pairs of an op and how
+      many iterations ago it ran.
+    - `host_waits[k]`: the same for op k on a CPU.
+    - `signals`: the ops that record an event.
+    - `foreign[k]`: the blobs that op k reads from other streams.
+    - `fetched[k]`: the outputs of the graph that op k writes on a GPU, as pairs of an output and
+      how many iterations later it is one. The next value of a state is one an iteration later.
     """
 
     queue: tuple[tuple[int, bool], ...]
@@ -57,77 +62,93 @@ class StreamPlan:
     fetched: tuple[tuple[tuple[str, int], ...], ...]
 
 
-def stream_plan(graph: Graph, plan: Plan, buffers: Buffers | None = None) -> StreamPlan:
+def stream_plan(graph: Graph, plan: Plan, program: Program | None = None) -> StreamPlan:
     """Where events stand between the streams of a graph.
 
-    `buffers` tell which ops write over what others read.
+    `program` tells which ops write over what others read.
     """
-    count = len(plan.ops)
-    gpu = [is_gpu(graph.ops[name].location) for name in plan.ops]
-    waits: list[set[tuple[int, int]]] = [set() for _ in range(count)]
-    host_waits: list[set[tuple[int, int]]] = [set() for _ in range(count)]
-    signals: set[int] = set()
+    ops = [graph.ops[name] for name in plan.ops]
+    gpu = [is_gpu(op.location) for op in ops]
     queue = [
-        (station, gpu[index] and _brings(graph, graph.ops[name]))
-        for index, (name, station) in enumerate(zip(plan.ops, plan.station, strict=True))
+        (station, on_gpu and _from_host(graph, op))
+        for op, station, on_gpu in zip(ops, plan.station, gpu, strict=True)
     ]
+    waits: list[set[tuple[int, int]]] = [set() for _ in ops]
+    host_waits: list[set[tuple[int, int]]] = [set() for _ in ops]
+    fetched = _fetched(graph, ops)
+    signals = {index for index, outputs in enumerate(fetched) if outputs}
+    for before, after, ago in _edges(plan, program, gpu):
+        if gpu[before] and not (gpu[after] and queue[before] == queue[after]):
+            (waits if gpu[after] else host_waits)[after].add((before, ago))
+            signals.add(before)
+    return StreamPlan(
+        tuple(queue),
+        tuple(tuple(sorted(pairs)) for pairs in waits),
+        tuple(tuple(sorted(pairs)) for pairs in host_waits),
+        frozenset(signals),
+        _foreign(graph, plan, queue),
+        fetched,
+    )
 
-    def edge(before: int, after: int, ago: int) -> None:
-        if not gpu[before] or (gpu[after] and queue[before] == queue[after]):
-            return
-        (waits if gpu[after] else host_waits)[after].add((before, ago))
-        signals.add(before)
 
-    for before in range(count):
-        for after in plan.same[before]:
-            edge(before, after, 0)
-        for after in plan.later[before]:
-            edge(before, after, 1)
-    if buffers is not None:
-        steps = buffers.program.steps
-        readers: dict[int, list[int]] = {}
-        for index, step in enumerate(steps):
-            for family in step.families:
-                readers.setdefault(family, []).append(index)
-        for index, step in enumerate(steps):
-            for _, family in step.over:
-                for reader in readers.get(family, ()):
-                    if reader != index and gpu[index] and gpu[reader]:
-                        edge(reader, index, 0)
+def _edges(
+    plan: Plan, program: Program | None, gpu: Sequence[bool]
+) -> Iterator[tuple[int, int, int]]:
+    """Ops that wait for each other: the earlier, the later, and the iterations between them."""
+    for before in range(len(plan.ops)):
+        yield from ((before, after, 0) for after in plan.same[before])
+        yield from ((before, after, 1) for after in plan.later[before])
+    steps = () if program is None else program.steps
+    readers: dict[int, list[int]] = {}
+    for index, step in enumerate(steps):
+        for family in step.families:
+            readers.setdefault(family, []).append(index)
+    for index, step in enumerate(steps):
+        for _, family in step.over:
+            for reader in readers.get(family, ()):
+                if reader != index and gpu[index]:
+                    yield reader, index, 0
+
+
+def _foreign(
+    graph: Graph, plan: Plan, queue: Sequence[tuple[int, bool]]
+) -> tuple[tuple[str, ...], ...]:
+    """By op on a GPU the blobs that it reads from another stream."""
     carried = {state.read: state.next for state in graph.states.values()}
+    number = {name: index for index, name in enumerate(plan.ops)}
+
+    def is_foreign(index: int, blob: str) -> bool:
+        producer = graph.producers.get(carried.get(blob, blob))
+        return (
+            producer is not None
+            and is_gpu(producer.location)
+            and queue[number[producer.name]] != queue[index]
+        )
+
+    return tuple(
+        tuple(blob for blob in dict.fromkeys(graph.ops[name].inputs) if is_foreign(index, blob))
+        if is_gpu(graph.ops[name].location)
+        else ()
+        for index, name in enumerate(plan.ops)
+    )
+
+
+def _fetched(graph: Graph, ops: Sequence[Op]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """By op on a GPU the outputs of the graph that it writes, and how much later they are one."""
     reported = {
         state.next: state.read
         for state in graph.states.values()
         if state.read in graph.outputs and state.next != state.read
     }
-    number = {name: index for index, name in enumerate(plan.ops)}
-    foreign, fetched = [], []
-    for index, name in enumerate(plan.ops):
-        op = graph.ops[name]
-        found = []
-        for blob in dict.fromkeys(op.inputs):
-            maker = graph.producers.get(carried.get(blob, blob))
-            if maker is None or not gpu[index] or not gpu[number[maker.name]]:
-                continue
-            if queue[number[maker.name]] != queue[index]:
-                found.append(blob)
-        foreign.append(tuple(found))
-        asked = [(blob, 0) for blob in op.outputs if blob != NOTHING and blob in graph.outputs]
-        asked += [(reported[blob], 1) for blob in op.outputs if blob in reported]
-        fetched.append(tuple(asked) if gpu[index] else ())
-        if gpu[index] and asked:
-            signals.add(index)
-    return StreamPlan(
-        tuple(queue),
-        tuple(tuple(sorted(found)) for found in waits),
-        tuple(tuple(sorted(found)) for found in host_waits),
-        frozenset(signals),
-        tuple(foreign),
-        tuple(fetched),
-    )
+    fetched = []
+    for op in ops:
+        outputs = [(blob, 0) for blob in op.outputs if blob != NOTHING and blob in graph.outputs]
+        outputs += [(reported[blob], 1) for blob in op.outputs if blob in reported]
+        fetched.append(tuple(outputs) if is_gpu(op.location) else ())
+    return tuple(fetched)
 
 
-def _brings(graph: Graph, op: Op) -> bool:
+def _from_host(graph: Graph, op: Op) -> bool:
     """Whether an op copies something from the host."""
     return op.kind == "Copy" and not is_gpu(graph.blobs[op.inputs[0]].location)
 
@@ -135,66 +156,67 @@ def _brings(graph: Graph, op: Op) -> bool:
 class Streams:
     """The streams of one execution, and the events between them."""
 
-    def __init__(
-        self, graph: Graph, plan: Plan, buffers: Buffers, *, start: int, record: bool
-    ) -> None:
-        self.plan = stream_plan(graph, plan, buffers)
+    def __init__(self, buffers: Buffers, *, start: int, record: bool) -> None:
+        program = buffers.program
+        graph, plan = program.graph, program.plan
+        self.plan = stream_plan(graph, plan, program)
         self.buffers = buffers
         self.size = len(plan.ops)
         self.slots = buffers.slots
         self.start = start
-        places = {queue: plan.stations[queue[0]] for queue in self.plan.queue}
-        streams: dict[tuple[int, bool], Any] = {
-            queue: torch.cuda.Stream(device_of(location)) if is_gpu(location) else None
-            for queue, (location, _) in places.items()
+        stations = {queue: plan.stations[queue[0]] for queue in self.plan.queue}
+        streams = {
+            queue: _stream(location) if is_gpu(location) else None
+            for queue, (location, _) in stations.items()
         }
         self._stream = [streams[queue] for queue in self.plan.queue]
-        self._gpu = [stream is not None for stream in self._stream]
         gpus = {location for location, _ in plan.stations if is_gpu(location)}
-        out = {places[queue]: stream for queue, stream in streams.items() if not queue[1]}
+        by_lane = {stations[queue]: stream for queue, stream in streams.items() if not queue[1]}
         self._outbound = {
-            location: out.get((location, OUTBOUND)) or torch.cuda.Stream(device_of(location))
-            for location in gpus
+            location: by_lane.get((location, OUTBOUND)) or _stream(location) for location in gpus
         }
         self._location = [graph.ops[name].location for name in plan.ops]
-        self._events: list[list[Any]] = [[None] * self.size for _ in range(self.slots)]
-        self._fetched: list[dict[str, Any]] = [{} for _ in range(self.slots)]
+        self._events: list[list[torch.cuda.Event | None]] = [
+            [None] * self.size for _ in range(self.slots)
+        ]
+        self._fetched: list[dict[str, Fetched]] = [{} for _ in range(self.slots)]
         self._record = record
-        self._timed: list[tuple[int, Any, Any]] = []
-        self._reads: list[tuple[int, str, Any, Any]] = []
+        self._timed: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+        self._reads: list[tuple[int, str, torch.cuda.Event, torch.cuda.Event]] = []
         self._devices = sorted({device_of(location).index for location in gpus})
-        self._base: dict[int, tuple[int, Any]] = {}
         self.synchronize()
-        self._given = {
+        self._constant_outputs = self._given_values(graph)
+        """Outputs that no op writes: inputs, and states that keep their value."""
+        self._base = {device: _now(device) for device in self._devices}
+
+    def _given_values(self, graph: Graph) -> dict[str, Tensor]:
+        """Copies on the host of outputs that no op writes; announces the rest to the allocator."""
+        start, buffers = self.start, self.buffers
+        given = {
             name: buffers.value(start, name).cpu()
             for name in graph.outputs
             if name not in graph.producers and is_gpu(graph.blobs[name].location)
         }
-        """Outputs that no op makes: inputs, and what never changes."""
         for name, state in graph.states.items():
-            if name in self._given and state.next != name:
-                self._fetched[start % self.slots][name] = self._given.pop(name)
-        for op, stream in zip(map(graph.ops.__getitem__, plan.ops), self._stream, strict=True):
-            for name in op.inputs if stream is not None else ():
+            if name in given and state.next != name:
+                self._fetched[start % self.slots][name] = given.pop(name)
+        names = buffers.program.plan.ops
+        for op, stream in zip((graph.ops[name] for name in names), self._stream, strict=True):
+            for name in op.inputs:
                 value = None if name in graph.producers else buffers.value(start, name)
-                if value is not None and is_gpu(graph.blobs[name].location):
-                    value.record_stream(stream)  # whoever gave it may let go of it at any time
-        for device in self._devices:
-            with torch.cuda.device(device):
-                event = torch.cuda.Event(enable_timing=True)
-                event.record()
-                event.synchronize()
-                self._base[device] = (perf_counter_ns(), event)
+                if stream is not None and value is not None and is_gpu(graph.blobs[name].location):
+                    value.record_stream(stream)  # its owner may free it at any time
+        return given
 
     def run(self, token: int) -> None:
-        """Enqueue an op of a GPU, or run one of a CPU once what it reads is there."""
+        """Enqueue an op of a GPU, or run one of a CPU once its inputs from GPUs are there."""
         iteration, op = divmod(token, self.size)
-        if not self._gpu[op]:
+        stream = self._stream[op]
+        if stream is None:
             self.wait(token)
             self.buffers.run(token)
             return
         slot = iteration % self.slots
-        stream = self._stream[op]
         with torch.cuda.stream(stream):
             for before, ago in self.plan.waits[op]:
                 event = self._events[(iteration - ago) % self.slots][before]
@@ -202,14 +224,16 @@ class Streams:
                     stream.wait_event(event)
             for blob in self.plan.foreign[op]:
                 self.buffers.value(iteration, blob).record_stream(stream)
-            begin = self._mark(stream)
-            self.buffers.run(token)
-            if begin is not None:
-                self._timed.append((token, begin, self._mark(stream)))
+            if self._record:
+                begin = _timed_event(stream)
+                self.buffers.run(token)
+                self._timed.append((token, begin, _timed_event(stream)))
+            else:
+                self.buffers.run(token)
             if op in self.plan.signals:
                 event = self._events[slot][op]
                 if event is None:
-                    event = self._events[slot][op] = torch.cuda.Event()
+                    event = self._events[slot][op] = _event()
                 event.record(stream)
         for blob, later in self.plan.fetched[op]:
             self._fetch(iteration, op, blob, later)
@@ -219,48 +243,35 @@ class Streams:
         iteration, op = divmod(token, self.size)
         for before, ago in self.plan.host_waits[op]:
             if iteration - ago >= self.start:
-                self._events[(iteration - ago) % self.slots][before].synchronize()
+                self._signal(iteration - ago, before).synchronize()
 
-    def _mark(self, stream: Any) -> Any:
-        if not self._record:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
+    def _signal(self, iteration: int, op: int) -> torch.cuda.Event:
+        event = self._events[iteration % self.slots][op]
+        assert event is not None
         return event
 
     def _fetch(self, iteration: int, op: int, blob: str, later: int) -> None:
-        """Begin to copy an output that an op has made to the host."""
-        slot = iteration % self.slots
+        """Begin to copy an output that an op has written to the host."""
         value = self.buffers.value(iteration + later, blob)
         stream = self._outbound[self._location[op]]
         with torch.cuda.stream(stream):
-            stream.wait_event(self._events[slot][op])
+            stream.wait_event(self._signal(iteration, op))
             value.record_stream(stream)
             host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            begin = self._mark(stream)
+            begin = _timed_event(stream) if self._record else None
             host.copy_(value, non_blocking=True)
             if begin is not None:
                 token = iteration * self.size + op
-                self._reads.append((token, blob, begin, self._mark(stream)))
-            done = torch.cuda.Event()
+                self._reads.append((token, blob, begin, _timed_event(stream)))
+            done = _event()
             done.record(stream)
         self._fetched[(iteration + later) % self.slots][blob] = (host, done)
 
-    def collect(self, iteration: int, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The outputs of an iteration, as what `settle` waits for."""
+    def collect(self, iteration: int, outputs: Mapping[str, Fetched]) -> dict[str, Fetched]:
+        """The outputs of an iteration, some of them still on their way to the host."""
         slot = iteration % self.slots
         fetched, self._fetched[slot] = self._fetched[slot], {}
-        return {**outputs, **self._given, **fetched}
-
-    def settle(self, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Outputs that are on the host."""
-        found = {}
-        for name, value in outputs.items():
-            if isinstance(value, tuple):
-                value[1].synchronize()
-                value = value[0]
-            found[name] = value
-        return found
+        return {**outputs, **self._constant_outputs, **fetched}
 
     def synchronize(self) -> None:
         """Wait until the GPUs have done all that was enqueued."""
@@ -270,14 +281,14 @@ class Streams:
     def times(self) -> tuple[list[tuple[int, int, int]], list[tuple[int, str, int, int]]]:
         """What was recorded, by the host's clock.
 
-        Tokens, and when they began and ended; then, for what the host was sent, the tokens that
-        made it, its names, and when its copies began and ended.
+        First the tokens with their begins and ends. Then the copies of outputs to the host: the
+        token that wrote the output, its name, begin and end.
         """
         timed, reads = list(self._timed), list(self._reads)
         self.synchronize()  # all of these end within it
         clocks = {device: _Clock(*base) for device, base in self._base.items()}
 
-        def span(token: int, begin: Any, end: Any) -> tuple[int, int]:
+        def span(token: int, begin: torch.cuda.Event, end: torch.cuda.Event) -> tuple[int, int]:
             clock = clocks[device_of(self._location[token % self.size]).index]
             return clock.time(begin), clock.time(end)
 
@@ -287,22 +298,58 @@ class Streams:
         )
 
 
+def _stream(location: Location) -> torch.cuda.Stream:
+    create: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+    return create(device_of(location))
+
+
+def _event(*, timed: bool = False) -> torch.cuda.Event:
+    create: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    return create(enable_timing=timed)
+
+
+def _timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = _event(timed=True)
+    event.record(stream)
+    return event
+
+
+def _now(device: int) -> tuple[int, torch.cuda.Event]:
+    """The host's clock in nanoseconds, and an event of this moment."""
+    with torch.cuda.device(device):
+        event = _event(timed=True)
+        event.record()
+        event.synchronize()
+        return perf_counter_ns(), event
+
+
+def on_host(outputs: Mapping[str, Fetched]) -> dict[str, Tensor]:
+    """The outputs of an iteration, once all of them are on the host."""
+    arrived = {}
+    for name, value in outputs.items():
+        if isinstance(value, tuple):
+            value, event = value
+            event.synchronize()
+        arrived[name] = value
+    return arrived
+
+
 class _Clock:
     """When events happened, in nanoseconds of the host's clock.
 
-    Torch tells the time between two events as a float32 of milliseconds: after minutes, no better
-    than to some microseconds. So every second an event becomes one that later ones are told from.
+    torch gives the time between two events as a float32 of milliseconds, which after minutes is
+    accurate to some microseconds only. So every second an event becomes the new reference.
     """
 
-    def __init__(self, zero: int, base: Any) -> None:
+    def __init__(self, zero: int, base: torch.cuda.Event) -> None:
         self._base = base
-        self._marks: list[tuple[float, int, Any]] = [(0.0, zero, base)]
+        self._marks: list[tuple[float, int, torch.cuda.Event]] = [(0.0, zero, base)]
 
-    def time(self, event: Any) -> int:
+    def time(self, event: torch.cuda.Event) -> int:
         rough = self._base.elapsed_time(event)
         earlier = (mark for mark in reversed(self._marks) if mark[0] < rough - 1.0)
         since, zero, mark = next(earlier, self._marks[0])
-        found = zero + int(1e6 * mark.elapsed_time(event))
+        moment = zero + int(1e6 * mark.elapsed_time(event))
         if rough - since > 1000.0:
-            self._marks.append((rough, found, event))
-        return found
+            self._marks.append((rough, moment, event))
+        return moment

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from purine.cli.names import PASSES
 
 import purine as pu
 from purine.graph import load_yaml, save_yaml, to_text
@@ -160,6 +161,35 @@ def test_show_writes_every_format(tmp_path: Path) -> None:
     assert call("show", file, "--format", "yaml", "-o", again).code == 0
     assert load_yaml(again) == pu.check(net)
     assert "MomentumUpdate" in call("show", file, "--step").out
+
+
+def test_show_prints_a_step_on_several_devices_and_every_stage_of_its_lowering() -> None:
+    step = ("show", "--net", "mlp", "--batch", "4", "--step", "--format", "text", "--devices")
+    for scheme in ((), ("--parallel", "pipeline=2,micro=2")):
+        assert "Copy" in call(*step, "cpu:0-1", *scheme).out
+        stages = {name: call(*step, "cpu:0-1", *scheme, "--after", name) for name in PASSES}
+        assert all(stage.code == 0 for stage in stages.values())
+        assert "Copy" not in stages["aliases"].out
+        assert "Segment(" not in stages["packing"].out
+        assert "\nsegment " in stages["segments"].out
+        assert call(*step, "cpu:0-1", *scheme, "--lowered").out == stages["segments"].out
+
+
+def test_the_table_of_a_lowered_step_has_the_work_of_its_segments() -> None:
+    step = ("show", "--net", "mlp", "--batch", "4", "--step")
+    whole, lowered = (call(*step, *more).out.splitlines() for more in ((), ("--lowered",)))
+    assert len(lowered) < len(whole)
+    assert lowered[-1].split()[-2] == whole[-1].split()[-2]
+
+
+def test_show_refuses_passes_that_there_are_not_and_devices_without_a_step() -> None:
+    refused = call("show", "--net", "mlp", "--step", "--after", "alias")
+    assert refused.code == 2
+    assert "one of aliases, collectives, shares, packing, segments" in refused.err
+    assert "did you mean 'aliases'?" in refused.err
+    refused = call("show", "--net", "mlp", "--devices", "cpu:0-1")
+    assert refused.code == 2
+    assert "--devices is given without --step" in refused.err
 
 
 def test_show_lists_kinds() -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import purine as pu
 from purine.analysis.infer import check, size_in_bytes
-from purine.analysis.memory import peak_memory
 from purine.data import ArraySource, DataSet
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op
 from purine.job.placing import placement
 from purine.kinds import Net, conv, inner_product, relu, softmax_loss
 from purine.kinds.packed_filters import PACKED, TURNED, can_pack, pack, with_packed
+from purine.lowering import Options, lower
 from purine.lowering.packing import PACK, with_packed_filters
 from purine.parallel import pipeline, times_of_step
 from purine.parallel.accumulate import accumulate
@@ -71,11 +71,12 @@ def test_each_stage_packs_its_own_and_jobs_predict_the_memory() -> None:
     places = packs_of(graph)
     assert {places[f"conv{k}/weight/packed"] for k in (1, 2)} == {"cpu:0"}
     assert {places[f"conv{k}/weight/packed"] for k in (3, 4)} == {"cpu:1"}
-    packed = with_packed_filters(graph).graph
-    before, after = peak_memory(graph), placement(graph).peaks
+    packed = lower(graph, after="packing")
+    before, after = lower(graph, after="shares").peak_memory(), packed.peak_memory()
     for location, peak in after.items():
-        mine = [name for name, device in places.items() if device == location.device]
-        assert peak == before[location] + sum(size_in_bytes(packed.blobs[name]) for name in mine)
+        mine = [packed.graph.blobs[n] for n, device in places.items() if device == location.device]
+        assert peak == before[location] + sum(map(size_in_bytes, mine))
+    assert placement(graph).peaks == lower(graph, Options(segments=True)).peak_memory()
 
 
 @pytest.mark.parametrize(

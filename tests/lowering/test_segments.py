@@ -19,10 +19,10 @@ from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_t
 from purine.errors import KernelError
 from purine.graph import NOTHING, Attribute, Builder, Filler, Graph, Op
 from purine.kinds.average import _PIECE, Average
+from purine.lowering import Lowered, Options, lower
 from purine.lowering.aliases import without_aliases
 from purine.lowering.segments import (
     SEGMENT,
-    Segmented,
     SegmentError,
     _team,
     joined,
@@ -31,8 +31,9 @@ from purine.lowering.segments import (
 )
 from purine.parallel import pipeline, replicate
 from purine.registry.lookup import kinds, lookup
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import read_stream
+from purine.runtime.program import compile_program
 from purine.runtime.values import initial_states
 from tests.importers.models import CASES as MODULES
 from tests.importers.torch.test_imported import imported_from, made
@@ -80,12 +81,11 @@ def executed(
 ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
     """The outputs of each iteration and the last states."""
     states = {**initial_states(step, 1), **(values or {})}
+    lowered = lower(step, Options(segments=segments))
     executor = Executor(
-        step,
+        compile_program(lowered, read_stream(step, data)),
         states={name: value.clone() for name, value in states.items()},
-        sources=read_stream(step, data),
-        threads=1,
-        segments=segments,
+        settings=Settings(threads=1),
     )
     assert any(op.kind == SEGMENT for op in executor.graph.ops.values()) == segments
     try:
@@ -139,7 +139,7 @@ def test_replicas_keep_their_bits(topology: str, bucket: int) -> None:
     same(executed(step, data, segments=True), executed(step, data, segments=False))
 
 
-def well_formed(whole: Graph, found: Segmented) -> None:
+def well_formed(whole: Graph, found: Lowered) -> None:
     """Every op is alone or in one segment; all inside a segment is in order; there is no cycle."""
     inside = [op.name for members in found.members.values() for op in members]
     alone = [op.name for op in found.graph.ops.values() if op.kind != SEGMENT]
@@ -227,7 +227,7 @@ def test_what_another_device_waits_for_ends_its_segment(
 ) -> None:
     step = pu.solvers.sgd(pu.backward(net_of(name)[0]), lr=0.01)
     step = pipeline(step, devices=f"cpu:0-{count - 1}", micro=3, schedule=schedule)
-    whole = without_aliases(step)
+    whole = without_aliases(step).graph
     found = joined(whole)
     well_formed(whole, found)
     assert max(len(members) for members in found.members.values()) > 1
@@ -249,7 +249,7 @@ def test_sums_over_micro_batches_are_in_segments_and_keep_their_bits() -> None:
     net, data = net_of("googlenet")
     step = pu.solvers.sgd(pu.backward(net), lr=0.01, momentum=0.9)
     step = pipeline(step, devices="cpu:0-1", micro=4)
-    found = joined(without_aliases(step))
+    found = joined(without_aliases(step).graph)
     inside = {op.name for members in found.members.values() for op in members}
     plain = [op for op in step.ops.values() if op.kind == "AddScaled" and not op.attributes]
     assert plain

@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small parameters are divided too, and into several pieces."""
     monkeypatch.setattr(shares, "_GRAIN", 1 << 8)
     monkeypatch.setattr(shares, "_PIECE", 1 << 10)
-    monkeypatch.setattr("purine.runtime.executor.in_shares", partial(in_shares, large=0))
+    monkeypatch.setattr(shares, "_LARGE", 0)
 
 
 def kinds_of(graph: Graph, kind: str) -> list[Op]:
@@ -73,7 +73,7 @@ def test_filters_in_another_order_than_their_gradients(request: pytest.FixtureRe
 
 
 def test_every_replica_has_a_share_and_the_state_stays_whole() -> None:
-    step = without_aliases(replicate(steps_of(), "cpu:0-2", bucket=0))
+    step = without_aliases(replicate(steps_of(), "cpu:0-2", bucket=0)).graph
     graph = in_shares(step, large=1 << 20).graph
     found = kinds_of(graph, SHARE)
     assert [op.location.device for op in found] == ["cpu:0", "cpu:1", "cpu:2"]
@@ -84,7 +84,7 @@ def test_every_replica_has_a_share_and_the_state_stays_whole() -> None:
 
 
 def test_shares_come_after_all_other_readers_of_the_weight() -> None:
-    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0))
+    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0)).graph
     graph = in_shares(step, large=0).graph
     place = {name: number for number, name in enumerate(graph.order)}
     assert kinds_of(graph, SHARE)
@@ -97,7 +97,7 @@ def test_shares_come_after_all_other_readers_of_the_weight() -> None:
 
 
 def test_small_parameters_have_an_owner() -> None:
-    step = without_aliases(replicate(steps_of(), "cpu:0-1"))
+    step = without_aliases(replicate(steps_of(), "cpu:0-1")).graph
     assert in_shares(step).graph is step
 
 
@@ -108,7 +108,7 @@ def test_one_device_has_no_shares() -> None:
 
 @pytest.mark.parametrize("asked", ["weight/next", "grad/weight", "weight"])
 def test_what_the_host_asks_for_is_not_written_in_shares(asked: str) -> None:
-    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0))
+    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0)).graph
     weight = max(
         (name for name, state in step.states.items() if state.trainable),
         key=lambda name: torch.Size(step.blobs[name].shape or ()).numel(),
@@ -123,7 +123,7 @@ def test_what_the_host_asks_for_is_not_written_in_shares(asked: str) -> None:
 
 
 def test_gpus_have_owners() -> None:
-    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0))
+    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0)).graph
     builder = Builder(step)
     for name, op in step.ops.items():
         device = op.location.device.replace("cpu", "cuda")
@@ -134,17 +134,17 @@ def test_gpus_have_owners() -> None:
 def test_the_memory_of_a_product_is_used_again() -> None:
     product = shares._Product()
     one, other = torch.randn(3, 4), torch.randn(4, 5)
-    first = product.make(one, other)
-    second = product.make(other.t(), one.t())
+    first = product.compute(one, other)
+    second = product.compute(other.t(), one.t())
     assert torch.equal(first, one @ other)
     product.take_back()
-    third = product.make(one, other)
+    third = product.compute(one, other)
     assert third.data_ptr() == first.data_ptr()
     assert second.data_ptr() != first.data_ptr()
 
 
 def test_tensors_in_different_orders_are_updated_once() -> None:
-    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0))
+    step = without_aliases(replicate(steps_of(), "cpu:0-1", bucket=0)).graph
     name = next(op.name for op in step.ops.values() if op.kind == "MomentumUpdate")
     update = step.ops[name]
     mean = step.producers[update.inputs[1]]

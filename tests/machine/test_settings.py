@@ -13,9 +13,12 @@ import purine as pu
 from purine.analysis.infer import check
 from purine.errors import ConfigError, KernelError
 from purine.graph import Builder, Graph
+from purine.lowering import lower
 from purine.machine.settings import hold, let_go
 from purine.registry.clock import add_clock
 from purine.runtime.executor import Executor
+from purine.runtime.executor import Settings as RunSettings
+from purine.runtime.program import compile_program
 from purine.runtime.values import initial_states
 
 Settings = tuple[bool | None, bool | None, str, str, bool]
@@ -60,11 +63,9 @@ def observing(seen: list[Settings], fail_at: int | None = None) -> Executor:
 
     graph = one_source()
     return Executor(
-        graph,
+        compile_program(lower(graph), {"source": source}),
         states=initial_states(graph, 0),
-        sources={"source": source},
-        credit=3,
-        tf32=True,
+        settings=RunSettings(credit=3, tf32=True),
     )
 
 

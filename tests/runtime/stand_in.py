@@ -234,14 +234,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     own_run = Streams.run
 
     def watched_run(self: Streams, token: int) -> None:
-        if self._gpu[token % self.size]:
+        if self._stream[token % self.size] is not None:
             own_run(self, token)
             return
         self.wait(token)
         with Watch(world, world.host):
             self.buffers.run(token)
         iteration, index = divmod(token, self.size)
-        op = self.buffers.graph.ops[self.buffers.plan.ops[index]]
+        program = self.buffers.program
+        op = program.graph.ops[program.plan.ops[index]]
         if op.kind == "Data":  # read from memory that is not torch's
             world.fresh(world.host, {key_of(self.buffers.value(iteration, b)) for b in op.outputs})
 

@@ -10,8 +10,10 @@ import torch
 from purine.analysis.infer import check
 from purine.errors import KernelError, StallError
 from purine.graph import Builder, Graph
+from purine.lowering import lower
 from purine.registry.clock import add_clock
-from purine.runtime.executor import Executor
+from purine.runtime.executor import Executor, Settings
+from purine.runtime.program import compile_program
 from purine.runtime.values import initial_states
 from tests.runtime.random_graphs import random_graph, same_bits, serial
 
@@ -26,13 +28,25 @@ def feeding(kernel: object, *, lane: str = "compute") -> tuple[Graph, dict[str, 
     return check(b.graph()), {"source": kernel}
 
 
+def executor_of(graph: Graph, sources: dict[str, object], **settings: object) -> Executor:
+    return Executor(
+        compile_program(lower(graph), sources),  # type: ignore[arg-type]
+        states=initial_states(graph, 0),
+        settings=Settings(**settings),  # type: ignore[arg-type]
+    )
+
+
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("seed", range(12))
 def test_lanes_give_the_bits_of_the_serial_run(seed: int, lanes: int) -> None:
     iterations = 20
     graph = random_graph(100 + seed, lanes=lanes)
     outputs, states = serial(graph, iterations)
-    executor = Executor(graph, states=initial_states(graph, 0), credit=3, threads=1)
+    executor = Executor(
+        compile_program(lower(graph)),
+        states=initial_states(graph, 0),
+        settings=Settings(credit=3, threads=1),
+    )
     try:
         executor.extend(iterations)
         for iteration in range(iterations):
@@ -65,9 +79,7 @@ def test_a_source_runs_ahead_by_its_credit_and_no_further() -> None:
         gate.acquire()
         return torch.zeros(1)
 
-    executor = Executor(
-        b.graph(), states=initial_states(graph, 0), sources={**sources, "slow": slow}, credit=3
-    )
+    executor = executor_of(b.graph(), {**sources, "slow": slow}, credit=3)
     executor.extend(10)
     assert reached.wait(30)
     assert seen == [0, 1, 2]
@@ -84,7 +96,7 @@ def test_a_kernel_that_raises_stops_the_run_and_names_the_op() -> None:
         return torch.ones(1)
 
     graph, sources = feeding(kernel, lane="io")
-    executor = Executor(graph, states=initial_states(graph, 0), sources=sources)
+    executor = executor_of(graph, sources)
     executor.extend(10)
     with pytest.raises(KernelError) as caught:
         _ = [executor.wait(iteration) for iteration in range(10)]
@@ -99,7 +111,7 @@ def test_a_kernel_that_raises_stops_the_run_and_names_the_op() -> None:
 
 def test_a_run_that_cannot_go_on_reports_itself() -> None:
     graph, sources = feeding(lambda seed, iteration: torch.ones(1))
-    executor = Executor(graph, states=initial_states(graph, 0), sources=sources, credit=1)
+    executor = executor_of(graph, sources, credit=1)
     double = executor.plan.ops.index("double")
     executor.core._counts[0][double] += 1  # as if something had forgotten to report
     executor.extend(1)
@@ -113,7 +125,7 @@ def test_a_run_that_cannot_go_on_reports_itself() -> None:
 
 def test_the_trace_has_every_op_of_every_iteration() -> None:
     graph, sources = feeding(lambda seed, iteration: torch.ones(1), lane="io")
-    executor = Executor(graph, states=initial_states(graph, 0), sources=sources, record=True)
+    executor = executor_of(graph, sources, record=True)
     executor.extend(3)
     executor.drain()
     executor.close()

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import purine as pu
 from purine.analysis.infer import check
-from purine.core import compile_plan
 from purine.graph import NOTHING, Attribute, Builder
+from purine.lowering import Lowered
 from purine.runtime.program import compile_program
 
 
@@ -46,8 +46,8 @@ def test_an_elementwise_op_writes_over_an_input_that_nobody_else_reads() -> None
     b.op("s", "aten.tanh", ["r"], [b.blob("s", (6,))])
     b.outputs = ["r", "s"]
     graph = check(b.graph())
-    plan = compile_plan(graph)
-    steps = dict(zip(plan.ops, compile_program(graph, plan, {}).steps, strict=True))
+    program = compile_program(Lowered(graph))
+    steps = dict(zip(program.plan.ops, program.steps, strict=True))
     value = torch.ones(6)
     assert steps["r"].kernel(value) is value
     assert steps["s"].kernel(value) is not value, "r is an output"

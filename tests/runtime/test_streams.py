@@ -5,10 +5,10 @@ from __future__ import annotations
 import purine as pu
 from purine.core import Plan, compile_plan
 from purine.graph import Builder, Graph, Location
+from purine.lowering import Lowered
 from purine.parallel import replicate
 from purine.placement.copies import insert_copies
 from purine.placement.place import to_device
-from purine.runtime.buffers import Buffers
 from purine.runtime.program import compile_program
 from purine.runtime.streams import StreamPlan, stream_plan
 from purine.solvers import sgd
@@ -96,12 +96,10 @@ def test_a_state_that_is_reported_is_fetched_behind_what_carries_it_on() -> None
 
 def test_an_update_in_place_waits_for_the_streams_that_read_the_old_value() -> None:
     step = replicate(sgd(pu.backward(mlp(batch=4)), lr=0.1, momentum=0.9), "cuda:0-1")
-    plan = compile_plan(step)
     sources = {op.name: lambda *_: None for op in step.ops.values() if op.kind == "Data"}
-    program = compile_program(step, plan, sources)  # type: ignore[arg-type]
-    states = dict.fromkeys(step.states)
-    buffers = Buffers(step, plan, program, states=states, feeds={}, start=0, credit=1)  # type: ignore[arg-type]
-    found = stream_plan(step, plan, buffers)
+    program = compile_program(Lowered(step), sources)  # type: ignore[arg-type]
+    plan = program.plan
+    found = stream_plan(step, plan, program)
     owner = step.ops["update/fc1/weight"]
     readers = [
         op.name

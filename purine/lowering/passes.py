@@ -1,0 +1,138 @@
+"""Lowering: the ordered passes from a verified step to the graph that one machine runs.
+
+A step says what is computed and what crosses between devices. A lowered step is the same
+computation in the form that is cheapest to dispatch here. No pass changes a result by more than the
+rounding of another kernel for the same operation, and no pass renames a state or an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from purine.errors import ConfigError
+from purine.graph import Graph
+from purine.graph.verify import Rule
+from purine.lowering.aliases import without_aliases
+from purine.lowering.collectives import without_collectives
+from purine.lowering.lowered import Lowered
+from purine.lowering.packing import with_packed_filters
+from purine.lowering.rules import PACKED_RULES, SHARED_MEMORY_RULES, lowering_problems
+from purine.lowering.segments import joined, pays
+from purine.lowering.shares import in_shares
+from purine.nearest import nearest_name
+from purine.registry.aten import device_of
+
+__all__ = ["LOWERING", "Options", "Pass", "lower", "options_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may differ between two lowerings of one step.
+
+    With `segments` the ops of a lane are dispatched in groups. A trace of single ops needs them
+    single.
+    """
+
+    segments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite of lowering.
+
+    `why` says in one sentence what the pass is for. `rules` are those that its result obeys. The
+    pass is skipped where `applies` is false of the options.
+    """
+
+    name: str
+    why: str
+    function: Callable[[Graph], Lowered]
+    rules: tuple[Rule, ...]
+    applies: Callable[[Options], bool] = lambda options: True
+
+
+LOWERING: tuple[Pass, ...] = (
+    Pass(
+        "aliases",
+        "Copies between devices that share memory move nothing, so they are not dispatched.",
+        without_aliases,
+        SHARED_MEMORY_RULES,
+    ),
+    Pass(
+        "collectives",
+        "A collective becomes a mean over shared memory, a call of NCCL, or copies and a mean.",
+        without_collectives,
+        SHARED_MEMORY_RULES,
+    ),
+    Pass(
+        "shares",
+        "All devices that share memory average and apply a part of each large gradient.",
+        in_shares,
+        SHARED_MEMORY_RULES,
+    ),
+    Pass(
+        "packing",
+        "Filters that several convolutions read are laid out for the library's kernels once.",
+        with_packed_filters,
+        PACKED_RULES,
+    ),
+    Pass(
+        "segments",
+        "Ops that follow each other on a lane are dispatched as one, without the interpreter.",
+        joined,
+        PACKED_RULES,
+        applies=lambda options: options.segments,
+    ),
+)
+"""The passes, in the order in which they run."""
+
+
+def options_for(step: Graph) -> Options:
+    """The options with which a step runs fastest.
+
+    Ops of GPUs are enqueued one by one: enqueueing is cheap, and streams overlap them.
+    """
+    on_gpus = any(device_of(op.location).type != "cpu" for op in step.ops.values())
+    return Options(segments=not on_gpus and pays(step))
+
+
+def lower(step: Graph, options: Options | None = None, *, after: str | None = None) -> Lowered:
+    """The form in which this machine runs a verified step, or its form `after` one of the passes.
+
+    >>> import purine as pu
+    >>> net = pu.zoo.mlp(batch=8)
+    >>> step = pu.compose(net, solver=pu.solvers.sgd, devices="cpu:0-1")
+    >>> lowered = lower(step, Options(segments=True))
+    >>> len(lowered.graph.ops) < len(lower(step, after="aliases").graph.ops) < len(step.ops)
+    True
+    """
+    options = options or Options()
+    _refuse_unknown(after)
+    lowered = Lowered(step)
+    for item in LOWERING:
+        if item.applies(options):
+            lowered = _applied(item, lowered)
+        if item.name == after:
+            break
+    return lowered
+
+
+def _applied(item: Pass, lowered: Lowered) -> Lowered:
+    before, result = lowered.graph, item.function(lowered.graph)
+    if result.graph is before:
+        return lowered
+    for error in lowering_problems(result.graph, item.rules, before):
+        raise AssertionError(f"lowering pass {item.name!r} returned a wrong graph: {error}")
+    return replace(result, kernels={**lowered.kernels, **result.kernels})
+
+
+def _refuse_unknown(name: str | None) -> None:
+    names = [item.name for item in LOWERING]
+    if name is not None and name not in names:
+        raise ConfigError(
+            f"there is no lowering pass {name!r}",
+            expected="one of " + ", ".join(names),
+            found=repr(name),
+            remedy=nearest_name(name, names, "name one of the passes"),
+        )
