@@ -1,8 +1,8 @@
 """The dispatcher's core: a state machine over a graph, with no threads, no I/O and no torch.
 
 `compile_plan` turns a graph into integers once. `Core` then answers one question: this op of this
-iteration is complete, so what has become ready? Executors, tests and the simulator all drive this
-one core.
+iteration is complete, so which ops are ready now? The executor, the memory forecast and the tests
+all drive this one core.
 
 A *token* stands for one op in one iteration: `iteration * len(plan.ops) + op`. Ops are numbered by
 urgency, so of two ready tokens the smaller one should run first.
@@ -30,9 +30,10 @@ Station = tuple[Location, Lane]
 class Plan:
     """A graph as integers. Op k is `ops[k]`; a smaller number is more urgent.
 
-    `same[k]` are the ops of this iteration that wait for op k, `later[k]` those of the next one.
-    `needs[k]` counts what op k waits for; `carried[k]` is the part of it from the iteration before.
-    An op that waits for nothing of its own iteration is a root: it also waits for the credit.
+    `same[k]` are the ops of the same iteration that wait for op k, `later[k]` those of the next.
+    `needs[k]` counts the ops that op k waits for, and `carried[k]` those of them that are in the
+    iteration before. An op that waits for no op of its own iteration is a root: it waits for the
+    credit.
     """
 
     ops: tuple[str, ...]
@@ -46,12 +47,7 @@ class Plan:
 
 
 def compile_plan(graph: Graph) -> Plan:
-    """Number the ops of a verified graph and count what each waits for.
-
-    With one compute lane per device, order decides memory and not time: what leads quickly to an
-    end (a weight gradient, its update) runs before the long chain goes on, so that buffers are
-    released early. With several, what has the longest path of ops behind it runs first.
-    """
+    """Number the ops of a verified graph by urgency, and count what each waits for."""
     names = urgency(graph)
     number = {name: index for index, name in enumerate(names)}
     stations: dict[Station, int] = {}
@@ -90,17 +86,21 @@ def compile_plan(graph: Graph) -> Plan:
 
 
 def urgency(graph: Graph) -> list[str]:
-    """Op names in a topological order: the order in which one lane would run them all.
+    """Op names in a topological order, the most urgent first.
 
-    An op that carries a state on comes after the state's other readers, unless they wait for it:
-    it can then write over the old value.
+    With one compute lane per device the order decides memory, not time: short paths (a weight
+    gradient and its update) run before the long chain goes on, so that buffers are released early.
+    With several lanes the op with the longest path behind it runs first.
+
+    An op that updates a state comes after the state's other readers, unless they wait for it: it
+    can then update in place.
     """
     remaining = _remaining_paths(graph)
-    busiest: dict[Location, set[Lane]] = {}
+    compute_lanes: dict[Location, set[Lane]] = {}
     for op in graph.ops.values():
         if op.lane.startswith("compute"):
-            busiest.setdefault(op.location, set()).add(op.lane)
-    concurrent = any(len(lanes) > 1 for lanes in busiest.values())
+            compute_lanes.setdefault(op.location, set()).add(op.lane)
+    concurrent = any(len(lanes) > 1 for lanes in compute_lanes.values())
     waiting = dict.fromkeys(graph.ops, 0)
     for targets in graph.successors.values():
         for target in targets:
@@ -146,7 +146,7 @@ def urgency(graph: Graph) -> list[str]:
 
 
 def _old_values(graph: Graph) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """How many others read the state that an op carries on; and by reader, which ops these are."""
+    """By op that updates a state the number of the state's other readers; by reader these ops."""
     unread: dict[str, int] = {}
     behind: dict[str, list[str]] = {}
     for state in graph.states.values():
@@ -196,8 +196,8 @@ class Core:
         self.limit = start
         """Iterations below this one may start, credit permitting."""
         self._opened = start
-        # One slot more than the credit: the iteration that is not open yet already counts down
-        # what the one before it gives it.
+        # One slot more than the credit: ops of an iteration that is not open yet already count
+        # down what they wait for in the iteration before.
         self._slots = credit + 1
         gated = list(plan.needs)
         for root in plan.roots:
@@ -215,7 +215,7 @@ class Core:
         return self._open()
 
     def complete(self, token: int) -> list[int]:
-        """Note that an op of an iteration is complete; returns the tokens that became ready."""
+        """An op of an iteration is complete; returns the tokens that became ready."""
         size, slots = self.size, self._slots
         op = token % size
         base = token - op
@@ -266,7 +266,7 @@ class Core:
         return self.completed == self.limit
 
     def waiting(self) -> list[tuple[int, str, int]]:
-        """What open iterations still wait for: (iteration, op, number of things it waits for)."""
+        """The waiting ops of open iterations: (iteration, op, number of ops it waits for)."""
         return [
             (iteration, self.plan.ops[op], count)
             for iteration in range(self.completed, self._opened)

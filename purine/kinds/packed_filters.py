@@ -1,12 +1,11 @@
-"""Convolutions on CPUs whose filters lie as the library's kernels want them.
+"""Convolutions on CPUs that read filters in oneDNN's own blocked layout.
 
-torch lays the filters of a convolution out anew in every call, in blocks of channels that fill the
-registers. Where many calls read the same filters, as the micro-batches of a step do, that is done
-once (`pack`), and the calls read what it gives. The gradient of images whose filters stand at every
-pixel is a convolution too, of the gradient with filters that are turned around: with these packed
-it is quicker than the library's own kernel for it.
+torch converts the filters of a convolution to that layout in every call. Where many calls read the
+same filters, as the micro-batches of a step do, `pack` converts them once. At stride 1 the gradient
+of the images is a convolution too, of the output's gradient with filters that are rotated by 180
+degrees; with these packed it is faster than oneDNN's own kernel for that gradient.
 
-Numbers differ from those of torch by rounding at most.
+Results differ from torch's by rounding at most.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from purine.registry.aten import device_of
 __all__ = ["PACKED", "TURNED", "can_pack", "pack", "with_packed"]
 
 PACKED, TURNED = "packed", "turned"
-"""The layouts of filters that are packed: as they are, or turned around for a gradient."""
+"""The layouts of packed filters: as they are, or rotated for a gradient."""
 _CONVOLUTION = "mkldnn._convolution_pointwise"
 _PLAIN: Mapping[str, Attribute] = {"groups": 1, "attr": "none", "scalars": (), "algorithm": ""}
-"""What it is told where nothing else is to be done with its results."""
+"""Its arguments for a convolution without a fused activation."""
 _FILTERS = {"aten.convolution": 1, "aten.convolution_backward": 2}
-"""Kinds that read filters, and at which input."""
+"""Kinds that read filters, and the position of that input."""
 _SMALL = 20480
-"""Images of no more numbers than this may stay with torch's own kernels."""
+"""For images of at most this many elements torch may use kernels of its own."""
 
 
 def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
-    """The filters that an op could read in packed form, and in which."""
+    """The filters that an op could read packed, and the layout they would have."""
     place = _FILTERS.get(op.kind)
     if place is None or device_of(op.location).type != "cpu":
         return None
@@ -48,7 +47,7 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
     if filters is None or images.shape is None or len(filters) != 4 or not weight.layout:
         return None
     if 1 in filters[:2] or op.inputs.count(weight.name) > 1:
-        return None  # a single channel has no layout, and the library errs on single filters
+        return None  # a single channel has no layout, and oneDNN is wrong for single filters
     if any(blobs[name].dtype != "float32" for name in op.inputs):
         return None
     if op.attributes["groups"] != 1 or op.attributes["transposed"]:
@@ -63,20 +62,20 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
 
 
 def pack(op: Op, blobs: Mapping[str, Blob], filters: Tensor) -> Tensor:
-    """The filters of an op that can have them packed, for images like its own."""
+    """The packed filters for an op that `can_pack`, and for others with inputs of its shape."""
     given, settings = blobs[op.inputs[0]].shape, _settings(op, blobs)
     assert given is not None
     if op.kind != "aten.convolution":
         turned = filters.flip(2, 3) if filters.shape[2:] != (1, 1) else filters
         filters = turned.transpose(0, 1).contiguous(memory_format=torch.channels_last)
-    made: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
+    packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
         filters, settings["padding"], settings["stride"], settings["dilation"], 1, given
     )
-    return made
+    return packed
 
 
 def with_packed(op: Op, blobs: Mapping[str, Blob]) -> Op:
-    """The op that runs in place of one whose filters are packed: for others the op itself."""
+    """The op that runs instead of one whose filters are packed; for others the op itself."""
     place = _FILTERS.get(op.kind)
     if place is None or blobs[op.inputs[place]].layout not in (PACKED, TURNED):
         return op
@@ -92,7 +91,7 @@ def with_packed(op: Op, blobs: Mapping[str, Blob]) -> Op:
 
 
 def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
-    """Where the filters stand."""
+    """Padding, stride and dilation of the convolution that runs."""
     stride, padding = pair(op, "stride"), pair(op, "padding")
     if op.kind != "aten.convolution":
         filters = blobs[op.inputs[2]].shape

@@ -32,7 +32,7 @@ def data_ops(graph: Graph) -> list[Op]:
 
 
 def read_stream(graph: Graph, data: DataSet | None) -> Mapping[str, Kernel]:
-    """For each `Data` op a kernel that reads the batch of an iteration from the endless stream."""
+    """For each `Data` op a kernel that reads the batch of an iteration, epoch after epoch."""
     kernels: dict[str, Kernel] = {}
     for op in data_ops(graph):
         source = _source(op, data)
@@ -91,9 +91,9 @@ def _rows_kernel(graph: Graph, op: Op, source: Source, start: int) -> Kernel:
 
 
 def _forms(graph: Graph, op: Op) -> tuple[_Form, ...]:
-    """The dtype that each batch of an op is widened to, and how it lies in memory.
+    """The dtype and the layout of each batch that an op returns.
 
-    Samples that only GPUs read go there as they are stored, and are laid out by what reads them.
+    Batches that only GPUs read keep the layout in which they are stored. The GPU converts them.
     """
     blobs = [graph.blobs[name] if name != NOTHING else None for name in op.outputs]
     return tuple(
@@ -112,11 +112,11 @@ def _for_gpus(graph: Graph, name: str) -> bool:
 
 
 def _in_form(values: tuple[Tensor, ...], forms: tuple[_Form, ...]) -> tuple[Tensor, ...] | Tensor:
-    made = tuple(
+    batches = tuple(
         value if form is None else laid_out(value.to(form[0]), form[1])
         for value, form in zip(values, forms, strict=True)
     )
-    return made if len(made) > 1 else made[0]
+    return batches if len(batches) > 1 else batches[0]
 
 
 def batch_of(graph: Graph, op: Op) -> int:
@@ -145,7 +145,7 @@ def _source(op: Op, data: DataSet | None) -> Source:
             op=op.name,
             expected="train" if data.test is None else "train or test",
             found=repr(wanted),
-            remedy="use a data set with a test part" if wanted == "test" else "mend `source`",
+            remedy="use a data set with a test part" if wanted == "test" else "correct `source`",
         )
     return source
 
