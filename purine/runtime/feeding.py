@@ -131,8 +131,7 @@ def _source(op: Op, data: DataSet | None) -> Source:
     if data is None:
         raise DataError(
             f"op {op.name!r} reads data, and the run has none",
-            where=op.where,
-            op=op.name,
+            op=op,
             expected="a data set",
             found="none",
             remedy="pass data=, for example data=purine.data.fashion_mini()",
@@ -141,8 +140,7 @@ def _source(op: Op, data: DataSet | None) -> Source:
     if source is None:
         raise DataError(
             f"op {op.name!r} reads source {wanted!r}, which data set {data.name!r} does not have",
-            where=op.where,
-            op=op.name,
+            op=op,
             expected="train" if data.test is None else "train or test",
             found=repr(wanted),
             remedy="use a data set with a test part" if wanted == "test" else "correct `source`",
@@ -154,8 +152,7 @@ def _check_fields(graph: Graph, op: Op, source: Source) -> None:
     if len(op.outputs) != len(source.fields):
         raise DataError(
             f"the net reads {len(op.outputs)} inputs, and the data has {len(source.fields)} fields",
-            where=op.where,
-            op=op.name,
+            op=op,
             expected=f"one field for each of {', '.join(name or '~' for name in op.outputs)}",
             found=", ".join(str(field) for field in source.fields),
             remedy="give data for each input, in this order; in a graph, let the Data op have an "
@@ -171,8 +168,7 @@ def _check_fields(graph: Graph, op: Op, source: Source) -> None:
                 f"input {name!r} of the net does not fit {field.name!r} of the data",
                 where=blob.where or op.where,
                 op=op.name,
-                blob=name,
-                location=str(blob.location),
+                blob=blob,
                 expected=f"{blob.dtype}, {list(blob.shape[1:])} a sample",
                 found=f"{field.dtype}, {list(field.shape)} a sample",
                 remedy=_remedy(blob, field),
