@@ -460,9 +460,9 @@ def unit_times(
     is done once to the last unit of its device.
     """
     from purine.analysis.infer import check
+    from purine.parallel.cut import balanced_cut
     from purine.parallel.flow import flow_of, weight_ops
     from purine.parallel.halves import halve
-    from purine.parallel.cut import balanced_cut
     from purine.parallel.schedule import Unit
 
     step = check(step)
