@@ -24,27 +24,16 @@ from purine.analysis.tracing import Call, Joint, Spec, trace_joint
 from purine.arguments import checked
 from purine.autodiff.batch_marks import mark_batch
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.graph.names import GRADIENT, gradient_of, has_gradients, loss_of, origin_of
 from purine.kinds.loss_scale import LOSS_SCALE, scaled_of, unscale
 from purine.registry.gradient import RULES, Rule
 from purine.registry.lookup import lookup
 
 __all__ = ["GRADIENT", "backward", "gradient_of", "losses_of", "reported_losses"]
 
-GRADIENT = "grad"
-"""The first part of the names of everything a backward adds."""
-
 _STOPS = frozenset({"StopGradient"})
 _REAL = ("float", "bfloat", "complex")
-
-
-def gradient_of(blob: str) -> str:
-    """The name of the blob that holds the gradient of another.
-
-    >>> gradient_of("conv1/weight")
-    'grad/conv1/weight'
-    """
-    return f"{GRADIENT}/{blob}"
 
 
 @checked
@@ -62,7 +51,7 @@ def backward(
     True
     """
     net = complete(net)
-    if any(name.startswith(f"{GRADIENT}/") for name in net.blobs):
+    if has_gradients(net):
         raise GraphError(
             "the graph has gradients already",
             expected="a net of forward ops",
@@ -135,7 +124,9 @@ def reported_losses(graph: Graph) -> tuple[str, ...]:
     found: set[str] = set()
     for op in graph.ops.values():
         if op.kind == "aten.full":
-            names = [op.name]
+            origin = origin_of(op)
+            found.add(origin.of.removeprefix(origin.parts))
+            names = []
         elif op.kind == "Fused":
             names = _CONSTANTS.findall(str(op.attributes.get("body", "")))
         else:
@@ -143,7 +134,7 @@ def reported_losses(graph: Graph) -> tuple[str, ...]:
             if lookup(op).loss:
                 found.update(op.outputs[:1])
         for name in names:
-            found.add(f"/{name}".rpartition(f"/{GRADIENT}/")[2])
+            found.add(loss_of(name))
     return tuple(name for name in graph.outputs if name in found)
 
 
@@ -311,14 +302,26 @@ class _Walk:
         name = self.builder.fresh(gradient_of(loss))
         self.builder.blob(name, blob.shape, blob.dtype, blob.location)
         settings: dict[str, Attribute] = {"fill_value": weight, "dtype": blob.dtype}
+        origin = Origin(loss, "backward")
         self.builder.op(
-            name, "aten.full", [], [name], {"size": blob.shape, **settings}, location=blob.location
+            name,
+            "aten.full",
+            [],
+            [name],
+            {"size": blob.shape, **settings},
+            location=blob.location,
+            origin=origin,
         )
         if LOSS_SCALE in self.net.states:
             plain, name = name, self.builder.fresh(scaled_of(name))
             self.builder.blob(name, blob.shape, blob.dtype, blob.location)
             self.builder.op(
-                name, "aten.mul.Tensor", [plain, LOSS_SCALE], [name], location=blob.location
+                name,
+                "aten.mul.Tensor",
+                [plain, LOSS_SCALE],
+                [name],
+                location=blob.location,
+                origin=origin,
             )
         self.contributions.setdefault(loss, []).append(name)
 
@@ -347,16 +350,29 @@ class _Walk:
             self.builder.blob(result, blob.shape, blob.dtype, blob.location)
             settings: dict[str, Attribute] = {"weights": (1.0,) * len(parts)}
             self.builder.op(
-                result, "Average", parts, [result], settings, location=blob.location, lane="inbound"
+                result,
+                "Average",
+                parts,
+                [result],
+                settings,
+                location=blob.location,
+                lane="inbound",
+                origin=Origin(name, "backward"),
             )
             return result
         for index, part in enumerate(parts[1:], 1):
             last = index == len(parts) - 1
             result = self.builder.fresh(target if last else f"{target}/sum")
             self.builder.blob(result, blob.shape, blob.dtype, blob.location)
-            if not self._add_rows(total, part, result):
+            origin = Origin(name, "backward")
+            if not self._add_rows(total, part, result, origin):
                 self.builder.op(
-                    result, "aten.add.Tensor", [total, part], [result], location=blob.location
+                    result,
+                    "aten.add.Tensor",
+                    [total, part],
+                    [result],
+                    location=blob.location,
+                    origin=origin,
                 )
             total = result
         return total
@@ -372,7 +388,7 @@ class _Walk:
         kind = "aten.embedding_dense_backward"
         return any(op is not None and op.kind == kind and part in op.outputs for op in made)
 
-    def _add_rows(self, total: str, part: str, result: str) -> bool:
+    def _add_rows(self, total: str, part: str, result: str, origin: Origin) -> bool:
         """Add the gradient of an embedding row by row, where it is a part of a sum.
 
         By itself it is a table full of zeros, as large as the vocabulary.
@@ -393,10 +409,22 @@ class _Walk:
             name = self.builder.fresh(f"{op.name}/{'rows' if item is rows else 'index'}")
             flat.append(self.builder.blob(name, size, item.dtype, op.location))
             self.builder.op(
-                name, "aten.reshape", [item.name], [name], {"shape": shape}, location=op.location
+                name,
+                "aten.reshape",
+                [item.name],
+                [name],
+                {"shape": shape},
+                location=op.location,
+                origin=op.origin,
             )
         self.builder.op(
-            result, "aten.index_add", [total, *flat], [result], {"dim": 0}, location=op.location
+            result,
+            "aten.index_add",
+            [total, *flat],
+            [result],
+            {"dim": 0},
+            location=op.location,
+            origin=origin,
         )
         return True
 
@@ -419,14 +447,21 @@ class _Walk:
         if total is not None and total != target:
             blob = self.builder.blobs[source]
             self.builder.blob(target, blob.shape, blob.dtype, blob.location)
-            self.builder.op(target, "aten.clone", [total], [target], location=blob.location)
+            self.builder.op(
+                target,
+                "aten.clone",
+                [total],
+                [target],
+                location=blob.location,
+                origin=Origin(source, "backward"),
+            )
 
 
 def _unscaled(graph: Graph, sources: set[str]) -> Graph:
     """The graph with its gradients divided by the loss scale that they were made with."""
     found = [name for name in sorted(sources) if gradient_of(name) in graph.producers]
-    states = [gradient_of(name) for name in found if name in graph.states]
-    others = [gradient_of(name) for name in found if name not in graph.states]
+    states = [name for name in found if name in graph.states]
+    others = [name for name in found if name not in graph.states]
     return unscale(graph, states, others)
 
 
@@ -448,6 +483,7 @@ class _Emitter:
         self.builder = builder
         self.op = op
         self.prefix = op.name if forward else gradient_of(op.name)
+        self.origin = replace(origin_of(op), of=op.name, role="forward" if forward else "backward")
         self.names: list[str] = []
 
     def blob(self, name: str) -> Blob:
@@ -467,9 +503,12 @@ class _Emitter:
         main = outputs is not None and self.op.outputs[0] in outputs
         short = label or kind.split(".")[min(1, kind.count("."))].strip("_")
         name = self.builder.fresh(f"{self.prefix}/{short}")
+        origin: Origin | None = self.origin
         if main and self.op.name not in self.builder.ops:
-            name = self.op.name
-        draft = Op(name, kind, tuple(inputs), (), attributes or {}, place, self.op.lane)
+            name, origin = self.op.name, self.op.origin
+        draft = Op(
+            name, kind, tuple(inputs), (), attributes or {}, place, self.op.lane, origin=origin
+        )
         specs = infer_op(draft, [spec_of(self.builder.blobs[item]) for item in inputs])
         names: list[str] = []
         for index, spec in enumerate(specs):

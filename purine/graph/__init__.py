@@ -13,6 +13,7 @@ from purine.graph.nodes import (
     Lane,
     Location,
     Op,
+    Origin,
     State,
 )
 from purine.graph.text import to_text
@@ -34,6 +35,7 @@ __all__ = [
     "Lane",
     "Location",
     "Op",
+    "Origin",
     "Rule",
     "State",
     "from_yaml",

@@ -12,7 +12,7 @@ from typing import TypeVar
 from purine.arguments import checked, shown
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import Attribute, Blob, Filler, Lane, Location, Op, State
+from purine.graph.nodes import Attribute, Blob, Filler, Lane, Location, Op, Origin, State
 
 __all__ = ["Builder"]
 
@@ -66,6 +66,7 @@ class Builder:
         location: Location | None = None,
         lane: Lane = "compute",
         where: str | None = None,
+        origin: Origin | None = None,
     ) -> Op:
         """Add an op and return it. Its blobs may be added before or after."""
         op = Op(
@@ -77,6 +78,7 @@ class Builder:
             location or Location(),
             lane,
             where,
+            origin,
         )
         self.add(op)
         return op
@@ -91,10 +93,11 @@ class Builder:
         lr_mult: float = 1.0,
         decay_mult: float = 1.0,
         where: str | None = None,
+        origin: Origin | None = None,
     ) -> str:
         """Make the blob `read` a state and return its name; without `next` it keeps its value."""
         filler = filler or Filler()
-        self.add(State(read, next or read, filler, trainable, lr_mult, decay_mult, where))
+        self.add(State(read, next or read, filler, trainable, lr_mult, decay_mult, where, origin))
         return read
 
     def add(self, node: Blob | Op | State) -> None:

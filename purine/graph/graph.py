@@ -117,7 +117,7 @@ class Graph:
 
 
 def _plain(node: Blob | Op | State) -> list[object]:
-    left_out = {"where"}
+    left_out = {"where", "origin"}
     if isinstance(node, Blob) and not node.layout:
         left_out.add("layout")
     fields = (name for name in node.__dataclass_fields__ if name not in left_out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from purine.arguments import check_fields, shown
 from purine.errors import GraphError
@@ -24,6 +24,8 @@ __all__ = [
     "Lane",
     "Location",
     "Op",
+    "Origin",
+    "Role",
     "State",
 ]
 
@@ -32,6 +34,10 @@ Attribute: TypeAlias = "bool | int | float | str | tuple[Attribute, ...] | None"
 
 Lane: TypeAlias = str
 """An ordered queue at a location: `compute`, `compute:1`, `inbound`, `outbound` or `io`."""
+
+Role: TypeAlias = Literal["forward", "backward", "update", "recompute", "copy", "reduce"]
+"""What an op is for: `update` are all ops between a gradient and the next value of its parameter,
+`reduce` adds up or combines the parts of a batch."""
 
 NOTHING = ""
 """Stands in `Op.outputs` for a result that nobody asked for: no blob, no buffer."""
@@ -122,8 +128,30 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a node was made for: provenance that transforms write and read, instead of names.
+
+    `of` is the op or the blob that it belongs to, by its name in the same graph: the op of the net
+    for a call of its forward or backward, the parameter for an update, the source for a copy.
+    `parts` is the prefix that the copies of its part of the batch have in common, such as
+    `replica1/micro0/`. The numbers say which part it is, where there are parts.
+    """
+
+    of: str
+    role: Role = "forward"
+    parts: str = ""
+    replica: int | None = None
+    micro: int | None = None
+    stage: int | None = None
+    shard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
-    """A compute node: what kind of work, on which blobs, where and in which lane."""
+    """A compute node: what kind of work, on which blobs, where and in which lane.
+
+    An op without `origin` is an op of the net. `origin` and `where` take no part in equality.
+    """
 
     name: str
     kind: str
@@ -133,6 +161,7 @@ class Op:
     location: Location = Location()
     lane: Lane = "compute"
     where: str | None = field(default=None, compare=False)
+    origin: Origin | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", _frozen(self, self.attributes))
@@ -170,6 +199,7 @@ class State:
 
     A state whose `next` is its own `read` keeps its value: a parameter before a solver was added,
     or a frozen one. `trainable` marks parameters; the multipliers scale a solver's rate and decay.
+    `origin` is the parameter that a solver keeps the state for.
     """
 
     read: str
@@ -179,6 +209,7 @@ class State:
     lr_mult: float = 1.0
     decay_mult: float = 1.0
     where: str | None = field(default=None, compare=False)
+    origin: Origin | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -15,7 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from purine.graph import NOTHING, Builder, Filler, Graph, Location
+from purine.graph import NOTHING, Builder, Filler, Graph, Location, Origin
+from purine.graph.names import gradient_of, update_of
 from purine.registry.kind import kind
 
 __all__ = [
@@ -114,11 +115,12 @@ def scaled_of(gradient: str) -> str:
 def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ()) -> Graph:
     """A graph with gradients of the scaled loss, which then have the loss's own under their names.
 
-    `parameters` are gradients that must be finite for an update to count; `others` are unscaled
-    only.
+    The gradients of `parameters` must be finite for an update to count; those of `others` are
+    unscaled only.
     """
     builder = Builder(graph)
-    renamed = {name: scaled_of(name) for name in (*parameters, *others)}
+    owner_of = {gradient_of(name): name for name in (*parameters, *others)}
+    renamed = {name: scaled_of(name) for name in owner_of}
     for old, new in renamed.items():
         builder.add(replace(builder.blobs[old], name=new))
     for op in graph.ops.values():
@@ -130,7 +132,7 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
     flags = []
     for name, scaled in renamed.items():
         place, flag = builder.blobs[name].location, NOTHING
-        if name in parameters:
+        if owner_of[name] in parameters:
             flag = builder.blob(builder.fresh(f"{name}/finite"), (), "bool", place)
             flags.append(flag)
         builder.op(
@@ -139,12 +141,13 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
             [scaled, LOSS_SCALE],
             [name, flag],
             location=place,
+            origin=Origin(owner_of[name], "update"),
         )
     if not flags:
         return builder.graph()
     home = builder.blobs[LOSS_SCALE].location
     builder.blob(FINITE, (), "bool", home)
-    builder.op(FINITE, "AllTrue", flags, [FINITE], location=home)
+    builder.op(FINITE, "AllTrue", flags, [FINITE], location=home, origin=Origin(FINITE, "update"))
     for name, update, read in (
         (LOSS_SCALE, "LossScaleUpdate", [LOSS_SCALE, _GOOD, _INTERVAL, FINITE]),
         (_GOOD, "CountGood", [_GOOD, _INTERVAL, FINITE]),
@@ -152,7 +155,8 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
     ):
         following = builder.blob(f"{name}/next", (), builder.blobs[name].dtype, home)
         builder.states[name] = replace(builder.states[name], next=following)
-        builder.op(f"update/{name}", update, read, [following], location=home)
+        origin = Origin(name, "update")
+        builder.op(update_of(name), update, read, [following], location=home, origin=origin)
     if LOSS_SCALE not in builder.outputs:
         builder.outputs.append(LOSS_SCALE)
     return builder.graph()

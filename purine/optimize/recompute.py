@@ -9,26 +9,20 @@ statistics) is dropped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import complete
 from purine.arguments import checked
-from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
+from purine.graph.names import GRADIENT, again_of, origin_of
 from purine.kinds.fused import refuse_fused
 from purine.nearest import nearest_names
 
-__all__ = ["AGAIN", "recompute"]
-
-AGAIN = "again"
-"""The first part of the names of what is computed a second time, behind replica and micro-batch."""
-
-_COPY = re.compile(r"((?:replica|micro)\d+/)*")
+__all__ = ["recompute"]
 
 
 @checked
@@ -57,31 +51,26 @@ def recompute(step: Graph, blocks: int | str | Iterable[str]) -> Graph:
     return step
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an op stands: in which replica and micro-batch, and its name there."""
-
-    copy: str
-    rest: str
-
-
-def _place(name: str) -> _Place:
-    found = _COPY.match(name)
-    assert found is not None
-    return _Place(found[0], name[found.end() :])
+def _is_backward(step: Graph, op: Op) -> bool:
+    """Whether an op is one of the backward, or copies what such an op makes."""
+    maker: Op | None = op
+    while maker is not None and maker.kind == "Copy":
+        maker = step.producers.get(maker.inputs[0])
+    return maker is not None and origin_of(maker).role == "backward"
 
 
-def _is_backward(name: str) -> bool:
-    return _place(name).rest.startswith(f"{GRADIENT}/")
+def _name_in_net(op: Op) -> str:
+    """The name of an op without that of its replica and micro-batch."""
+    return op.name.removeprefix(origin_of(op).parts)
 
 
-def _forward(step: Graph) -> dict[str, _Place]:
+def _forward(step: Graph) -> list[Op]:
     """The ops that can be repeated, each shortly before the first that reads its results.
 
     Control edges say nothing about what an op is: the schedule of a pipeline lets the forward of a
     micro-batch wait for the backward of another.
     """
-    if not any(map(_is_backward, step.ops)):
+    if not any(_is_backward(step, op) for op in step.ops.values()):
         refuse_fused(step, "recompute")
         raise GraphError(
             "the graph has no gradients",
@@ -90,42 +79,42 @@ def _forward(step: Graph) -> dict[str, _Place]:
             remedy="run backward first: recompute(backward(net), ...)",
         )
     readers = {
-        op.name: [reader.name for blob in op.outputs for reader in step.consumers.get(blob, ())]
+        op.name: [reader for blob in op.outputs for reader in step.consumers.get(blob, ())]
         for op in step.ops.values()
     }
     behind: set[str] = set()
     for name in step.order:
-        if _is_backward(name) or name in behind:
-            behind.update((name, *readers[name]))
-    found: dict[str, _Place] = {}
+        if name in behind or _is_backward(step, step.ops[name]):
+            behind.update((name, *(op.name for op in readers[name])))
+    repeatable: dict[str, Op] = {}
     for name in reversed(step.order):
-        op, place = step.ops[name], _place(name)
-        repeats = op.lane.startswith("compute") and not place.rest.startswith(f"{AGAIN}/")
-        needed = any(o in found or _is_backward(o) for o in readers[name])
+        op = step.ops[name]
+        repeats = op.lane.startswith("compute") and origin_of(op).role != "recompute"
+        needed = any(r.name in repeatable or _is_backward(step, r) for r in readers[name])
         if repeats and name not in behind and needed:
-            found[name] = place
-    late: dict[str, _Place] = {}
-    ends = [name for name in found if found.keys().isdisjoint(readers[name])]
+            repeatable[name] = op
+    late: dict[str, Op] = {}
+    ends = [n for n in repeatable if not any(r.name in repeatable for r in readers[n])]
     stack = [(name, False) for name in ends]
     while stack:
         name, ready = stack.pop()
         if ready:
-            late[name] = found[name]
+            late[name] = repeatable[name]
         elif name not in late:
             makers = (step.producers.get(blob) for blob in reversed(step.ops[name].inputs))
             stack.append((name, True))
-            stack += [(op.name, False) for op in makers if op is not None and op.name in found]
-    return late
+            stack += [(op.name, False) for op in makers if op is not None and op.name in repeatable]
+    return list(late.values())
 
 
-def _named_blocks(forward: Mapping[str, _Place], names: Sequence[str]) -> list[list[str]]:
+def _named_blocks(forward: Sequence[Op], names: Sequence[str]) -> list[list[str]]:
     blocks: dict[tuple[str, str], list[str]] = {}
     taken: dict[str, str] = {}
     for pattern in names:
         depth = pattern.count("/") + 1
         matched = False
-        for name, place in forward.items():
-            parts = place.rest.split("/")
+        for op in forward:
+            name, parts = op.name, _name_in_net(op).split("/")
             if len(parts) < depth or not all(map(fnmatchcase, parts, pattern.split("/"))):
                 continue
             matched = True
@@ -137,16 +126,17 @@ def _named_blocks(forward: Mapping[str, _Place], names: Sequence[str]) -> list[l
                     found=f"{taken[name]!r} and {pattern!r}",
                     remedy="leave one of them out",
                 )
-            blocks.setdefault((place.copy, "/".join(parts[:depth])), []).append(name)
+            block = (origin_of(op).parts, "/".join(parts[:depth]))
+            blocks.setdefault(block, []).append(name)
         if not matched:
             raise _no_such_block(forward, pattern)
     return list(blocks.values())
 
 
-def _no_such_block(forward: Mapping[str, _Place], pattern: str) -> ConfigError:
+def _no_such_block(forward: Sequence[Op], pattern: str) -> ConfigError:
     known: dict[str, None] = {}
-    for place in forward.values():
-        parts = place.rest.split("/")
+    for op in forward:
+        parts = _name_in_net(op).split("/")
         known |= dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
     return ConfigError(
         f"there is no block {pattern!r}",
@@ -156,7 +146,7 @@ def _no_such_block(forward: Mapping[str, _Place], pattern: str) -> ConfigError:
     )
 
 
-def _equal_blocks(step: Graph, forward: Mapping[str, _Place], count: int) -> list[list[str]]:
+def _equal_blocks(step: Graph, forward: Sequence[Op], count: int) -> list[list[str]]:
     """Contiguous blocks of about equal cost, but for the last."""
     if count < 2:
         raise ConfigError(
@@ -165,16 +155,16 @@ def _equal_blocks(step: Graph, forward: Mapping[str, _Place], count: int) -> lis
             found=str(count),
             remedy="name the blocks, or ask for more",
         )
-    copies: dict[str, list[str]] = {}
-    for name, place in forward.items():
-        copies.setdefault(place.copy, []).append(name)
+    parts_of_batch: dict[str, list[Op]] = {}
+    for op in forward:
+        parts_of_batch.setdefault(origin_of(op).parts, []).append(op)
     blocks: dict[tuple[str, int], list[str]] = {}
-    for copy, names in copies.items():
-        costs = [_time(step.ops[name], step) for name in names]
+    for part, ops in parts_of_batch.items():
+        costs = [_time(op, step) for op in ops]
         whole, before = sum(costs) or 1.0, 0.0
-        for name, own in zip(names, costs, strict=True):
+        for op, own in zip(ops, costs, strict=True):
             number = min(int(count * (before + own / 2) / whole), count - 1)
-            blocks.setdefault((copy, number), []).append(name)
+            blocks.setdefault((part, number), []).append(op.name)
             before += own
     return [names for (_, number), names in blocks.items() if number < count - 1]
 
@@ -196,7 +186,7 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
     for name in block:
         for blob in step.ops[name].outputs:
             others = [op for op in step.consumers.get(blob, ()) if op.name not in inside]
-            if blob == NOTHING or blob in kept or not all(_is_backward(op.name) for op in others):
+            if blob == NOTHING or blob in kept or not all(_is_backward(step, op) for op in others):
                 kept.add(blob)
             elif others:
                 made.append(blob)
@@ -205,9 +195,10 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
         return step
     repeated, wanted = _closure(step, made, inside, kept)
     builder = Builder(step)
-    names = {
-        blob: _again(blob) for name in block for blob in step.ops[name].outputs if blob in wanted
-    }
+    names: dict[str, str] = {}
+    for op in (step.ops[name] for name in block):
+        parts = origin_of(op).parts
+        names |= {blob: again_of(blob, parts) for blob in op.outputs if blob in wanted}
     for blob, name in names.items():
         builder.add(replace(step.blobs[blob], name=name))
     first = []
@@ -215,12 +206,15 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
         if name not in repeated:
             continue
         op = step.ops[name]
+        origin = replace(origin_of(op), of=name, role="recompute")
+        again = again_of(name, origin.parts)
         if wanted.isdisjoint(op.inputs):
-            first.append(_again(name))
+            first.append(again)
         builder.add(
             replace(
                 op,
-                name=_again(name),
+                name=again,
+                origin=origin,
                 inputs=tuple(names.get(item, item) for item in op.inputs),
                 outputs=tuple(names.get(item, NOTHING) for item in op.outputs),
             )
@@ -261,7 +255,7 @@ def _triggers(step: Graph, block: Sequence[str], readers: Mapping[str, Op]) -> l
     cannot be waited for.
     """
     read = (step.producers[b] for op in readers.values() for b in op.inputs if b in step.producers)
-    gradients = {op.name for op in read if _is_backward(op.name)}
+    gradients = {op.name for op in read if _is_backward(step, op)}
     arriving = gradients.intersection(_behind(step, block)) - _behind(step, readers)
     if arriving:
         return sorted(arriving)
@@ -276,8 +270,3 @@ def _behind(step: Graph, names: Iterable[str]) -> set[str]:
         if name in found:
             found.update(step.successors[name])
     return found
-
-
-def _again(name: str) -> str:
-    place = _place(name)
-    return f"{place.copy}{AGAIN}/{place.rest}"

@@ -6,10 +6,11 @@ whole batch would draw for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.graph.names import origin_of
 from purine.parallel._joined import NONE, Joined, scale_of
 from purine.parallel.halves import Halves, samples_of
 from purine.registry.lookup import lookup
@@ -28,6 +29,8 @@ class Part:
     start: int
     size: int
     whole: int
+    replica: int | None = None
+    micro: int | None = None
     located: Callable[[Location], Location] = lambda location: location
 
     @property
@@ -36,6 +39,19 @@ class Part:
 
     def name(self, name: str) -> str:
         return f"{self.prefix}/{name}"
+
+    def origin(self, op: Op, copied: Container[str]) -> Origin:
+        """What a copy of an op is for: the copy of what the op is for, where that is `copied`."""
+        own = origin_of(op)
+        return Origin(
+            self.name(own.of) if own.of in copied else own.of,
+            own.role,
+            f"{self.prefix}/{own.parts}",
+            own.replica if self.replica is None else self.replica,
+            own.micro if self.micro is None else self.micro,
+            own.stage,
+            own.shard,
+        )
 
 
 def add_part(
@@ -55,6 +71,8 @@ def add_part(
     names = {name: part.name(name) for name in own} | {NOTHING: NOTHING}
     outside = reads or {}
     samples = _samples(graph)
+    ops = {op.name for op in halves.batch} - together
+    copied = ops.union(own)
     for name in graph.blobs:
         if name in names:
             blob = graph.blobs[name]
@@ -71,9 +89,9 @@ def add_part(
                 attributes=_moved(graph, op, part, samples),
                 location=part.located(op.location),
                 lane=BESIDE if op.name in joined.early else op.lane,
+                origin=part.origin(op, copied),
             )
         )
-    ops = {op.name for op in halves.batch} - together
     builder.control |= {
         (part.name(before), part.name(after))
         for before, after in graph.control
@@ -114,10 +132,11 @@ def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> s
     shares = tuple(part.share for part in parts)
     if "float" in blob.dtype:
         weights = (1.0,) * len(parts) if op.attributes["operation"] == "sum" else shares
-        average(builder, blob, name, values, location=place, weights=weights)
+        average(builder, blob, name, values, location=place, weights=weights, of=op.name)
         return name
     builder.add(replace(blob, name=name, location=place))
-    builder.op(name, "CountSum", values, [name], location=place, lane=BESIDE)
+    origin = Origin(op.name, "reduce")
+    builder.op(name, "CountSum", values, [name], location=place, lane=BESIDE, origin=origin)
     return name
 
 
@@ -139,6 +158,7 @@ def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]
             [part.name(result)],
             {"other": scale},
             location=part.located(op.location),
+            origin=part.origin(op, ()),
         )
 
 
@@ -150,11 +170,15 @@ def average(
     *,
     location: Location,
     weights: tuple[float, ...] | None = None,
+    of: str | None = None,
 ) -> None:
-    """Add the mean of several blobs as blob and op `name`."""
+    """Add the mean of several blobs as blob and op `name`, which belongs to the blob or to `of`."""
     builder.add(replace(like, name=name, location=location))
     settings: dict[str, Attribute] = {} if weights is None else {"weights": weights}
-    builder.op(name, "Average", parts, [name], settings, location=location, lane=BESIDE)
+    origin = Origin(of or name, "reduce")
+    builder.op(
+        name, "Average", parts, [name], settings, location=location, lane=BESIDE, origin=origin
+    )
 
 
 def is_scalar(blob: Blob) -> bool:

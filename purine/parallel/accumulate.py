@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
-from purine.graph import Builder, Graph
+from purine.graph import Builder, Graph, Origin
+from purine.graph.names import micro_batch
 from purine.kinds.custom_gradient import refuse_parts
 from purine.parallel._joined import NONE, joined_of
 from purine.parallel._parts import Part, add_joined, add_part, is_scalar
@@ -48,7 +49,10 @@ def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
     ops = {op.name for op in halves.batch}
     builder.control = {edge for edge in graph.control if ops.isdisjoint(edge)}
     current: dict[str, str] = {}
-    parts = [Part(f"micro{number}", number * own, own, times * own) for number in range(times)]
+    parts = [
+        Part(micro_batch(number), number * own, own, times * own, micro=number)
+        for number in range(times)
+    ]
     carried = {name: state.next for name, state in graph.states.items() if state.next in made}
     for part in parts:
         add_part(builder, graph, halves, part, current, joined)
@@ -91,5 +95,6 @@ def _add_up(builder: Builder, graph: Graph, name: str, parts: list[Part]) -> Non
             [result],
             {"scale": 1.0 / len(parts)} if last else {},
             location=blob.location,
+            origin=Origin(name, "reduce"),
         )
         total = result

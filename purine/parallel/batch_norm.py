@@ -15,7 +15,8 @@ from dataclasses import replace
 import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import infer_op, spec_of
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Builder, Graph, Lane, Location, Op
+from purine.graph import NOTHING, Attribute, Builder, Graph, Lane, Location, Op, Origin
+from purine.graph.names import combined_of, origin_of
 from purine.parallel._parts import BESIDE
 
 __all__ = ["synchronise"]
@@ -64,10 +65,10 @@ class _Synchronised:
 
     def graph(self) -> Graph:
         for name in self.base.order:
-            prefix, _, rest = name.partition("/")
-            if prefix != self.prefixes[0]:
-                continue
             op = self.base.ops[name]
+            if origin_of(op).replica != 0:
+                continue
+            rest = name.removeprefix(f"{self.prefixes[0]}/")
             if op.kind in (_LOWERED, "BatchNorm"):
                 self._forward(rest, self._peers(op, rest))
             elif op.kind == _BACKWARD and op.inputs[5:] and op.inputs[5] in self.batch:
@@ -119,7 +120,7 @@ class _Synchronised:
             )
         running = [self.combined.get(name, name) for name in peers[0].inputs[3:]]
         owner = self._owner(running, peers)
-        name = builder.fresh(f"combine/{rest}")
+        name = builder.fresh(combined_of(rest))
         mean, variance, *_ = self._op(
             name,
             "CombineStatistics",
@@ -178,7 +179,7 @@ class _Synchronised:
         settings: dict[str, Attribute] = {"groups": 2}
         if self.weights is not None:
             settings["weights"] = self.weights
-        name = builder.fresh(f"combine/{rest}")
+        name = builder.fresh(combined_of(rest))
         names = [f"{name}/weight", f"{name}/bias"]
         owner = builder.blobs[mean].location
         totals = self._op(name, "Average", sums, names, settings, owner, BESIDE)
@@ -236,7 +237,16 @@ class _Synchronised:
         lane: Lane,
     ) -> Sequence[str]:
         """Add an op, and those of its results that are not there yet."""
-        op = self.builder.op(name, kind, inputs, outputs, attributes, location=location, lane=lane)
+        op = self.builder.op(
+            name,
+            kind,
+            inputs,
+            outputs,
+            attributes,
+            location=location,
+            lane=lane,
+            origin=Origin(name, "reduce"),
+        )
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in inputs])
         for output, spec in zip(outputs, specs, strict=True):
             if output != NOTHING and output not in self.builder.blobs:

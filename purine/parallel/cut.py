@@ -7,7 +7,6 @@ backward edge stays or goes to an earlier one, skip connections included.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +18,13 @@ from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import NOTHING, Graph
+from purine.graph.names import micro_batch, origin_of
 from purine.nearest import nearest_name
 from purine.parallel.flow import Flow, flow_of
 from purine.parallel.halves import halve
 
 __all__ = ["balanced_cut", "cut_at", "times_of_step"]
 
-_PART = re.compile(r"(?P<turn>(?:replica\d+/)?micro\d+)/(?P<base>.+)")
 _SLACK = 1.01  # how much longer than the best possible the longest stage may take to move less
 
 
@@ -148,10 +147,12 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
             )
         adds = op.kind == "AddScaled"
         maker = graph.producers.get(op.inputs[1]) if adds else op
-        part = _PART.fullmatch(maker.name) if maker is not None else None
-        if part is not None:
-            turns.add(part["turn"])
-            spent.setdefault((part["base"], adds), []).append(time)
+        origin = None if maker is None else origin_of(maker)
+        if maker is not None and origin is not None and origin.micro is not None:
+            head, micro, _ = origin.parts.partition(f"{micro_batch(origin.micro)}/")
+            turn = f"{head}{micro}"
+            turns.add(turn)
+            spent.setdefault((maker.name.removeprefix(turn), adds), []).append(time)
     if not turns:
         return dict(times)
     found: dict[str, float] = {}

@@ -8,16 +8,14 @@ go to later stages only, and gradients to earlier ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from purine.autodiff import GRADIENT
 from purine.graph import NOTHING, Graph
+from purine.graph.names import gradient_of, origin_of
 from purine.parallel.halves import Halves
 
 __all__ = ["Flow", "flow_of", "weight_ops"]
-
-_PREFIX = f"{GRADIENT}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +35,17 @@ def flow_of(graph: Graph, halves: Halves) -> Flow:
     batch = {op.name for op in halves.batch}
     back: set[str] = set()
     for name in graph.order:
-        if name in batch and (name.startswith(_PREFIX) or name in back):
+        if name in batch and (name in back or origin_of(graph.ops[name]).role == "backward"):
             back.add(name)
             back.update(batch.intersection(graph.successors[name]))
     forward = _lazy_order(graph, batch - back)
     backward = _lazy_order(graph, back)
     position = {name: place for place, name in enumerate(forward)}
-    owner = {name: _whole(graph, name, position) for name in forward}
+    owner = {}
+    for name in forward:
+        origin = origin_of(graph.ops[name])
+        lowered = origin.role == "forward" and origin.of in position
+        owner[name] = origin.of if lowered else name
     before = _before(graph, back)
     for name in backward:
         earlier = [owner[other] for other in before[name]]
@@ -77,43 +79,23 @@ def weight_ops(graph: Graph, flow: Flow, halves: Halves, stage: Mapping[str, int
     return found
 
 
-def _whole(graph: Graph, name: str, position: Mapping[str, int]) -> str:
-    """The op of the net that a forward op is a part of: `fc1` for `fc1/t`, else the op itself."""
-    above, _, last = name.rpartition("/")
-    if above not in position:
-        return name
-    op = graph.ops[name]
-    called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
-    read = not set(op.outputs).isdisjoint(graph.ops[above].inputs)
-    return above if read or last.partition(".")[0] == called else name
-
-
 def _owner(graph: Graph, name: str, position: Mapping[str, int]) -> str | None:
-    """The forward op whose name a backward op has, or that makes or first reads what it is of."""
-    for prefix in _prefixes(name.removeprefix(_PREFIX)):
-        if prefix in graph.states:
-            readers = [op.name for op in graph.consumers[prefix] if op.name in position]
-            if readers:
-                return min(readers, key=position.__getitem__)
-        if prefix in position:
-            return prefix
-        if prefix in graph.producers and graph.producers[prefix].name in position:
-            return graph.producers[prefix].name
-    return None
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """A path and those above it, the longest first."""
-    while name:
-        yield name
-        name = name.rpartition("/")[0]
+    """The forward op that a backward op belongs to, or that makes or first reads its blob."""
+    of = origin_of(graph.ops[name]).of
+    readers = [op.name for op in graph.consumers.get(of, ()) if op.name in position]
+    if of in graph.states and readers:
+        return min(readers, key=position.__getitem__)
+    if of in position:
+        return of
+    maker = graph.producers.get(of)
+    return maker.name if maker is not None and maker.name in position else None
 
 
 def _lazy_order(graph: Graph, names: set[str]) -> tuple[str, ...]:
     """A topological order in which ops come as late as what reads them allows.
 
-    What nothing of `names` reads comes right behind the op whose name it continues, such as a value
-    that the forward of an op saves for its backward; other ends come in graph order.
+    What nothing of `names` reads comes right behind the op that it belongs to, such as a value that
+    the forward of an op saves for its backward; other ends come in graph order.
     """
     before = _before(graph, names)
     read = {other for others in before.values() for other in others}
@@ -121,11 +103,12 @@ def _lazy_order(graph: Graph, names: set[str]) -> tuple[str, ...]:
     ends = []
     for name in graph.order:
         if name in names and name not in read:
-            above = next((p for p in list(_prefixes(name))[1:] if p in names), None)
-            if above is None:
+            of = origin_of(graph.ops[name]).of
+            owner = next((o for o in (gradient_of(of), of) if o in names and o != name), None)
+            if owner is None:
                 ends.append(name)
             else:
-                behind.setdefault(above, []).append(name)
+                behind.setdefault(owner, []).append(name)
     order: dict[str, None] = {}
     stack = list(reversed([*ends, *(name for group in behind.values() for name in group)]))
     while stack:

@@ -1,9 +1,8 @@
 """A training step in two halves: what is done for every part of a batch, and what is done once.
 
 Every scheme that cuts a batch (replicas, micro-batches) repeats the first half and keeps the
-second. The border is where gradients of parameters leave the backward: blob `grad/p/scaled`
-where the loss is scaled, `grad/p/raw` where gradients are clipped, else `grad/p`. Behind it are
-unscaling, clipping, updates and rates.
+second. The border is where the gradients of parameters leave the backward. Behind it are unscaling,
+clipping, updates and rates.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from purine.autodiff import gradient_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Graph, Op
+from purine.graph.names import gradient_of, origin_of
 from purine.kinds.fused import refuse_fused
-from purine.kinds.loss_scale import scaled_of
 from purine.registry.clock import ITERATION
 
 __all__ = ["Halves", "halve", "samples_of"]
@@ -42,12 +40,9 @@ def halve(graph: Graph) -> Halves:
     """The two halves of a step, with or without a solver."""
     gradients = {}
     for name, state in graph.states.items():
-        if state.trainable:
-            own = gradient_of(name)
-            for found in (scaled_of(own), f"{own}/raw", own):
-                if found in graph.producers:
-                    gradients[name] = found
-                    break
+        gradient = gradient_of(name)
+        if state.trainable and gradient in graph.producers:
+            gradients[name] = _before_updates(graph, gradient)
     if not gradients:
         refuse_fused(graph, "a scheme of parallelism")
         raise GraphError(
@@ -81,6 +76,18 @@ def halve(graph: Graph) -> Halves:
         gradients,
         graph.inputs,
     )
+
+
+def _before_updates(graph: Graph, gradient: str) -> str:
+    """The gradient as the backward makes it, before it is unscaled, clipped or decayed.
+
+    The op that does one of these reads the gradient first.
+    """
+    while True:
+        maker = graph.producers[gradient]
+        if origin_of(maker).role != "update":
+            return gradient
+        gradient = maker.inputs[0]
 
 
 def samples_of(graph: Graph) -> int:

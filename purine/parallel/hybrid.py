@@ -21,6 +21,7 @@ from purine.autodiff import losses_of
 from purine.autodiff.batch_marks import batch_of_net
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
+from purine.graph.names import replica, shard_name
 from purine.parallel._parts import Part, add_part, average, is_scalar
 from purine.parallel.halves import Halves, samples_of
 from purine.parallel.shard import shard
@@ -219,7 +220,8 @@ class _Hybrid:
     def _share(self, number: int) -> Part:
         place = self.places[number]
         whole = self.batch * len(self.places)
-        return Part(f"replica{number}", number * self.batch, self.batch, whole, lambda _: place)
+        start = number * self.batch
+        return Part(replica(number), start, self.batch, whole, number, located=lambda _: place)
 
     def _rest_alone(self) -> Graph:
         """The rest for the whole batch as a net of its own, fed with what crosses the border."""
@@ -244,7 +246,7 @@ class _Hybrid:
         names = [
             name
             for name in self.net.states
-            if name not in builder.states and f"{name}/shard0" not in builder.states
+            if name not in builder.states and shard_name(name, 0) not in builder.states
         ]
         for name in sorted(names, key=lambda n: (-size_in_bytes(self.net.blobs[n]), n)):
             owner = (

@@ -15,7 +15,8 @@ from itertools import pairwise
 from purine.analysis.infer import check
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Location
+from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.graph.names import micro_batch, origin_of
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
 from purine.parallel._parts import BESIDE
@@ -114,7 +115,8 @@ def _placed(
         place = homes[made[0]] if made else spread(stage.get(op.name, 0), op.location)
         if op.name not in stage and op.kind == "GlobalNorm":
             op = partial_norms(builder, op, homes)
-        builder.ops[op.name] = replace(op, location=place)
+        origin = replace(origin_of(op), stage=stage[op.name]) if op.name in stage else op.origin
+        builder.ops[op.name] = replace(op, location=place, origin=origin)
     return builder.graph()
 
 
@@ -185,11 +187,16 @@ class _Chains:
             if op.kind == "Copy" and name not in when:
                 if before:  # a copy of a state is there from the start
                     when[name] = latest
-            elif name in self.together or name.removesuffix("/parts") in self.together:
+            elif name in self.together or self._joins(op):
                 when[name] = latest[0], latest[1] + _BEHIND
             elif name not in when and name not in once:
                 when[name] = latest[0], later + number
         return when
+
+    def _joins(self, op: Op) -> bool:
+        """Whether an op adds up the parts that an op of all micro-batches reads."""
+        origin = origin_of(op)
+        return origin.role == "reduce" and origin.of in self.together
 
     def _ahead(self) -> Iterator[str]:
         """Ops that run ahead of all units: what counts the labels of all micro-batches."""
@@ -206,7 +213,7 @@ class _Chains:
         """The same for the ops of units: what other stages wait for comes first in a backward."""
         starts = self.plan.times()
         micro = self.plan.micro
-        prefixes = [f"micro{m}/" for m in range(micro)] if micro > 1 else [""]
+        prefixes = [f"{micro_batch(m)}/" for m in range(micro)] if micro > 1 else [""]
         when: dict[str, tuple[int, float]] = {}
         names = (*self.flow.forward, *self.flow.backward)
         for place, name in enumerate(names):

@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias, get_args
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import size_in_bytes
-from purine.graph import Attribute, Blob, Builder, Location
+from purine.graph import Attribute, Blob, Builder, Location, Origin
+from purine.graph.names import reduced_of
 from purine.parallel._parts import BESIDE
 
 __all__ = ["TOPOLOGIES", "Reduction", "Topology"]
@@ -80,9 +81,16 @@ class Reduction:
         settings: dict[str, Attribute] = {} if self.even else {"weights": self.weights}
         if len(blobs) > 1:
             settings["groups"] = len(blobs)
-        name = f"reduce/{blobs[0].name}"
-        names = [blob.name for blob in blobs]
-        self.builder.op(name, kind, parts, names, settings, location=owner, lane=BESIDE)
+        self.builder.op(
+            reduced_of(blobs[0].name),
+            kind,
+            parts,
+            [blob.name for blob in blobs],
+            settings,
+            location=owner,
+            lane=BESIDE,
+            origin=Origin(blobs[0].name, "reduce"),
+        )
 
     def _scaled(self, blob: Blob) -> list[str]:
         """The parts of all replicas, with their weights where these differ."""
@@ -101,7 +109,16 @@ class Reduction:
         settings: dict[str, Attribute] = {}
         if weight is not None:
             settings = {"weights": (weight,)} if kind == "Average" else {"scale": weight}
-        self.builder.op(name, kind, inputs, [name], settings, location=like.location, lane=BESIDE)
+        self.builder.op(
+            name,
+            kind,
+            inputs,
+            [name],
+            settings,
+            location=like.location,
+            lane=BESIDE,
+            origin=Origin(name, "reduce"),
+        )
         return name
 
     def _tree(self, blob: Blob, owner: Location) -> None:
@@ -151,13 +168,14 @@ class Reduction:
             joined.append(total)
         self.builder.add(replace(blob, location=owner))
         self.builder.op(
-            f"reduce/{blob.name}",
+            reduced_of(blob.name),
             "aten.cat",
             joined,
             [blob.name],
             {"dim": 0},
             location=owner,
             lane=BESIDE,
+            origin=Origin(blob.name, "reduce"),
         )
 
     def _cut(self, part: str, place: Location, sizes: Sequence[int]) -> list[str]:
@@ -178,5 +196,6 @@ class Reduction:
             {"split_sizes": tuple(sizes)},
             location=place,
             lane=BESIDE,
+            origin=Origin(part, "reduce"),
         )
         return names

@@ -17,7 +17,8 @@ import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Builder, Graph, Location, Op, Origin
+from purine.graph.names import replica
 from purine.kinds.custom_gradient import refuse_parts
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
@@ -102,7 +103,8 @@ class _Replicas:
         start = 0
         for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
             moves = dict(zip(self.own, onto, strict=True))
-            self.parts.append(Part(f"replica{number}", start, size, whole, moves.__getitem__))
+            at = moves.__getitem__
+            self.parts.append(Part(replica(number), start, size, whole, number, located=at))
             start += size
         even = len(set(sizes)) == 1
         self.weights = None if even else tuple(size / whole for size in sizes)
@@ -198,6 +200,7 @@ class _Replicas:
                         [state.next],
                         location=homes[name],
                         lane=BESIDE,
+                        origin=Origin(state.next, "reduce"),
                     )
             builder.add(state)
 

@@ -19,7 +19,8 @@ from fractions import Fraction
 from purine.analysis.infer import check, complete
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.graph.names import shard_name
 from purine.parallel._layout import Cannot, Layout, reshaped_axis
 from purine.parallel._shard_rules import (
     By,
@@ -298,7 +299,7 @@ class _Emission:
         assert blob.shape is not None
         for number in range(len(self.places)):
             piece = self._add_piece(blob, layout, number)
-            following = piece if state.next == name else f"{state.next}/shard{number}"
+            following = piece if state.next == name else shard_name(state.next, number)
             part = Shard(name, blob.shape, layout.axis, layout.parts[number])
             own = replace(state, read=piece, next=following, filler=part.filler(state.filler))
             self.builder.add(own)
@@ -314,7 +315,7 @@ class _Emission:
 
     def _add_piece(self, blob: Blob, layout: Layout, number: int) -> str:
         assert blob.shape is not None
-        name = f"{blob.name}/shard{number}"
+        name = shard_name(blob.name, number)
         shape = layout.local(blob.shape, number)
         self.builder.add(replace(blob, name=name, shape=shape, location=self.places[number]))
         return name
@@ -346,7 +347,7 @@ class _Emission:
                     summands.append(part)
             self.builder.add(
                 Op(
-                    f"{op.name}/shard{number}",
+                    shard_name(op.name, number),
                     piece.kind,
                     inputs,
                     tuple(outputs),
@@ -354,6 +355,7 @@ class _Emission:
                     place,
                     op.lane,
                     op.where,
+                    Origin(op.name, shard=number),
                 )
             )
         if plan.summed:
@@ -372,7 +374,7 @@ class _Emission:
         blob = self.net.blobs[name]
         parts: list[tuple[int, str]] = []
         for number, spans in enumerate(layout.parts):
-            piece = f"{name}/shard{number}"
+            piece = shard_name(name, number)
             start = 0
             for span in spans:
                 end = start + span[1] - span[0]
@@ -392,7 +394,7 @@ class _Emission:
         if layout is None:
             return self._whole(name)
         if self.planned.blobs.get(name) == layout:
-            return f"{name}/shard{number}"
+            return shard_name(name, number)
         key = (name, layout)
         if key not in self.sliced:
             whole = self._whole(name)

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from purine.analysis.infer import size_in_bytes
 from purine.arguments import checked
-from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Location, Op
+from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Location, Op, Origin
+from purine.graph.names import copied_from, copy_of, origin_of
 from purine.placement.devices import is_cpu, shares_memory
 
 __all__ = ["add_copy", "bytes_moved", "copy_name", "insert_copies", "without_copies"]
@@ -123,22 +124,31 @@ def bytes_moved(graph: Graph) -> int:
 def copy_name(builder: Builder, blob: str, location: Location) -> str:
     """The name of the copy of a blob at a location."""
     source = builder.blobs[blob].location
-    base = blob.rpartition("@")[0] or blob
+    base = copied_from(blob)
     place = location.device
     if location.host != source.host:
         place = f"{location.host}/{place}"
-    taken = builder.blobs.get(f"{base}@{place}")
+    taken = builder.blobs.get(copy_of(base, place))
     # A copy that was moved together with its step still has the name of its old location.
-    return f"{base if taken is None or taken.location == location else blob}@{place}"
+    return copy_of(base if taken is None or taken.location == location else blob, place)
 
 
-def add_copy(builder: Builder, blob: str, location: Location) -> str:
-    """Add a copy of a blob at another location and return its name."""
+def add_copy(builder: Builder, blob: str, location: Location, maker: Op | None = None) -> str:
+    """Add a copy of a blob, which `maker` makes, at another location and return its name."""
     source = builder.blobs[blob]
     name = builder.fresh(copy_name(builder, blob, location))
     builder.add(replace(source, name=name, location=location))
     settings = _settings(source.location, location)
-    builder.op(name, "Copy", [blob], [name], settings, location=location, lane="inbound")
+    builder.op(
+        name,
+        "Copy",
+        [blob],
+        [name],
+        settings,
+        location=location,
+        lane="inbound",
+        origin=replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy"),
+    )
     return name
 
 
@@ -147,6 +157,7 @@ class _Copies:
 
     def __init__(self, graph: Graph) -> None:
         self.builder = Builder(graph)
+        self.producers = graph.producers
         copies = [op for op in graph.ops.values() if op.kind == "Copy"]
         self.origins = {op.outputs[0]: op.inputs[0] for op in copies}
         self.found = self._places(graph, copies)
@@ -167,7 +178,7 @@ class _Copies:
         if self.builder.blobs[origin].location == location:
             return origin
         if (origin, location) not in self.found:
-            made = add_copy(self.builder, origin, location)
+            made = add_copy(self.builder, origin, location, self.producers.get(origin))
             self.origins[made] = origin
             self.found[origin, location] = made
         return self.found[origin, location]

@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 
 from purine.analysis.infer import check
 from purine.arguments import checked
-from purine.autodiff import GRADIENT
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
+from purine.graph.names import GRADIENT, has_gradients, origin_of
 from purine.nearest import nearest_names
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_location, as_locations, devices_of
@@ -33,7 +33,8 @@ __all__ = [
     "to_devices",
 ]
 
-_UPDATE = "update"
+_FOLLOWING = frozenset({"backward", "update"})
+"""Roles of ops that go where the op or the parameter is that they belong to."""
 
 
 @checked
@@ -158,7 +159,7 @@ def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
         builder.ops[op] = replace(builder.ops[op], location=location)
         homes.update((name, location) for name in graph.ops[op].outputs if name != NOTHING)
 
-    later = [name for name in graph.order if name.startswith((f"{GRADIENT}/", f"{_UPDATE}/"))]
+    later = [name for name in graph.order if origin_of(graph.ops[name]).role in _FOLLOWING]
     for name in graph.order:
         if name in named:
             put(name, named[name])
@@ -174,65 +175,39 @@ def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
         target = None if name in named else _followed(graph, named, homes, name)
         if target is not None:
             put(name, target)
-    for name in graph.states:
-        slot = next((p for p in _tails(name) if p in graph.states and p in homes), None)
-        if slot is not None and name not in first:
-            homes[name] = homes[slot]
+    for name, state in graph.states.items():
+        if state.origin is not None and state.origin.of in homes and name not in first:
+            homes[name] = homes[state.origin.of]
     for name, home in homes.items():
         builder.blobs[name] = replace(builder.blobs[name], location=home)
     return check(insert_copies(builder.graph()))
 
 
 def _with_helpers(graph: Graph, named: Mapping[str, Location]) -> dict[str, Location]:
-    """With the ops under `o/` that only op `o` and its backward read: lowering has put them there.
-
-    Other ops of such names, such as an activation behind `o`, are ops of the net themselves.
-    """
-    found = dict(named)
-    helped: dict[str, str] = {}
+    """With the ops that only an op of these and its backward read: it was lowered to them."""
+    locations = dict(named)
     for name in reversed(graph.order):
-        owner = name.rpartition("/")[0]
-        if name in named or owner not in named or name.startswith(f"{GRADIENT}/"):
+        origin = origin_of(graph.ops[name])
+        if name in named or origin.of not in named or origin.role != "forward":
             continue
         blobs = graph.ops[name].outputs
-        readers = [op.name for blob in blobs for op in graph.consumers.get(blob, ())]
-        if all(
-            reader == owner
-            or reader.startswith(f"{GRADIENT}/{owner}/")
-            or helped.get(reader) == owner
-            for reader in readers
-        ):
-            helped[name] = owner
-            found[name] = named[owner]
-    return found
+        readers = [op for blob in blobs for op in graph.consumers.get(blob, ())]
+        if all(op.name == origin.of or origin_of(op).of == origin.of for op in readers):
+            locations[name] = named[origin.of]
+    return locations
 
 
 def _followed(
     graph: Graph, named: Mapping[str, Location], homes: Mapping[str, Location], name: str
 ) -> Location | None:
     """Where an op of a backward or an update goes if what it belongs to was moved."""
-    head, _, rest = name.partition("/")
-    if head == _UPDATE:
-        return homes.get(rest)
-    parts = rest.split("/")
-    for count in range(len(parts), 0, -1):
-        prefix = "/".join(parts[:count])
-        if prefix in homes:
-            return homes[prefix]
-        if prefix in graph.ops:
-            return named.get(prefix)
-    return None
-
-
-def _tails(name: str) -> list[str]:
-    """What is left of a path behind its first parts: of `momentum/fc/weight`, `fc/weight`."""
-    parts = name.split("/")
-    return ["/".join(parts[start:]) for start in range(1, len(parts))]
+    of = origin_of(graph.ops[name]).of
+    return homes.get(of) or named.get(of)
 
 
 def refuse_gradients(net: Graph, transform: str) -> None:
     """An error for a graph that is not a net any more."""
-    if any(name.startswith(f"{GRADIENT}/") for name in net.blobs):
+    if has_gradients(net):
         raise GraphError(
             "the graph has gradients already",
             expected="a net of forward ops",

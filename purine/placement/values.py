@@ -9,6 +9,7 @@ from torch import Tensor
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import Graph
+from purine.graph.names import slot_of
 from purine.registry.fillers import Shard, shard_of
 
 __all__ = ["gather_values", "shard_values"]
@@ -71,17 +72,12 @@ def _shards(graph: Graph) -> dict[str, tuple[str, Shard]]:
         if part is not None:
             own[name] = part
     found = {name: (part.of, part) for name, part in own.items()}
-    for name in graph.states:
-        parts = name.split("/")
-        for start in range(1, len(parts)):
-            head, tail = "/".join(parts[:start]), "/".join(parts[start:])
-            if tail in own and name not in own and _alike(graph, name, tail):
-                found[name] = (f"{head}/{own[tail].of}", own[tail])
+    for name, state in graph.states.items():
+        parameter = None if state.origin is None else state.origin.of
+        if parameter in own:
+            whole = own[parameter].of
+            found[name] = (slot_of(name.removesuffix(f"/{parameter}"), whole), own[parameter])
     return found
-
-
-def _alike(graph: Graph, one: str, other: str) -> bool:
-    return graph.blobs[one].shape == graph.blobs[other].shape
 
 
 def _misfit(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> ConfigError:

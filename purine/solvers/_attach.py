@@ -15,7 +15,8 @@ import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import not_negative
 from purine.autodiff import gradient_of
 from purine.errors import GraphError
-from purine.graph import Attribute, Blob, Builder, Filler, Graph
+from purine.graph import Attribute, Blob, Builder, Filler, Graph, Origin
+from purine.graph.names import slot_of, update_of
 from purine.kinds.loss_scale import FINITE, UPDATES
 from purine.placement.copies import insert_copies
 from purine.registry.clock import ITERATION
@@ -79,10 +80,11 @@ def attach(
     clock = [number] if ITERATION in known.inputs else []
     for name in names:
         weight, state = builder.blobs[name], builder.states[name]
-        states = [f"{slot}/{name}" for slot in slots]
+        origin = Origin(name, "update")
+        states = [slot_of(slot, name) for slot in slots]
         for item in states:
             builder.add(replace(weight, name=item, where=None))
-            builder.state(item, _following(builder, item, weight), Filler())
+            builder.state(item, _following(builder, item, weight), Filler(), origin=origin)
         builder.states[name] = replace(state, next=_following(builder, name, weight))
         settings: dict[str, Attribute] = {
             **(attributes or {}),
@@ -90,17 +92,18 @@ def attach(
             "lr_mult": state.lr_mult,
         }
         builder.op(
-            f"update/{name}",
+            update_of(name),
             kind,
             [name, gradient_of(name), *states, rate, *clock],
-            [_made(builder, item, weight) for item in (name, *states)],
+            [_made(builder, item, weight, origin) for item in (name, *states)],
             {k: v for k, v in settings.items() if v != known.attributes[k].default},
             location=weight.location,
+            origin=origin,
         )
     return insert_copies(builder.graph())
 
 
-def _made(builder: Builder, name: str, like: Blob) -> str:
+def _made(builder: Builder, name: str, like: Blob, origin: Origin) -> str:
     """The blob that an update writes: what carries a state on, unless a gradient is not finite.
 
     Where the loss is scaled, a state then keeps its value.
@@ -110,7 +113,12 @@ def _made(builder: Builder, name: str, like: Blob) -> str:
         return following
     made = builder.blob(f"{name}/updated", like.shape, like.dtype, like.location)
     builder.op(
-        following, "aten.where.self", [FINITE, made, name], [following], location=like.location
+        following,
+        "aten.where.self",
+        [FINITE, made, name],
+        [following],
+        location=like.location,
+        origin=origin,
     )
     return made
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import checked, positive
 from purine.autodiff import GRADIENT, gradient_of
-from purine.graph import Builder, Graph, Location
+from purine.graph import Builder, Graph, Location, Origin
 from purine.placement.copies import insert_copies
 from purine.solvers._attach import parameters
 
@@ -27,7 +27,8 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
     holds the norm before clipping.
     """
     positive("max_norm", max_norm)
-    raw = {gradient_of(name): f"{gradient_of(name)}/raw" for name in parameters(graph)}
+    names = parameters(graph)
+    raw = {gradient_of(name): f"{gradient_of(name)}/raw" for name in names}
     builder = Builder(graph)
     for old, new in raw.items():
         builder.add(replace(builder.blobs[old], name=new))
@@ -39,7 +40,7 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
                 outputs=tuple(raw.get(name, name) for name in op.outputs),
             )
     norm = _norm(builder, list(raw.values()))
-    for clipped, gradient in raw.items():
+    for name, (clipped, gradient) in zip(names, raw.items(), strict=True):
         builder.op(
             builder.fresh(f"{clipped}/clip"),
             "ClipGradient",
@@ -47,6 +48,7 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
             [clipped],
             {"max_norm": max_norm},
             location=builder.blobs[clipped].location,
+            origin=Origin(name, "update"),
         )
     return insert_copies(builder.graph())
 
@@ -58,13 +60,14 @@ def _norm(builder: Builder, gradients: Sequence[str]) -> str:
         groups.setdefault(builder.blobs[name].location, []).append(name)
     norm = builder.fresh(f"{GRADIENT}/norm")
     norms: list[str] = []
+    origin = Origin(norm, "update")
     for number, (place, names) in enumerate(groups.items()):
         own = norm if len(groups) == 1 else f"{norm}/{number}"
         builder.blob(own, (), "float64", place)
-        builder.op(own, "GlobalNorm", names, [own], location=place)
+        builder.op(own, "GlobalNorm", names, [own], location=place, origin=origin)
         norms.append(own)
     if len(groups) > 1:
         first = next(iter(groups))
         builder.blob(norm, (), "float64", first)
-        builder.op(norm, "GlobalNorm", norms, [norm], location=first)
+        builder.op(norm, "GlobalNorm", norms, [norm], location=first, origin=origin)
     return norm

@@ -15,6 +15,7 @@ from purine.arguments import checked
 from purine.errors import FormatError, GraphError, PurineError
 from purine.graph.builder import Builder
 from purine.graph.graph import Graph
+from purine.graph.names import restored
 from purine.graph.nodes import NOTHING, Attribute, Filler, Location, Op
 from purine.graph.yaml.nodes import List, Map, Node, Scalar, describe, entries, read_text
 from purine.nearest import nearest_name
@@ -64,7 +65,7 @@ def from_yaml(text: str, *, file: str = "<text>") -> Graph:
                 builder.blob(name, None, location=op.location, where=op.where)
     if not outputs_named:
         builder.outputs = list(builder.graph().sinks)
-    return builder.graph()
+    return restored(builder.graph())
 
 
 @checked

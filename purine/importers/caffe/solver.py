@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from purine.arguments import checked
 from purine.autodiff import gradient_of
-from purine.graph import Builder, Graph
+from purine.graph import Builder, Graph, Origin
 from purine.importers.caffe.schema import Node
 from purine.parallel.accumulate import accumulate
 from purine.solvers import (
@@ -208,7 +208,8 @@ def _with_l1(graph: Graph, decay: float) -> Graph:
                     outputs=tuple(plain if item == target else item for item in op.outputs),
                 )
         sign = builder.blob(f"{target}/sign", weight.shape, weight.dtype, weight.location)
-        builder.op(sign, "aten.sign", [name], [sign], location=weight.location)
+        origin = Origin(name, "update")
+        builder.op(sign, "aten.sign", [name], [sign], location=weight.location, origin=origin)
         builder.op(
             f"{target}/decay",
             "aten.add.Tensor",
@@ -216,6 +217,7 @@ def _with_l1(graph: Graph, decay: float) -> Graph:
             [target],
             {"alpha": factor},
             location=weight.location,
+            origin=origin,
         )
     return builder.graph()
 

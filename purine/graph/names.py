@@ -1,0 +1,216 @@
+"""The names that transforms build, and the one place that reads provenance from names.
+
+Names are a contract with users: `grad/fc1/weight` is found in traces and checkpoints. Transforms
+build names with the functions of this module. What a node was made for is not read from its name
+but from its `Origin`. `restored` is the exception: a graph that was read from a file has names
+alone.
+
+A net may use every name but those of blobs under `grad/`. Blocks called `micro1`, `replica0`,
+`again` or `update` are ops of the net like others. Where a transform would give a name that is
+taken, the builder refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from purine.graph.graph import Graph
+from purine.graph.nodes import Op, Origin, Role, State
+
+__all__ = [
+    "AGAIN",
+    "GRADIENT",
+    "UPDATE",
+    "again_of",
+    "combined_of",
+    "copied_from",
+    "copy_of",
+    "gradient_of",
+    "has_gradients",
+    "loss_of",
+    "micro_batch",
+    "origin_of",
+    "reduced_of",
+    "replica",
+    "restored",
+    "shard_name",
+    "slot_of",
+    "update_of",
+]
+
+GRADIENT = "grad"
+"""The first part of the names of everything that `backward` adds."""
+UPDATE = "update"
+"""The first part of the names of the ops that a solver adds."""
+AGAIN = "again"
+"""The first part of the names of what `recompute` adds, behind replica and micro-batch."""
+
+_PARTS = re.compile(r"((?:replica|micro)\d+/)*")
+_CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
+_SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
+
+
+def gradient_of(blob: str) -> str:
+    """The name of the blob that holds the gradient of another.
+
+    >>> gradient_of("conv1/weight")
+    'grad/conv1/weight'
+    """
+    return f"{GRADIENT}/{blob}"
+
+
+def update_of(state: str) -> str:
+    """The name of the op that updates a state."""
+    return f"{UPDATE}/{state}"
+
+
+def slot_of(slot: str, parameter: str) -> str:
+    """The name of a state that a solver keeps for a parameter, such as its momentum."""
+    return f"{slot}/{parameter}"
+
+
+def shard_name(name: str, number: int) -> str:
+    """The name of what one of several devices has of an op or a blob."""
+    return f"{name}/shard{number}"
+
+
+def replica(number: int) -> str:
+    """The first part of the names of a replica."""
+    return f"replica{number}"
+
+
+def micro_batch(number: int) -> str:
+    """The first part of the names of a micro-batch."""
+    return f"micro{number}"
+
+
+def reduced_of(blob: str) -> str:
+    """The name of the op that adds up the parts of a blob over replicas."""
+    return f"reduce/{blob}"
+
+
+def combined_of(op: str) -> str:
+    """The name of the op that combines the statistics of a batch norm over replicas."""
+    return f"combine/{op}"
+
+
+def again_of(name: str, parts: str) -> str:
+    """The name of what is computed a second time; `parts` is the prefix of its part of the batch.
+
+    >>> again_of("micro1/conv1", "micro1/")
+    'micro1/again/conv1'
+    """
+    return f"{parts}{AGAIN}/{name.removeprefix(parts)}"
+
+
+def copy_of(blob: str, place: str) -> str:
+    """The name of the copy of a blob at a place."""
+    return f"{blob}@{place}"
+
+
+def copied_from(name: str) -> str:
+    """The name of the blob that a copy is of; of a blob that is no copy, its own."""
+    return name.rpartition("@")[0] or name
+
+
+def has_gradients(graph: Graph) -> bool:
+    """Whether a graph is no net any more, but has a backward."""
+    return any(name.startswith(f"{GRADIENT}/") for name in graph.blobs)
+
+
+def loss_of(constant: str) -> str:
+    """The loss whose gradient begins with a constant of this name.
+
+    >>> loss_of("replica1/micro0/grad/loss")
+    'loss'
+    """
+    return f"/{constant}".rpartition(f"/{GRADIENT}/")[2]
+
+
+def origin_of(node: Op) -> Origin:
+    """What an op was made for. One that no transform made is an op of the net."""
+    return node.origin or Origin(node.name)
+
+
+def restored(graph: Graph) -> Graph:
+    """A graph that was read from a file, with the origins that its names tell of.
+
+    In a net every op is an op of the net. A block of a net that is called as a part of a batch is
+    (`micro1`) is taken for one in a step that is read from a file.
+    """
+    if not any(_parted(name)[1].startswith(f"{GRADIENT}/") for name in graph.blobs):
+        return graph
+    return Graph(
+        graph.blobs,
+        {name: replace(op, origin=_origin(graph, op)) for name, op in graph.ops.items()},
+        {name: _with_parameter(graph, state) for name, state in graph.states.items()},
+        graph.control,
+        graph.outputs,
+    )
+
+
+def _origin(graph: Graph, op: Op) -> Origin:
+    parts, rest = _parted(op.name)
+    numbers = {kind: _number(parts, kind) for kind in ("replica", "micro")}
+
+    def known(path: str) -> str:
+        """The longest beginning of a path that is the name of an op, a blob or a state."""
+        names = (name for prefix in _prefixes(path) for name in (f"{parts}{prefix}", prefix))
+        return next((name for name in names if name in graph.blobs or name in graph.ops), op.name)
+
+    head, _, below = rest.partition("/")
+    if op.kind == "Copy" and op.inputs:
+        return Origin(op.inputs[0], "copy", parts, **numbers)
+    if head == UPDATE and below in graph.states:
+        return Origin(below, "update", parts, **numbers)
+    if head == GRADIENT and below:
+        role: Role = "reduce" if op.kind in _SUMS else "backward"
+        if op.kind in _CLIPPING:
+            role = "update"
+        return Origin(known(below), role, parts, **numbers)
+    if head == AGAIN and below:
+        return Origin(known(below), "recompute", parts, **numbers)
+    above = op.name.rpartition("/")[0]
+    if above in graph.ops and _is_lowered(graph, op, above):
+        return Origin(above, "forward", parts, **numbers)
+    return Origin(op.name, "reduce" if op.kind in _SUMS else "forward", parts, **numbers)
+
+
+def _is_lowered(graph: Graph, op: Op, above: str) -> bool:
+    """Whether an op is a call that the op above it in the path of names was lowered to."""
+    last = op.name.rpartition("/")[2].partition(".")[0]
+    called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
+    return last == called or not set(op.outputs).isdisjoint(graph.ops[above].inputs)
+
+
+def _with_parameter(graph: Graph, state: State) -> State:
+    """A state with the parameter that a solver keeps it for, as `momentum/fc/weight` is."""
+    parts = state.read.split("/")
+    own = graph.blobs.get(state.read)
+    for start in range(1, len(parts)):
+        parameter = "/".join(parts[start:])
+        blob = graph.blobs.get(parameter) if parameter in graph.states else None
+        if own is not None and blob is not None and blob.shape == own.shape:
+            return replace(state, origin=Origin(parameter, "update"))
+    return state
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """The prefix of replicas and micro-batches, and the name behind it."""
+    match = _PARTS.match(name)
+    assert match is not None
+    return match[0], name[match.end() :]
+
+
+def _number(parts: str, kind: str) -> int | None:
+    match = re.search(rf"{kind}(\d+)/", parts)
+    return None if match is None else int(match[1])
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """A path and those above it, the longest first."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
