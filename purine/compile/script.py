@@ -1,9 +1,9 @@
 """Several ATen ops as one call that does not need the interpreter.
 
-A lane that calls kernels one by one takes the interpreter's lock for each; with many lanes they
-wait for each other. Here a sequence of ops becomes a function in torch's own intermediate
-representation, which runs them in the same order, with the same kernels and the same bits, and
-without the lock. Beside `tracing` and `purity`, it touches private parts of torch.
+A lane that calls kernels one by one takes the interpreter's lock for each call, and many lanes wait
+for each other. Here a sequence of ops becomes a function in TorchScript's intermediate
+representation, which runs the same kernels in the same order, with the same bits, without the lock.
+The text is parsed by private functions of torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels
 
 
 def keep_order() -> None:
-    """Let the calling thread run compiled ops as they are written, with no optimisation."""
+    """Let the calling thread run compiled ops as they are written, without optimisation."""
     torch._C._set_graph_executor_optimize(False)
 
 
@@ -57,19 +56,19 @@ def compile_ops(
 ) -> Kernel:
     """One kernel for a sequence of ops, from blobs `inputs` to blobs `outputs`.
 
-    `over` tells which input an op may write its result over. A RuntimeError or a KeyError where
-    torch's text cannot say what the ops do.
+    `over` tells which input an op may write its result over. Raises a RuntimeError or a KeyError if
+    the representation cannot express the ops.
     """
     graph = torch._C.parse_ir(_Text(inputs).text(ops, outputs, over))
     for node in graph.nodes():
         if not node.kind().startswith("prim::") and node.schema() == "(no schema)":
             raise RuntimeError(f"torch does not know the arguments of {node.kind()}")
-    made: Kernel = torch._C._create_function_from_graph("segment", graph)
-    return made
+    function: Kernel = torch._C._create_function_from_graph("segment", graph)
+    return function
 
 
 class _Text:
-    """The text of a function while it is written."""
+    """Writes the text of a function."""
 
     def __init__(self, inputs: Sequence[str]) -> None:
         self.lines: list[str] = []
@@ -97,8 +96,8 @@ class _Text:
         self.count += 1
         return f"%v{self.count}"
 
-    def _call(self, op: Op, place: int | None) -> None:
-        overload, arguments = aten.written_over(op, place)
+    def _call(self, op: Op, over: int | None) -> None:
+        overload, arguments = aten.written_over(op, over)
         schema = overload._schema
         parts = [self._argument(schema.arguments[k], value, op) for k, value in arguments]
         results = [str(item.type) for item in schema.returns]
@@ -107,8 +106,8 @@ class _Text:
             whole = self._fresh()
             self.lines.append(f"{whole} : Tensor[] = {name}({', '.join(parts)})")
             names = []
-            for place in range(len(op.outputs)):
-                index = self._constant(place)
+            for position in range(len(op.outputs)):
+                index = self._constant(position)
                 names.append(self._fresh())
                 self.lines.append(f"{names[-1]} : Tensor = aten::__getitem__({whole}, {index})")
         else:
@@ -119,7 +118,7 @@ class _Text:
             if blob != NOTHING:
                 self.values[blob] = value
 
-    def _argument(self, argument: Any, value: object, op: Op) -> str:
+    def _argument(self, argument: torch.Argument, value: object, op: Op) -> str:
         if isinstance(value, aten.Input):
             return self.values[op.inputs[value.place]]
         if isinstance(value, aten.Inputs):
@@ -158,9 +157,9 @@ class _Text:
         return self._declare("int", f"[value={value}]")
 
     def _float(self, value: float) -> str:
-        """Without an exponent, with which the reader of the text rounds."""
+        """Written without an exponent, since torch's parser rounds numbers that have one."""
         if math.isnan(value):
-            raise RuntimeError("torch's text has no word for what is not a number")
+            raise RuntimeError("TorchScript's text cannot express NaN")
         text = repr(value) if not math.isfinite(value) else f"{Decimal(repr(value)):f}"
         whole = text.lstrip("-").isdigit()
         return self._declare("float", f"[value={text}{'.' if whole else ''}]")

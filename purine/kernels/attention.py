@@ -1,15 +1,19 @@
-"""Gradients of attention on GPUs as one matrix with the sums of its columns, by one kernel.
+"""Gradients of attention on GPUs as one matrix with its column sums, by one kernel.
 
-Where one linear layer makes queries, keys and values, its gradients need theirs side by side in one
-matrix, and the sums of its columns. Kernels of libraries write three matrices, and add up those of
-the queries in memory, in float32 and in any order. Ours makes the scores twice instead: a program
-has a block of positions of one head, finds the gradients of its keys and values over all queries
-that see them, then that of its queries over all keys that they see, and writes all three where they
-belong. Causal or not, all programs have the same work, and bits are the same from run to run. A
-small kernel in front finds the inner products of results and their gradients.
+Where one linear layer computes queries, keys and values, its own gradients need theirs side by side
+in one matrix, and the column sums of this matrix. Kernels of libraries write three matrices, and
+accumulate the gradient of the queries in memory with atomic additions in float32, whose order
+varies. Our kernel computes the scores twice instead. A program owns a block of positions of one
+head. It accumulates the gradients of its keys and values over all queries that attend to them, then
+the gradient of its queries over all keys that they attend to, and writes all three into the matrix.
+All programs have the same work, causal or not, and the bits are the same from run to run. A small
+kernel before it computes the inner products of results and their gradients.
 
 Importing this module needs Triton.
 """
+
+# Triton gives the arguments of kernels their types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ __all__ = ["BLOCK", "attention_gradient"]
 
 
 BLOCK = 64
-"""Positions of a program, and queries or keys that it takes at a time."""
+"""Positions of a program, and queries or keys that it reads at a time."""
 _WARPS, _STAGES = 4, 3
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _tile(  # type: ignore[no-untyped-def]
+def _tile(
     pointer, start, STRIDE: tl.constexpr, T: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):
     """Rows of a matrix with D columns; zeros behind its end."""
@@ -38,7 +42,7 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _line(pointer, start, T: tl.constexpr, ROWS: tl.constexpr, OTHER: tl.constexpr):  # type: ignore[no-untyped-def]
+def _line(pointer, start, T: tl.constexpr, ROWS: tl.constexpr, OTHER: tl.constexpr):
     """Numbers of rows; behind the end `OTHER`."""
     row = tl.arange(0, ROWS)
     if T % ROWS == 0:
@@ -49,7 +53,7 @@ def _line(pointer, start, T: tl.constexpr, ROWS: tl.constexpr, OTHER: tl.constex
 
 
 @triton.jit
-def _inner(  # type: ignore[no-untyped-def]
+def _inner(
     dy,
     y,
     found,
@@ -74,7 +78,7 @@ def _inner(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _for_keys(  # type: ignore[no-untyped-def]
+def _for_keys(
     dk,
     dv,
     k,
@@ -106,7 +110,7 @@ def _for_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _for_queries(  # type: ignore[no-untyped-def]
+def _for_queries(
     dq,
     q,
     dy,
@@ -135,7 +139,7 @@ def _for_queries(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _keep(  # type: ignore[no-untyped-def]
+def _keep(
     result,
     whole,
     parts,
@@ -164,7 +168,7 @@ def _keep(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gradients(  # type: ignore[no-untyped-def]
+def _gradients(
     tensors,
     strides,
     log,
@@ -235,10 +239,10 @@ def attention_gradient(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of attention [N, heads, T, D] by queries, keys and values as one matrix, and sums.
+    """The gradients of attention [N, heads, T, D] as one matrix, and its partial column sums.
 
-    `log` has the logarithms of the sums of exponentials [N, heads, T]. The matrix has N * T rows,
-    and the columns of all heads' queries, then keys, then values; the sums are of blocks of rows.
+    `log` is the log-sum-exp of the scores [N, heads, T]. The matrix has N * T rows; its columns are
+    the queries of all heads, then their keys, then their values.
     """
     near = [_near(item) for item in (gradient, query, key, value, out)]
     strides = [item.stride()[:3] for item in near]

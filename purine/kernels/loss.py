@@ -1,11 +1,14 @@
 """The softmax loss of many classes on GPUs, with its gradient, by one kernel.
 
-A row of scores is read from memory once and its gradient written once: the second look at it, when
-its maximum and sum are known, finds it in the cache, or in registers. The scale of the gradient has
-to be known beforehand, so the loss is computed where its gradient is wanted.
+A row of scores is read from memory once and its gradient is written once. The second read of a row,
+when its maximum and sum are known, comes from the cache or from registers. The scale of the
+gradient has to be known beforehand, so the loss is computed together with its gradient.
 
 Importing this module needs Triton.
 """
+
+# Triton gives the arguments of kernels their types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ __all__ = ["LAUNCH", "Launch", "softmax_loss"]
 _WIDEST = 65536
 """The widest row that registers hold."""
 _GROUP = 8
-"""Neighbours that one thread reads at once. They have a maximum and a sum of their own, so that
-threads need not wait for each other before the end of a row."""
+"""Neighbouring numbers that one thread reads at once. Each thread has its own maximum and sum, so
+that threads do not wait for each other before the end of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How the kernel goes through a row: in blocks, or `whole` and kept in registers.
+    """How the kernel reads a row: in blocks, or `whole` and held in registers.
 
-    `hints` asks the cache to keep scores until their second look, and nothing after it.
+    `hints` asks the cache to hold scores until they are read a second time, and nothing else.
     """
 
     block: int
@@ -38,7 +41,7 @@ class Launch:
     hints: bool
 
     def block_of(self, width: int) -> int:
-        """The numbers at a time of a row of a width."""
+        """How many numbers of a row of this width are read at a time."""
         row = 1 << (width - 1).bit_length()
         return row if self.whole and row <= _WIDEST else min(self.block, row)
 
@@ -50,7 +53,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _loss(  # type: ignore[no-untyped-def]
+def _loss(
     scores,
     labels,
     scale,
@@ -101,19 +104,19 @@ def _loss(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _binary(kept, column, classes):  # type: ignore[no-untyped-def]
+def _binary(kept, column, classes):
     """Scores as exponents of two."""
     return tl.where(column < classes, kept.to(tl.float32) * _LOG2E, float("-inf"))
 
 
 @triton.jit
-def _finite(most):  # type: ignore[no-untyped-def]
-    """A maximum to subtract, also where there is nothing yet."""
+def _finite(most):
+    """A finite maximum to subtract, also where all numbers are minus infinity."""
     return tl.where(most == float("-inf"), 0.0, most)
 
 
 @triton.jit
-def _store(  # type: ignore[no-untyped-def]
+def _store(
     gradient,
     kept,
     column,
@@ -134,7 +137,7 @@ def _store(  # type: ignore[no-untyped-def]
 def softmax_loss(
     scores: Tensor, labels: Tensor, scale: Tensor, classes: int, ignored: int
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and `scale` times the gradient of their sum by the scores.
+    """The loss of each row, and `scale` times the gradient of their sum.
 
     Scores from `classes` on count as minus infinity. Rows with the label `ignored` have no loss.
     """

@@ -1,13 +1,16 @@
 """Gradients of layer norms on GPUs, with all their sums, by one kernel.
 
 The gradients of a norm's weight and bias are sums over all rows, and so is that of the bias in
-front of a residual sum. A compiler makes them in passes of their own over what the kernel of the
-rows has just had in its registers. Ours keeps the three sums of its rows and writes them at its
-end; adding up what the programs found is left to the compiler. The order is fixed, so bits are the
+front of a residual sum. A compiler computes them in separate passes over values that the kernel of
+the rows had in its registers. Our kernel accumulates the three sums of its rows and writes them at
+its end; `totals` adds up the partial sums of all programs. The order is fixed, so the bits are the
 same from run to run.
 
 Importing this module needs Triton.
 """
+
+# Triton gives the arguments of kernels their types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from torch import Tensor
 __all__ = ["layer_norm_gradient"]
 
 _PROGRAMS = 264
-"""So many there are at most."""
+"""At most so many programs."""
 
 
 @triton.jit
-def _pull(  # type: ignore[no-untyped-def]
+def _pull(
     gradient,
     x,
     mean,
@@ -76,12 +79,10 @@ def _pull(  # type: ignore[no-untyped-def]
 def layer_norm_gradient(
     gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a layer norm over the last axis by x, with `more` added, and sums of rows.
+    """The gradient of a layer norm over the last axis with respect to x, plus `more`, and sums.
 
-    The weight is rounded to the precision of x first.
-
-    The sums are of [3, parts, columns] in float32: parts of the gradients of weight and bias, and
-    of the sum of the first result over all rows.
+    The weight is rounded to the precision of x first. The sums are [3, parts, columns] in float32:
+    partial sums of the gradients of weight and bias, and of the rows of the first result.
     """
     given = (gradient.contiguous(), x.contiguous(), mean.contiguous(), scale.contiguous())
     result, parts = _results(x)
@@ -109,7 +110,7 @@ def _(
 
 
 def _tile(columns: int) -> tuple[int, int]:
-    """The rows that a program takes at once, and its warps: as many sums as registers hold."""
+    """The rows that a program reads at once, and its warps, so that the sums fit in registers."""
     wide = triton.next_power_of_2(columns)
     return (4 if wide <= 1024 else 1), max(4, min(16, wide // 256))
 

@@ -1,19 +1,21 @@
-"""Maximum pooling on GPUs by two kernels of our own, for images that lie channels-last.
+"""Max pooling on GPUs by two kernels of our own, for channels-last images.
 
-The generic kernels of a compiler take a third of GoogLeNet's step: they compute the place of every
-element anew. These compute places once for a row of channels, and keep of each maximum only where
-in its window it was, in one byte. Numbers of 16 bits are compared as integers that end with their
-place in the window, so that one comparison finds both, the first place among equals. The gradient
-of an element is gathered from the windows that hold it, so every element is written once and bits
-are the same from run to run.
+The generic kernels of a compiler take a third of GoogLeNet's step, because they compute the address
+of every element. Ours compute addresses once for a row of channels, and store the position of a
+maximum inside its window in one byte. Numbers of 16 bits are compared as integers whose low bits
+hold the position in the window, so that one comparison finds both, and the first of equal numbers
+wins. The gradient of an element is gathered from the windows that hold it: every element is written
+once, and the bits are the same from run to run.
 
 Importing this module needs Triton.
 """
 
+# Triton gives the arguments of kernels their types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -26,7 +28,7 @@ _PIXELS, _CHANNELS, _WARPS = 32, 64, 4
 
 
 @triton.jit
-def _pool(  # type: ignore[no-untyped-def]
+def _pool(
     x,
     result,
     places,
@@ -68,13 +70,13 @@ def _pool(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ordered(bits):  # type: ignore[no-untyped-def]
+def _ordered(bits):
     """The bits of numbers as integers in the same order, and back."""
     return bits ^ ((bits >> 15) & 0x7FFF)
 
 
 @triton.jit
-def _pull(  # type: ignore[no-untyped-def]
+def _pull(
     gradient,
     places,
     result,
@@ -124,9 +126,9 @@ def _pull(  # type: ignore[no-untyped-def]
 def max_pool(
     x: Tensor, kernel: Sequence[int], step: Sequence[int], pad: Sequence[int], size: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Maxima over windows of [N, C, H, W], and where in its window each was. `size` is [H, W].
+    """The maxima over windows of x [N, C, H, W], and the position of each inside its window.
 
-    x is of 16-bit numbers.
+    x has 16-bit numbers. `size` is the [H, W] of the result.
     """
     x = _by_channel(x)
     result, places = _like_pooled(x, size)
@@ -151,7 +153,7 @@ def max_pool_gradient(
     pad: Sequence[int],
     size: Sequence[int],
 ) -> Tensor:
-    """The gradient of `max_pool` by x, whose images have `size`."""
+    """The gradient of `max_pool` with respect to x, whose [H, W] is `size`."""
     gradient, places = _by_channel(gradient), _by_channel(places)
     result = _like_images(gradient, size)
     sizes = (*kernel, *step, *pad)
@@ -172,7 +174,7 @@ def _(
 
 
 def _launch(
-    kernel: Any,
+    kernel: triton.JITFunction,
     tensors: tuple[Tensor, ...],
     written: Tensor,
     strided: Tensor,
@@ -189,7 +191,7 @@ def _launch(
 
 
 def _by_channel(value: Tensor) -> Tensor:
-    """The value with its channels side by side in memory."""
+    """A value whose channels are contiguous in memory."""
     near = value.stride(1) == 1
     return value if near else value.contiguous(memory_format=torch.channels_last)
 

@@ -1,17 +1,17 @@
-"""Rows added up by where they go on GPUs, in a fixed order: the gradient of an embedding.
+"""Sums of rows with the same index on GPUs, in a fixed order: the gradient of an embedding.
 
-Rows are taken in the order of their places, and those that go to one place are a *run*. A program
-has one row, and adds up from there to the end of the run or of a chunk of so many rows, whichever
-comes first; it has nothing to do where the row before is in the same chunk and run. A second kernel
-adds up the sums of runs that go over a border of chunks, many at once: a frequent word of a text is
-in hundreds of chunks.
+Rows are sorted by index. Rows with the same index are a *run*. A program owns one row, and adds up
+from there to the end of the run or of a chunk of rows, whichever comes first. It has nothing to do
+if the row before is in the same chunk and run. A second kernel adds up the sums of runs that cross
+chunks, many at once: a frequent word of a text is in hundreds of chunks.
 
 Importing this module needs Triton.
 """
 
-from __future__ import annotations
+# Triton gives the arguments of kernels their types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from typing import Any
+from __future__ import annotations
 
 import torch
 import triton
@@ -25,13 +25,11 @@ _CHUNK, _TILE = 16, 1024
 _AT_ONCE = tl.constexpr(32)
 """Chunks of a long run that are added up at once."""
 _SHORT, _OWN, _OTHERS = 16384, 16, 256
-"""Up to `_SHORT` places are put in order by comparing each with each, so many at once."""
+"""Up to `_SHORT` indices are sorted by comparing all pairs, in tiles of `_OWN` by `_OTHERS`."""
 
 
 @triton.jit
-def _rank(  # type: ignore[no-untyped-def]
-    index, places, order, COUNT: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr
-):
+def _rank(index, places, order, COUNT: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr):
     """Put places in order: each goes behind those that are smaller, or equal and in front."""
     start = tl.program_id(0) * OWN
     own = start + tl.arange(0, OWN)
@@ -52,7 +50,7 @@ def _rank(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_chunks(  # type: ignore[no-untyped-def]
+def _sum_chunks(
     rows,
     places,
     order,
@@ -90,7 +88,7 @@ def _sum_chunks(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join_chunks(  # type: ignore[no-untyped-def]
+def _join_chunks(
     places,
     sums,
     count,
@@ -127,9 +125,9 @@ def _join_chunks(  # type: ignore[no-untyped-def]
 
 
 def sums_of_rows(index: Tensor, rows: Tensor, sums: Tensor, slots: Tensor) -> None:
-    """Write sums of rows, in float32, and for each place that `index` names where its sum is.
+    """Write the sums of rows in float32, and to `slots` the position of the sum of each index.
 
-    A row of zeros is the last of the sums. What else is in `sums` nobody should read.
+    The last of the sums is a row of zeros. Rows of `sums` that no slot names are undefined.
     """
     count, columns = index.numel(), rows[:1].numel()
     if not count or not columns:
@@ -139,7 +137,7 @@ def sums_of_rows(index: Tensor, rows: Tensor, sums: Tensor, slots: Tensor) -> No
         places, order = _in_order(index.reshape(-1))
         tile = min(triton.next_power_of_2(columns), _TILE)
         tiles = triton.cdiv(columns, tile)
-        sizes: dict[str, Any] = {"COLUMNS": columns, "CHUNK": _CHUNK}
+        sizes: dict[str, int] = {"COLUMNS": columns, "CHUNK": _CHUNK}
         _sum_chunks[count, tiles](
             *(rows.contiguous(), places, order, sums, slots, count, slots.numel()),
             **sizes,
@@ -155,7 +153,7 @@ def sums_of_rows(index: Tensor, rows: Tensor, sums: Tensor, slots: Tensor) -> No
 
 
 def _in_order(index: Tensor) -> tuple[Tensor, Tensor]:
-    """Places in order, and which row each comes from."""
+    """The sorted indices, and the row that each comes from."""
     count = index.numel()
     if count > _SHORT:
         places, order = torch.sort(index.to(torch.int32), stable=True)

@@ -1,14 +1,17 @@
-"""Kernels for GPUs that write a matrix and, on the way, the sums of its columns.
+"""Kernels for GPUs that write a matrix and, in the same pass, its column sums.
 
-The gradient of a bias is the sum over all rows of a matrix that some other kernel has just written.
-Summed up by itself the matrix is read once more; the kernel that writes it has the numbers already.
-Each program works on a tile of columns and a block of rows, and keeps the sums of its columns in
-registers; the sums of all blocks, `parts`, are a small matrix that is left to be summed up: all of
-a step's at once, by `totals`. What is added are the numbers as they are stored, in float32 and in
-the same order from run to run.
+The gradient of a bias is the sum over all rows of a matrix that another kernel has just written. A
+separate sum would read the matrix again; the kernel that writes it has the numbers in registers.
+Each program works on a tile of columns and a block of rows, and accumulates the sums of its
+columns. The sums of all blocks, `parts`, are a small matrix; `totals` adds up those of a whole step
+in one launch. The sums are of the numbers as they are stored, in float32, in an order that is the
+same from run to run.
 
 Importing this module needs Triton.
 """
+
+# Triton gives the arguments of kernels their types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ __all__ = ["GELU", "JOINED", "Tiling", "gelu_gradient", "joined", "totals"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """How a matrix is divided: columns of a tile, rows at a time, about how many programs."""
+    """How a matrix is tiled: columns of a tile, rows at a time, about how many programs."""
 
     columns: int
     step: int
@@ -46,7 +49,7 @@ _STEP, _TILE = 32, 64
 
 
 @triton.jit
-def _tanh_slope(x):  # type: ignore[no-untyped-def]
+def _tanh_slope(x):
     """The derivative of x * (1 + tanh(y)) / 2, which is x * sigmoid(2 * y)."""
     square = x * x
     twice = 1.5957691216057308 * x * (1.0 + 0.044715 * square)
@@ -55,14 +58,14 @@ def _tanh_slope(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _erf_slope(x):  # type: ignore[no-untyped-def]
+def _erf_slope(x):
     """The derivative of x times the normal distribution up to x."""
     share = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
     return share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
 
 
 @triton.jit
-def _pull(  # type: ignore[no-untyped-def]
+def _pull(
     dy,
     x,
     dx,
@@ -91,7 +94,7 @@ def _pull(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join(  # type: ignore[no-untyped-def]
+def _join(
     pieces,
     strides,
     whole,
@@ -127,7 +130,7 @@ def _join(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _copy(  # type: ignore[no-untyped-def]
+def _copy(
     piece,
     stride,
     whole,
@@ -156,7 +159,7 @@ def _copy(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _total(  # type: ignore[no-untyped-def]
+def _total(
     matrices,
     results,
     rows,
@@ -182,7 +185,7 @@ def _total(  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("purine::gelu_gradient", mutates_args=())
 def gelu_gradient(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """The gradient of a GELU by its input [rows, columns], and sums of blocks of its rows."""
+    """The gradient of a GELU of a matrix, and its partial column sums."""
     dy, x = dy.contiguous(), x.contiguous()
     dx, parts = _results(x, x.shape, GELU)
     rows, columns = x.shape
@@ -205,7 +208,7 @@ def _(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("purine::joined", mutates_args=())
 def joined(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """A few matrices side by side, and sums of blocks of their rows."""
+    """A few matrices side by side as one, and its partial column sums."""
     near = [piece if piece.stride(1) == 1 else piece.contiguous() for piece in pieces]
     shape = _joined_shape(near)
     whole, parts = _results(near[0], shape, JOINED)
@@ -230,7 +233,7 @@ def _(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("purine::totals", mutates_args=())
 def totals(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sums of columns of tensors [..., rows, columns] of one shape: [tensors, ..., columns]."""
+    """The column sums of tensors [..., rows, columns] of one shape: [tensors, ..., columns]."""
     near = [part.contiguous() for part in parts]
     results: Tensor = _totals(near, dtype)
     rows, columns = near[0].shape[-2:]
@@ -252,7 +255,7 @@ def _joined_shape(pieces: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def _results(like: Tensor, shape: Sequence[int], tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """A matrix, and the sums of its blocks of rows."""
+    """Memory for a matrix and its partial column sums."""
     blocks = triton.cdiv(shape[0], tiling.rows(shape))
     parts = like.new_empty((blocks, shape[1]), dtype=torch.float32)
     return like.new_empty(shape), parts

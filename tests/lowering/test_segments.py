@@ -409,7 +409,7 @@ def test_what_runs_op_by_op_is_told_once(caplog: pytest.LogCaptureFixture) -> No
         kernel = segment_kernel(ops, ["x"], ["best"], lambda _: None)
         assert kernel(torch.ones(2)).isnan().all()
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    reason = "RuntimeError: torch's text has no word for what is not a number"
+    reason = "RuntimeError: TorchScript's text cannot express NaN"
     assert said == f"segment worst to best is not compiled and runs op by op: {reason}"
 
 
