@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from purine.importers.caffe.net import NetState, build, layers_of
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
+from purine.importers.runs import HasStates
 from purine.optimize import evaluation
 from purine.placement.values import gather_values
 from purine.registry.aten import dtype_of
@@ -37,16 +38,6 @@ __all__ = ["Imported", "Transform", "from_caffe", "from_caffe_solver"]
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _SOURCES = ("Data", "DummyData", "HDF5Data", "ImageData", "Input", "MemoryData")
-
-
-@runtime_checkable
-class HasStates(Protocol):
-    """What holds the values of the states of a graph: a run."""
-
-    @property
-    def graph(self) -> Graph: ...
-
-    def states(self) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class Transform:
     mean_image: Tensor | None = field(default=None, compare=False)
     missing_mean: tuple[str, str] | None = None
 
-    def settings(self) -> dict[str, float | tuple[float, ...] | int | bool | Tensor | None]:
+    def settings(self) -> dict[str, Any]:
         """Keyword arguments for `prepare`."""
         return {
             "scale": self.scale,
@@ -141,10 +132,10 @@ class Imported:
         Test images are cropped in the middle and not mirrored. A mean image is among the values.
         """
         settings = self.transform.settings()
-        net = prepare(self.net, data.train, **settings)  # type: ignore[arg-type]
+        net = prepare(self.net, data.train, **settings)
         test = self.test
         if test is not None and data.test is not None:
-            test = evaluation(prepare(test, data.test, **settings))  # type: ignore[arg-type]
+            test = evaluation(prepare(test, data.test, **settings))
         values = dict(self.values)
         if self.transform.mean_image is not None and MEAN_IMAGE in net.states:
             values[MEAN_IMAGE] = self.transform.mean_image

@@ -1,13 +1,13 @@
-"""What the translation of one layer has at hand: its blobs, its parameters and ops to add.
+"""The translation of one layer: its bottoms and parameters, and the ops that it adds.
 
-Caffe lets a layer write over its bottom, and keeps names of layers, blobs and parameters apart. A
-graph does neither, so a `Scope` knows which of our blobs stands for a Caffe name at each layer.
+Caffe lets a layer overwrite its bottom, and has one namespace each for layers, blobs and
+parameters. A graph does neither, so a `Scope` maps Caffe's blob names to ours, layer by layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from purine.registry.clock import ITERATION, SEED, add_clock
 from purine.registry.kind import IMPLIED
 from purine.registry.lookup import lookup
 
-__all__ = ["Layer", "Scope", "filler_of", "usable"]
+__all__ = ["Layer", "Scope", "filler_of", "one_op", "usable"]
 
 _RESERVED = (SEED, ITERATION, "lr")
 _PREFIXES = ("grad/", "update/", "momentum/", "micro")
@@ -131,9 +131,9 @@ class Layer:
         blob = self._blob(top)
         name = self.scope.net.builder.fresh(self.name) if self._taken() else self.name
         names = [blob, *(f"{name}/{label}" for label in more)]
-        made = self.scope.op(name, kind, inputs, attributes or {}, names, self.node.where)
-        self.put(top, made[0])
-        return made[0]
+        first = self.scope.op(name, kind, inputs, attributes or {}, names, self.node.where)[0]
+        self.put(top, first)
+        return first
 
     def step(
         self,
@@ -148,7 +148,7 @@ class Layer:
         return self.scope.op(name, kind, inputs, attributes or {}, [name], self.node.where)[0]
 
     def put(self, top: str, var: Var, *, report: bool = True) -> None:
-        """Let a top be a blob that exists."""
+        """Make an existing blob a top."""
         self.scope.place(top, var, report=report)
         self.written.append(var)
 
@@ -237,8 +237,8 @@ class Layer:
         )
 
     def _read(self, index: int, name: str) -> Var:
-        found = self.scope.blobs.get(name)
-        if found is None:
+        var = self.scope.blobs.get(name)
+        if var is None:
             known = ", ".join(list(self.scope.blobs)[-8:]) or "none"
             raise FormatError(
                 f"layer {self.name!r} reads {name!r}, which no layer before it writes",
@@ -252,8 +252,8 @@ class Layer:
         self.scope.unread.pop(name, None)
         flags = self.node.all("propagate_down")
         if index < len(flags) and not flags[index]:
-            return self.step("StopGradient", [found], label="stop")
-        return found
+            return self.step("StopGradient", [var], label="stop")
+        return var
 
     def _blob(self, top: str) -> str:
         """The name of the blob that the next top becomes."""
@@ -301,6 +301,17 @@ class Layer:
         if owner.shape == shape:
             return owner
         return self.step("Reshape", [owner], {"shape": shape}, label="shared")
+
+
+def one_op(kind: str, message: str | None = None, **defaults: Attribute) -> Callable[[Layer], None]:
+    """The translation of a layer that is one op: its attributes are fields of a message."""
+
+    def translate(layer: Layer) -> None:
+        settings = None if message is None else layer.settings(message)
+        attributes = {n: settings.get(n, v) for n, v in defaults.items()} if settings else {}
+        layer.emit(kind, layer.bottoms, attributes)
+
+    return translate
 
 
 def filler_of(node: Node | None, default: Filler | None = None) -> Filler:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from purine.graph import Attribute, Filler
-from purine.importers.caffe.layer import Layer, filler_of
+from purine.importers.caffe.layer import Layer, filler_of, one_op
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 
@@ -67,12 +67,8 @@ def convolution(layer: Layer) -> None:
     }
     channels = x.shape[1]
     if channels % groups or outputs % groups:
-        raise settings.error(
-            f"group is {groups}",
-            "group",
-            expected=f"a divisor of the {channels} channels and of num_output = {outputs}",
-            found=str(groups),
-        )
+        expected = f"a divisor of the {channels} channels and of num_output = {outputs}"
+        raise settings.wrong("group", groups, expected)
     forward = layer.type == "Convolution"
     shape = (outputs, channels // groups) if forward else (channels, outputs // groups)
     parameters = [_weight(layer, settings, (*shape, *kernel))]
@@ -106,8 +102,8 @@ def embed(layer: Layer) -> None:
     if not settings.get("bias_term", True):
         layer.emit("Embedding", [x, weight])
         return
-    found = layer.step("Embedding", [x, weight], label="rows")
-    layer.emit("Bias", [found, _bias(layer, settings, outputs)], {"axis": -1})
+    rows = layer.step("Embedding", [x, weight], label="rows")
+    layer.emit("Bias", [rows, _bias(layer, settings, outputs)], {"axis": -1})
 
 
 def pooling(layer: Layer) -> None:
@@ -148,9 +144,7 @@ def lrn(layer: Layer) -> None:
     within = settings.get("norm_region", "ACROSS_CHANNELS") == "WITHIN_CHANNEL"
     size = settings.positive("local_size", 5)
     if size % 2 == 0:
-        raise settings.error(
-            f"local_size is {size}", "local_size", expected="an odd number", found=str(size)
-        )
+        raise settings.wrong("local_size", size, "an odd number")
     attributes: dict[str, Attribute] = {
         "size": size,
         "alpha": settings.get("alpha", 1.0),
@@ -176,38 +170,13 @@ def prelu(layer: Layer) -> None:
     layer.emit("PRelu", [x, layer.parameter("weight", (count,), filler)])
 
 
-def elu(layer: Layer) -> None:
-    layer.emit("Elu", layer.bottoms, {"alpha": layer.settings("elu_param").get("alpha", 1.0)})
-
-
-def sigmoid(layer: Layer) -> None:
-    layer.emit("Sigmoid", layer.bottoms)
-
-
-def tanh(layer: Layer) -> None:
-    layer.emit("Tanh", layer.bottoms)
-
-
-def absolute(layer: Layer) -> None:
-    layer.emit("aten.abs", layer.bottoms)
-
-
-def bnll(layer: Layer) -> None:
-    """log(1 + exp(x))."""
-    layer.emit("aten.softplus", layer.bottoms)
-
-
-def clip(layer: Layer) -> None:
-    settings = layer.settings("clip_param")
-    limits = {"min": settings.get("min", 0.0), "max": settings.get("max", 0.0)}
-    layer.emit("aten.clamp", layer.bottoms, limits)
-
-
-def power(layer: Layer) -> None:
-    settings = layer.settings("power_param")
-    defaults = {"power": 1.0, "scale": 1.0, "shift": 0.0}
-    attributes = {name: settings.get(name, value) for name, value in defaults.items()}
-    layer.emit("Power", layer.bottoms, attributes)
+absolute = one_op("aten.abs")
+bnll = one_op("aten.softplus")
+clip = one_op("aten.clamp", "clip_param", min=0.0, max=0.0)
+elu = one_op("Elu", "elu_param", alpha=1.0)
+power = one_op("Power", "power_param", power=1.0, scale=1.0, shift=0.0)
+sigmoid = one_op("Sigmoid")
+tanh = one_op("Tanh")
 
 
 def exp(layer: Layer) -> None:
@@ -441,12 +410,8 @@ def _part(settings: Node, x: Var, axis: int) -> tuple[int, ...]:
     """The dimensions of x that a learnt scale or bias stands for."""
     count: int = settings.get("num_axes", 1)
     if count < -1 or (count >= 0 and axis + count > len(x.shape)):
-        raise settings.error(
-            f"num_axes is {count}",
-            "num_axes",
-            expected=f"-1, or at most {len(x.shape) - axis} from axis {axis} on",
-            found=str(count),
-        )
+        expected = f"-1, or at most {len(x.shape) - axis} from axis {axis} on"
+        raise settings.wrong("num_axes", count, expected)
     return x.shape[axis:] if count == -1 else x.shape[axis : axis + count]
 
 

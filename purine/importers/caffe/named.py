@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from purine.data import Source
 from purine.data.lmdb import is_leveldb
@@ -65,10 +64,10 @@ class NamedSource:
                 remedy="in Python pass root= with the folder where the path begins, or give the "
                 "run data of your own; on the command line --data",
             )
-        labels: dict[str, Any] = {} if len(self.dtypes) > 1 else {"labels": False}
+        labels: dict[str, object] = {} if len(self.dtypes) > 1 else {"labels": False}
         if self.type == "HDF5Data":
-            options = {"names": tuple(self.dtypes), "dtypes": tuple(self.dtypes.values())}
-            return Stored("hdf5", path, {**options, **_root(self._listed_at(path, roots))})
+            names = {"names": tuple(self.dtypes), "dtypes": tuple(self.dtypes.values())}
+            return Stored("hdf5", path, {**names, **_root(self._listed_at(path, roots))})
         if self.type == "ImageData":
             size = {} if self.size is None else {"size": self.size}
             color = {} if self.color is not False else {"color": False}
@@ -82,8 +81,8 @@ class NamedSource:
         """What comes before the names of pictures."""
         if not self.folder:
             return _root(self._listed_at(path, roots))
-        found = located(self.folder, roots)
-        return _root(self.folder if found is None else str(found))
+        folder = located(self.folder, roots)
+        return _root(self.folder if folder is None else str(folder))
 
     def _listed_at(self, path: Path, roots: Sequence[Path]) -> str | None:
         """Where the names in a list begin: the only root, or the first if it has what is listed.

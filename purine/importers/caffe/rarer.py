@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from purine.graph import Attribute, Filler
-from purine.importers.caffe.layer import Layer
+from purine.importers.caffe.layer import Layer, one_op
 
 __all__ = [
     "REFUSED",
@@ -82,11 +82,8 @@ def parameter(layer: Layer) -> None:
     settings = layer.settings("parameter_param")
     dims = settings.message("shape").all("dim")
     if any(dim < 1 for dim in dims):
-        raise settings.error(
-            f"shape is {dims}", "shape", expected="dimensions of 1 or more", found=str(dims)
-        )
-    found = layer.parameter("weight", dims, Filler())
-    layer.put(layer.tops[0], found, report=False)
+        raise settings.wrong("shape", dims, "dimensions of 1 or more")
+    layer.put(layer.tops[0], layer.parameter("weight", dims, Filler()), report=False)
 
 
 def batch_reindex(layer: Layer) -> None:
@@ -94,9 +91,7 @@ def batch_reindex(layer: Layer) -> None:
     layer.emit("aten.index_select", layer.bottoms, {"dim": 0})
 
 
-def threshold(layer: Layer) -> None:
-    value = layer.settings("threshold_param").get("threshold", 0.0)
-    layer.emit("Threshold", layer.bottoms, {"threshold": value})
+threshold = one_op("Threshold", "threshold_param", threshold=0.0)
 
 
 def swish(layer: Layer) -> None:

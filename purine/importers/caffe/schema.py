@@ -63,17 +63,16 @@ class Node:
 
     def message(self, name: str) -> Node:
         """A message within this one; an empty one where the text has none."""
-        found = self.get(name)
-        if found is None:
-            type = _fields(self.type)[name][0]
-            return Node(type, self.file, self.line)
-        assert isinstance(found, Node)
-        return found
+        message = self.get(name)
+        if message is None:
+            return Node(_fields(self.type)[name][0], self.file, self.line)
+        assert isinstance(message, Node)
+        return message
 
     def place(self, name: str, index: int = -1) -> str:
         """Where a field was written; where the message was, if the field is missing."""
-        found = self.fields.get(name)
-        return f"{self.file}:{found[index][1] if found else self.line}"
+        values = self.fields.get(name)
+        return f"{self.file}:{values[index][1] if values else self.line}"
 
     def positive(self, name: str, default: int | None = None) -> int:
         """A count of at least 1."""
@@ -83,7 +82,7 @@ class Node:
                 f"{name} is missing", name, expected=f"{name} in {self.type}", found="none"
             )
         if value < 1:
-            raise self.error(f"{name} is {value}", name, expected="1 or more", found=str(value))
+            raise self.wrong(name, value, "1 or more")
         assert isinstance(value, int)
         return value
 
@@ -105,6 +104,10 @@ class Node:
             remedy=remedy or f"change {name}",
         )
 
+    def wrong(self, name: str, value: object, expected: str) -> FormatError:
+        """A field with a value that it cannot have."""
+        return self.error(f"{name} is {value}", name, expected=expected, found=str(value))
+
     def _known(self, name: str) -> None:
         assert name in _fields(self.type), f"{self.type} has no field {name}"
 
@@ -116,8 +119,8 @@ def read(text: str, type: str, *, file: str = "<text>") -> Node:
     [10, 20]
     """
     root = parse(text, file=file)
-    made = Node(type, file, root.line)
-    waiting: list[tuple[Message, Node]] = [(root, made)]
+    top = Node(type, file, root.line)
+    waiting: list[tuple[Message, Node]] = [(root, top)]
     while waiting:
         message, node = waiting.pop()
         fields = _fields(node.type)
@@ -142,7 +145,7 @@ def read(text: str, type: str, *, file: str = "<text>") -> Node:
                 waiting.append((entry.value, inner))
             else:
                 raise _mistyped(entry, file, "a message in braces")
-    return made
+    return top
 
 
 def _fields(type: str) -> dict[str, tuple[str, bool]]:

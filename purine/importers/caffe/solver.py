@@ -89,17 +89,19 @@ def solver_of(node: Node) -> CaffeSolver:
         )
     for name in ("momentum", "momentum2", "rms_decay"):
         if not 0 <= node.get(name, 0.0) < 1:
-            raise _out_of_range(node, name, "at least 0 and below 1")
+            raise node.wrong(name, node.get(name), "at least 0 and below 1")
     for name in ("weight_decay", "delta", "base_lr"):
         if not 0 <= node.get(name, 0.0) < float("inf"):
-            raise _out_of_range(node, name, "0 or more")
+            raise node.wrong(name, node.get(name), "0 or more")
     for name in ("max_iter", "test_interval", "display", "snapshot"):
         if node.get(name, 0) < 0:
-            raise _out_of_range(node, name, "0 or more")
+            raise node.wrong(name, node.get(name), "0 or more")
     seed: int | None = node.get("random_seed")
     clip: float = node.get("clip_gradients", -1.0)
     if clip == 0 or clip != clip:
-        raise _out_of_range(node, "clip_gradients", "above 0, or negative for none")
+        raise node.wrong(
+            "clip_gradients", node.get("clip_gradients"), "above 0, or negative for none"
+        )
     return CaffeSolver(
         type=type,
         rate=_rate(node),
@@ -164,8 +166,9 @@ def _rate(node: Node) -> Rate:
     if policy == "sigmoid":
         return Sigmoid(lr, gamma=gamma, step=node.positive("stepsize"))
     if policy == "inv":
-        if gamma < 0 or _needed(node, "power") < 0:
-            raise _out_of_range(node, "gamma" if gamma < 0 else "power", "0 or more")
+        for name in ("gamma", "power"):
+            if _needed(node, name) < 0:
+                raise node.wrong(name, node.get(name), "0 or more")
         return Inv(lr, gamma=gamma, power=node.get("power"))
     gamma = _above_zero(node, "gamma")
     if policy == "exp":
@@ -174,12 +177,8 @@ def _rate(node: Node) -> Rate:
         return Step(lr, step=node.positive("stepsize"), gamma=gamma)
     steps = node.all("stepvalue")
     if not steps or steps != sorted(set(steps)) or steps[0] < 1:
-        raise node.error(
-            f"stepvalue is {steps}",
-            "stepvalue",
-            expected="one or more iterations, each later than the one before",
-            found=str(steps),
-        )
+        expected = "one or more iterations, each later than the one before"
+        raise node.wrong("stepvalue", steps, expected)
     return MultiStep(lr, steps=tuple(steps), gamma=gamma)
 
 
@@ -224,9 +223,7 @@ def _with_l1(graph: Graph, decay: float) -> Graph:
 
 def _one_of(node: Node, name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise node.error(
-            f"{name} is {value!r}", name, expected="one of " + ", ".join(known), found=repr(value)
-        )
+        raise node.wrong(name, repr(value), "one of " + ", ".join(known))
 
 
 def _needed(node: Node, name: str) -> float:
@@ -245,10 +242,5 @@ def _needed(node: Node, name: str) -> float:
 def _above_zero(node: Node, name: str) -> float:
     value = _needed(node, name)
     if not 0 < value < float("inf"):
-        raise _out_of_range(node, name, "above 0")
+        raise node.wrong(name, node.get(name), "above 0")
     return value
-
-
-def _out_of_range(node: Node, name: str, expected: str) -> Exception:
-    value = node.get(name)
-    return node.error(f"{name} is {value}", name, expected=expected, found=str(value))

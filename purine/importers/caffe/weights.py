@@ -1,7 +1,7 @@
 """Weights in Caffe's binary form: read into the states of a net, and written from them.
 
-Layers are matched by name, as Caffe does it: those that only the file has are passed over, those
-that only the net has keep their fillers, and those of both have to agree in every size.
+Layers are matched by name, as in Caffe: those that only the file has are skipped, those that only
+the net has keep their fillers, and those in both have to agree in every size.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from purine.data.messages import Damaged, append, decode, new_message, shape_of, values_of
+from purine.data.messages import Damaged, Message, append, decode, new_message, shape_of, values_of
 from purine.errors import ConfigError, FormatError
 from purine.files import write_whole
 from purine.importers.caffe.files import read_bytes
@@ -54,8 +53,8 @@ def read_weights(
     values: dict[str, Tensor] = {}
     notes = []
     for path in paths:
-        found, more = read_file(path, layers, shapes)
-        values |= found
+        own, more = read_file(path, layers, shapes)
+        values |= own
         notes += more
     unset = [item.name for item in layers if any(slot.state not in values for slot in item.slots)]
     if unset:
@@ -74,9 +73,9 @@ def read_file(
     values: dict[str, Tensor] = {}
     left_out = []
     for name, blobs in _stored(path):
-        found = known.get(name)
-        if found is not None:
-            for slot, value in _matched(path, found, blobs):
+        layer_of_net = known.get(name)
+        if layer_of_net is not None:
+            for slot, value in _matched(path, layer_of_net, blobs):
                 values[slot.state] = value.reshape(shapes[slot.state])
         elif blobs:
             left_out.append(name)
@@ -129,19 +128,19 @@ def write_weights(
     write_whole(path, message.SerializeToString())
 
 
-def _stored(path: Path) -> list[tuple[str, Sequence[Any]]]:
-    """The names of the layers of a file and their blobs, whichever age the file is of."""
+def _stored(path: Path) -> list[tuple[str, Sequence[Message]]]:
+    """The names of the layers of a file and their blobs, in the current and the older formats."""
     net = _message("NetParameter", path, "weights (caffemodel)")
-    found = [(layer.name, layer.blobs) for layer in net.layer]
+    layers = [(layer.name, layer.blobs) for layer in net.layer]
     for old in net.layers:
         first = old.layer if old.HasField("layer") else old
-        found.append((first.name or old.name, first.blobs or old.blobs))
-    if not found:
+        layers.append((first.name or old.name, first.blobs or old.blobs))
+    if not layers:
         raise _damaged(path, "weights (caffemodel)", "no layers")
-    return [(name.decode("utf-8", "replace"), blobs) for name, blobs in found]
+    return [(name.decode("utf-8", "replace"), blobs) for name, blobs in layers]
 
 
-def _message(type: str, path: Path, expected: str) -> Any:
+def _message(type: str, path: Path, expected: str) -> Message:
     data = read_bytes(path, expected, _LARGEST)
     if data.startswith(_HDF5):
         raise _damaged(path, expected, "an HDF5 file")
@@ -161,7 +160,9 @@ def _damaged(path: Path, expected: str, found: str) -> FormatError:
     )
 
 
-def _matched(path: Path, layer: StoredLayer, blobs: Sequence[Any]) -> Iterator[tuple[Slot, Tensor]]:
+def _matched(
+    path: Path, layer: StoredLayer, blobs: Sequence[Message]
+) -> Iterator[tuple[Slot, Tensor]]:
     if len(blobs) != len(layer.slots):
         raise _misfit(
             path,

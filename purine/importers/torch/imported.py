@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -26,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from purine.arguments import checked
 from purine.errors import ConfigError, PurineError, in_a_line
 from purine.graph import Builder, Graph
+from purine.importers.runs import HasStates
 from purine.importers.torch.batch import Batch, Nested, batch_of
 from purine.importers.torch.export import Program, export, left_behind
 from purine.importers.torch.graph import add_state, translate
@@ -44,16 +44,6 @@ from purine.placement.values import gather_values
 from purine.registry.clock import ITERATION, SEED
 
 __all__ = ["Imported", "from_torch"]
-
-
-@runtime_checkable
-class HasStates(Protocol):
-    """What holds the values of the states of a graph: a run."""
-
-    @property
-    def graph(self) -> Graph: ...
-
-    def states(self) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
