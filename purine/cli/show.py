@@ -97,6 +97,16 @@ def show(
     kinds: Annotated[
         bool, typer.Option("--kinds", help="List all kinds with their inputs and attributes.")
     ] = False,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="List the stages from a net to its training step.")
+    ] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="List the passes of lowering.")] = False,
+    rewrites: Annotated[
+        bool, typer.Option("--rewrites", help="List the rewrites before a step is compiled.")
+    ] = False,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="List what changes the whole process.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to a file.", show_default="the terminal"),
@@ -110,6 +120,7 @@ def show(
     purine show net.yaml --step --format dot -o step.dot
     purine show --net lenet --step --devices cpu:0-1 --lowered --format text
     purine show --kinds
+    purine show --rewrites
     """
     if depth is not None and format is Format.yaml:
         raise ConfigError(
@@ -120,8 +131,15 @@ def show(
         )
     if output is not None and file is not None:
         refuse_own_input(output, file)
-    if kinds:
-        text = _kinds_text()
+    lists = {
+        _kinds_text: kinds,
+        _stages_text: stages,
+        _passes_text: passes,
+        _rewrites_text: rewrites,
+        _effects_text: effects,
+    }
+    if any(lists.values()):
+        text = "\n".join(list_text() for list_text, asked in lists.items() if asked)
     else:
         graph = _graph(file, net, batch, image)
         if step:
@@ -306,6 +324,30 @@ def _kinds_text() -> str:
             default = "required" if attr.required else f"default {attr.default!r}"
             lines.append(f"    {key}: {describe(attr.annotation)} ({default})")
     return "\n".join(lines) + "\n"
+
+
+def _stages_text() -> str:
+    from purine.recipe import RECIPE
+
+    return _columns([(stage.name, stage.why) for stage in RECIPE], left=2)
+
+
+def _passes_text() -> str:
+    from purine.lowering import LOWERING
+
+    return _columns([(item.name, item.why) for item in LOWERING], left=2)
+
+
+def _rewrites_text() -> str:
+    from purine.compile.rewrites import rewrites_table
+
+    return _columns(rewrites_table(), left=3)
+
+
+def _effects_text() -> str:
+    from purine.machine.effects import EFFECTS
+
+    return _columns([(e.name, e.when, e.changes.replace("`", "")) for e in EFFECTS], left=3)
 
 
 def _columns(rows: Sequence[tuple[str, ...]], *, left: int) -> str:

@@ -12,7 +12,11 @@ import pytest
 from purine.cli.names import PASSES
 
 import purine as pu
+from purine.compile.rewrites import REWRITES
 from purine.graph import load_yaml, save_yaml, to_text
+from purine.lowering import LOWERING
+from purine.machine.effects import EFFECTS
+from purine.recipe import RECIPE
 from tests.command import call
 
 
@@ -233,3 +237,15 @@ def test_blocks_are_drawn_but_not_saved() -> None:
     refused = call("show", "--net", "vgg16", "--depth", "1", "--format", "yaml")
     assert refused.code == 2
     assert "blocks cannot be written as YAML" in refused.err
+
+
+def test_show_lists_what_is_done_to_a_graph_and_in_which_order() -> None:
+    for option, names in {
+        "--stages": [stage.name for stage in RECIPE],
+        "--passes": [item.name for item in LOWERING],
+        "--rewrites": [rewrite.name for rewrite in REWRITES],
+        "--effects": [effect.name for effect in EFFECTS],
+    }.items():
+        lines = call("show", option).out.splitlines()
+        assert [line.split()[0] for line in lines] == names
+        assert all(len(line.split()) > 3 for line in lines), "a reason for each"
