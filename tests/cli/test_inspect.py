@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from purine.cli.names import PASSES
 
 import purine as pu
 from purine.compile.rewrites import REWRITES
 from purine.graph import load_yaml, save_yaml, to_text
+from purine.job.names import PASSES
 from purine.lowering import LOWERING
 from purine.machine.effects import EFFECTS
 from purine.recipe import RECIPE
