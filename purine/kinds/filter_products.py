@@ -8,6 +8,9 @@ and one product need no conversion.
 The choice depends on the op and the shapes of its blobs alone, never on values or times: the same
 graph gets the same kernels, and so the same bits, in every run. Results differ from oneDNN's by
 rounding.
+
+Few ops have such shapes: of GoogLeNet in micro-batches of two images, two convolutions. There the
+CPU time of a whole step is the same with and without, to within the noise of one percent.
 """
 
 from __future__ import annotations
