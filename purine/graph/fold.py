@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 from purine.graph.builder import Builder
 from purine.graph.graph import Graph
+from purine.graph.names import GRADIENT, UPDATE
 from purine.graph.nodes import NOTHING, Location
 
 __all__ = ["blocks", "fold"]
 
-_SIDES = ("grad", "update")
+_SIDES = (GRADIENT, UPDATE)
 """First parts of names that transforms put before the name of what they were made for."""
 
 
