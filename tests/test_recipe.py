@@ -10,10 +10,12 @@ import pytest
 import purine as pu
 from purine.errors import ConfigError
 from purine.graph import Graph
+from purine.importers.caffe import CaffeSolver
 from purine.parallel import Scheme
 from purine.placement.devices import as_locations, devices_of
 from purine.placement.values import gather_values
 from purine.recipe import Settings, compose, describe, make_step
+from purine.solvers import Fixed
 from tests.parallel.nets import Trained, agree, float64, trained
 
 SOLVER = partial(pu.solvers.sgd, lr=0.05, momentum=0.9, weight_decay=1e-3)
@@ -173,3 +175,13 @@ def test_convolutions_are_joined_on_gpus_where_layers_are_whole() -> None:
     cut = replace(settings, scheme=Scheme(model=2))
     assert "join" not in names(cut)
     assert "join" not in names(replace(settings, devices=as_locations("cpu:0-1")))
+
+
+def test_decay_by_signs_is_added_once_to_the_reduced_gradient() -> None:
+    """Caffe reduces gradients before it adds the decay; the numbers are those of one device."""
+    solver = CaffeSolver(type="SGD", rate=Fixed(0.05), weight_decay=0.01, regularization="L1")
+    step = compose(LENET, solver=solver, devices="cpu:0-1", data=2, micro=2)
+    signs = [op.name for op in step.ops.values() if op.kind == "aten.sign"]
+    assert signs.count("grad/conv1/weight/sign") == 1
+    assert len(signs) == len(LENET.states) - 2  # all but seed and iteration
+    agree(trained(step, steps=2), trained(solver(pu.backward(LENET)), steps=2))

@@ -123,18 +123,12 @@ def reported_losses(graph: Graph) -> tuple[str, ...]:
     """
     found: set[str] = set()
     for op in graph.ops.values():
-        if op.kind == "aten.full":
-            origin = origin_of(op)
-            found.add(origin.of.removeprefix(origin.parts))
-            names = []
+        if op.kind == "aten.full" and op.origin is not None:
+            found.add(op.origin.of.removeprefix(op.origin.parts))
         elif op.kind == "Fused":
-            names = _CONSTANTS.findall(str(op.attributes.get("body", "")))
-        else:
-            names = []
-            if lookup(op).loss:
-                found.update(op.outputs[:1])
-        for name in names:
-            found.add(loss_of(name))
+            found.update(map(loss_of, _CONSTANTS.findall(str(op.attributes.get("body", "")))))
+        elif lookup(op).loss:
+            found.update(op.outputs[:1])
     return tuple(name for name in graph.outputs if name in found)
 
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 from purine.graph.builder import Builder
 from purine.graph.graph import Graph
+from purine.graph.names import GRADIENT, UPDATE
 from purine.graph.nodes import NOTHING, Location
 
 __all__ = ["blocks", "fold"]
 
-_SIDES = ("grad", "update")
-"""Prefixes that transforms put before the name of the forward op."""
+_SIDES = (GRADIENT, UPDATE)
+"""First parts of names that transforms put before the name of what they were made for."""
 
 
 def blocks(graph: Graph, depth: int) -> Mapping[str, tuple[str, ...]]:

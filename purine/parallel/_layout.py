@@ -1,4 +1,4 @@
-"""How a blob is cut: along which axis, and which spans of it each device holds."""
+"""How a blob is sharded: along which axis, and which spans of it each device holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where what a step does once is done: updates, slots and clipping follow their parameters."""
+"""Placement of the once-per-step ops (updates, optimizer state, clipping).
+
+Each goes to the device that owns its parameter.
+"""
 
 from __future__ import annotations
 
