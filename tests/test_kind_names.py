@@ -19,7 +19,9 @@ import torch
 import purine
 from purine.analysis.infer import complete
 from purine.graph import from_yaml
+from purine.parallel import _shard_rules
 from purine.registry import aten, sized
+from purine.registry.facts import ShardRule
 from purine.registry.lookup import kinds
 
 SOURCES = sorted(Path(purine.__file__).parent.rglob("*.py"))
@@ -80,6 +82,10 @@ def test_tables_name_kinds_that_graphs_have(module: str) -> None:
         for name in names:
             assert aten.canonical(name) == name, (table, name)
             assert exists(name), (table, name)
+
+
+def test_every_sharding_class_has_a_rule() -> None:
+    assert {*ShardRule} == {*_shard_rules._FOLLOW, *_shard_rules._WEIGHTED}
 
 
 def test_keys_of_kernels_are_kinds_too() -> None:

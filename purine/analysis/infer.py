@@ -11,6 +11,7 @@ from purine.analysis.tracing import Inferred, Spec
 from purine.arguments import at_least, checked
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
+from purine.graph.verify import problems as structural
 from purine.registry.aten import canonical, device_of, dtype_of
 from purine.registry.clock import add_clock
 from purine.registry.fillers import filler_problems
@@ -122,8 +123,6 @@ def check(graph: Graph) -> Graph:
 @checked
 def problems(graph: Graph) -> list[GraphError]:
     """Everything that is wrong with a graph, in the order of the rules."""
-    from purine.graph.verify import problems as structural
-
     found = structural(graph)
     if found:
         return found

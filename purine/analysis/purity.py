@@ -118,9 +118,9 @@ def watched(inputs: Sequence[Tensor]) -> Iterator[None]:
         raise ImpureCall("Python's or numpy's random numbers")
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[misc]
+class _Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.memory = {
             value.untyped_storage()._cdata: n for n, value in reversed([*enumerate(inputs)])
         }

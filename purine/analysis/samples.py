@@ -56,7 +56,7 @@ class Samples:
         split = []
         for part in parts:
             samples = part.shape[self.axis] // (self.outer * self.inner)
-            split.append(part.unflatten(self.axis, (self.outer, samples, self.inner)))
+            split.append(torch.unflatten(part, self.axis, (self.outer, samples, self.inner)))
         return torch.cat(split, self.axis + 1).flatten(self.axis, self.axis + 2)
 
 

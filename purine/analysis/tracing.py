@@ -1,9 +1,15 @@
 """Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
 
-It touches private parts of torch (fake tensors, proxy tracing, the flop counter's registry), which
-no other modules but `script` and `purity` do, so that a new release of torch is a change in few
-places. What comes out is plain data. The flop counter imports Triton, so it is imported when
-something is counted.
+The results are plain data. The flop counter imports Triton, so it is imported on first use.
+
+A new release of torch may change its private modules. Purine uses these:
+
+- here and in `analysis.purity`: fake tensors, the schemas of overloads, registry of flops;
+- `registry.aten`: overloads and their schemas, which name the inputs and attributes of ATen kinds;
+- `kinds.update`: `_foreach` functions and fused optimizer kernels; `kinds.add_at`: `_assert_async`;
+- `compile`: Inductor, its tracing context and allocator settings, and the TorchScript interpreter;
+- `importers.torch`: the gradient mode, packed sequences and higher-order operators;
+- `lowering.collectives`: the NCCL reduction.
 """
 
 from __future__ import annotations
@@ -169,7 +175,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
         if any(map(_writes_through_view, module.graph.nodes)):
             pure = torch.func.functionalize(module, remove="mutations")
             module = make_fx(pure)(*(value.detach() for value in (*values, *cotangents)))
-    return _Recorder(module.graph.nodes, count, len(results), pulled).joint()
+    return _Recorder(list(module.graph.nodes), count, len(results), pulled).joint()
 
 
 def _writes_through_view(node: Node) -> bool:
@@ -197,7 +203,9 @@ def _is_view(node: Node) -> bool:
 class _Recorder:
     """Turns the nodes of a traced joint into numbered calls."""
 
-    def __init__(self, nodes: Any, inputs: int, outputs: int, pulled: tuple[bool, ...]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], inputs: int, outputs: int, pulled: tuple[bool, ...]
+    ) -> None:
         self.nodes: list[Node] = list(nodes)
         self.inputs = inputs
         self.outputs = outputs
@@ -221,7 +229,9 @@ class _Recorder:
                     (backward if late else forward).append(call)
                     if late:
                         self.late.update(r[0] for r in call.results if r is not None)
-        final = [None if n is None else self.numbers[n] for n in self.nodes[-1].args[0]]
+        returned = self.nodes[-1].args[0]
+        assert isinstance(returned, tuple | list)
+        final = [self._number(node) for node in returned]
         results, gradients = final[: self.outputs], final[self.outputs :]
         assert None not in results
         live = {number for number in final if number is not None}

@@ -3,6 +3,7 @@
 import purine.kinds.add_at
 import purine.kinds.average
 import purine.kinds.batch_reduce
+import purine.kinds.caffe_loss
 import purine.kinds.caffe_norm
 import purine.kinds.caffe_recurrent
 import purine.kinds.ctc
@@ -11,7 +12,6 @@ import purine.kinds.expect
 import purine.kinds.fused
 import purine.kinds.group_norm
 import purine.kinds.grouped
-import purine.kinds.loss_more
 import purine.kinds.loss_scale
 import purine.kinds.pointwise
 import purine.kinds.rates

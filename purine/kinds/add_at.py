@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from purine.registry.aten import KERNELS, name_of
 
@@ -61,7 +62,7 @@ def row_sums(index: Tensor, rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("purine::added_at", mutates_args=())
 def added_at(x: Tensor, index: Sequence[Tensor | None], values: Tensor) -> Tensor:
     """A copy of a tensor with values added where `index` says, as in `x[index] += values`."""
-    return aten.index_put_.default(x.clone(), index, values, accumulate=True)
+    return _call(aten.index_put_.default, x.clone(), index, values, accumulate=True)
 
 
 @row_sums.register_fake
@@ -84,7 +85,7 @@ def _results(rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
 def _for_each(height: int, index: Tensor, rows: Tensor) -> Tensor:
     """What there is for each of so many places."""
     sums, slots = row_sums(index, rows, height)
-    return aten._unsafe_index.Tensor(sums, [slots])
+    return _call(aten._unsafe_index.Tensor, sums, [slots])
 
 
 def _fit(x: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
@@ -96,12 +97,18 @@ def _fit(x: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
     return list(source.shape) == shape and source.dtype == x.dtype
 
 
+def _call(operator: Callable[..., Any], *args: object, **settings: object) -> Tensor:
+    """Call an operator of one result, for which torch has no types."""
+    result: Tensor = operator(*args, **settings)
+    return result
+
+
 @cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _on_gpus(overload: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _on_gpus(overload: OpOverload) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Let a function be what runs an overload on GPUs.
 
     Not where a gradient is recorded, which is known of the overload, nor where only shapes are
@@ -110,10 +117,10 @@ def _on_gpus(overload: Any) -> Callable[[Callable[..., Tensor]], Callable[..., T
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @wraps(function)
-        def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        def kernel(*args: object, **kwargs: object) -> Tensor:
             tensors = [value for value in args if isinstance(value, Tensor)]
             if any(value.requires_grad or value.is_meta or not value.dim() for value in tensors):
-                return overload(*args, **kwargs)
+                return _call(overload, *args, **kwargs)
             return function(*args, **kwargs)
 
         KERNELS[name_of(overload), "cuda"] = kernel
@@ -126,10 +133,12 @@ def _on_gpus(overload: Any) -> Callable[[Callable[..., Tensor]], Callable[..., T
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     values = source if alpha == 1 else alpha * source
     if not _fit(x, dim, index, values):
-        return aten.index_add.default(x, dim, index, source, alpha=alpha)  # may say what is wrong
+        return _call(
+            aten.index_add.default, x, dim, index, source, alpha=alpha
+        )  # may say what is wrong
     if dim % x.dim() == 0:
         return (x + _for_each(len(x), index, values)).to(x.dtype)
-    return added_at(x, [*[None] * (dim % x.dim()), index], values)
+    return _call(added_at, x, [*[None] * (dim % x.dim()), index], values)
 
 
 @_on_gpus(aten.index_add_.default)
@@ -138,11 +147,11 @@ def _index_add_over(
 ) -> Tensor:
     values = source if alpha == 1 else alpha * source
     if not _fit(x, dim, index, values):
-        return aten.index_add_.default(x, dim, index, source, alpha=alpha)
+        return _call(aten.index_add_.default, x, dim, index, source, alpha=alpha)
     if dim % x.dim() == 0:
         return x.add_(_for_each(len(x), index, values))
     place = [*[None] * (dim % x.dim()), index]
-    return aten.index_put_.default(x, place, values, accumulate=True)
+    return _call(aten.index_put_.default, x, place, values, accumulate=True)
 
 
 @_on_gpus(aten.index_put.default)
@@ -150,18 +159,18 @@ def _index_put(
     x: Tensor, index: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     if not accumulate:
-        return aten.index_put.default(x, index, values)
-    return added_at(x, index, values)
+        return _call(aten.index_put.default, x, index, values)
+    return _call(added_at, x, index, values)
 
 
 @_on_gpus(aten.scatter_add.default)
 def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if any(size > there for size, there in zip(index.shape, source.shape, strict=False)):
-        return aten.scatter_add.default(x, dim, index, source)  # which says what is wrong
+        return _call(aten.scatter_add.default, x, dim, index, source)  # which says what is wrong
     along = [torch.arange(size, device=x.device) for size in index.shape]
     places = list(torch.meshgrid(*along, indexing="ij"))
     places[dim] = index
-    return added_at(x, places, source[tuple(map(slice, index.shape))])
+    return _call(added_at, x, places, source[tuple(map(slice, index.shape))])
 
 
 @_on_gpus(aten.embedding_dense_backward.default)
@@ -169,7 +178,9 @@ def _embedding_gradient(
     rows: Tensor, index: Tensor, count: int, padding: int, by_frequency: bool
 ) -> Tensor:
     if by_frequency:
-        return aten.embedding_dense_backward.default(rows, index, count, padding, by_frequency)
+        return _call(
+            aten.embedding_dense_backward.default, rows, index, count, padding, by_frequency
+        )
     if padding >= 0:
         rows = rows.masked_fill((index == padding).unsqueeze(-1), 0)
     flat = rows.flatten(0, index.dim() - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -109,12 +111,15 @@ def _capability(value: Tensor) -> tuple[int, int]:
     return torch.cuda.get_device_capability(value.device) if value.is_cuda else (0, 0)
 
 
+_cudnn_version: Callable[[], int | None] = torch.backends.cudnn.version
+
+
 def _has_cudnn(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
     """Whether cuDNN has the quickest kernel: from Hopper on, for heads that are not too wide."""
     return (
         _has_flash(query, key, causal, mask)
         and query.shape[-1] <= 128
-        and (torch.backends.cudnn.version() or 0) >= 90000
+        and (_cudnn_version() or 0) >= 90000
         and _capability(query) >= (9, 0)
     )
 

@@ -30,7 +30,8 @@ def CaffeLstm(
     size = _size(x, weight, 4, hidden, cell)
     h, c, outputs = hidden[0], cell[0], []
     for step in range(x.shape[0]):
-        inner, forget, out, new = (x[step] + F.linear(keep[step] * h, weight)).split(size, 1)
+        gates = x[step] + F.linear(keep[step] * h, weight)
+        inner, forget, out, new = torch.split(gates, size, 1)
         c = keep[step] * torch.sigmoid(forget) * c + torch.sigmoid(inner) * torch.tanh(new)
         h = torch.sigmoid(out) * torch.tanh(c)
         outputs.append(h)

@@ -59,7 +59,9 @@ def ctc_losses_gradient(
     losses, alpha = aten._ctc_loss.Tensor(*given, blank, zero_infinity)
     if zero_infinity:
         cotangent = cotangent.where(losses != math.inf, 0)
-    return aten._ctc_loss_backward.Tensor(cotangent, *given, losses, alpha, blank, zero_infinity)
+    settings = blank, zero_infinity
+    gradient: Tensor = aten._ctc_loss_backward.Tensor(cotangent, *given, losses, alpha, *settings)
+    return gradient
 
 
 @ctc_losses_gradient.register_fake
@@ -90,7 +92,8 @@ def CtcLosses(
     `times` and `counts` are how many of the T steps and of the L labels a sample has.
     `zero_infinity` lets samples whose labels do not fit into their steps count for nothing.
     """
-    return ctc_losses(scores, labels, times, counts, blank, zero_infinity)
+    losses: Tensor = ctc_losses(scores, labels, times, counts, blank, zero_infinity)
+    return losses
 
 
 @kind
@@ -105,7 +108,9 @@ def CtcLossesGradient(
     zero_infinity: bool = False,
 ) -> Tensor:
     """The gradient of the scores."""
-    return ctc_losses_gradient(cotangent, scores, labels, times, counts, blank, zero_infinity)
+    given = scores, labels, times, counts
+    gradient: Tensor = ctc_losses_gradient(cotangent, *given, blank, zero_infinity)
+    return gradient
 
 
 def _lower(emit: Emit, op: Op) -> tuple[str, ...]:

@@ -66,13 +66,15 @@ def _groups(ends: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
 @kind
 def GroupedProduct(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Each row of x [N, K] times the matrix of its group, of weight [G, K, M]; else zeros."""
-    return grouped_product(x, weight, ends)
+    product: Tensor = grouped_product(x, weight, ends)
+    return product
 
 
 @kind
 def GroupedProductGradient(x: Tensor, cotangent: Tensor, ends: Tensor) -> Tensor:
     """The gradient of the weight of a `GroupedProduct`."""
-    return grouped_product_gradient(x, cotangent, ends)
+    gradient: Tensor = grouped_product_gradient(x, cotangent, ends)
+    return gradient
 
 
 def _lower(emit: Emit, op: Op) -> tuple[str, ...]:

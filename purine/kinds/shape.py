@@ -51,7 +51,7 @@ def Split(x: Tensor, *, parts: int, axis: int = 1) -> tuple[Tensor, ...]:
     extent = _extent(x, axis)
     if parts < 1 or extent % parts:
         raise ValueError(f"{extent} along axis {axis} cannot be cut into {parts} equal parts")
-    return tuple(x.split(extent // parts, axis))
+    return tuple(torch.split(x, extent // parts, axis))
 
 
 @kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.ALONG_AXIS, SampleRule.ALONG_AXIS))

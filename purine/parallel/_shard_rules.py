@@ -198,7 +198,7 @@ def _mean(seen: Seen) -> Plan | None:
     layout, dims = _only(seen), seen.setting("dim")
     if layout is None or not isinstance(dims, tuple):
         return None
-    gone = {int(dim) % len(seen.inputs[0]) for dim in dims}  # type: ignore[arg-type]
+    gone = {dim % len(seen.inputs[0]) for dim in dims if isinstance(dim, int)}
     if layout.axis in gone or not gone:
         return None
     less = 0 if seen.setting("keepdim") else sum(dim < layout.axis for dim in gone)
@@ -236,7 +236,7 @@ def order_of(seen: Seen) -> tuple[int, ...]:
     if seen.op.kind in ("Transpose", "aten.permute"):
         given = attributes["axes" if seen.op.kind == "Transpose" else "dims"]
         assert isinstance(given, tuple)
-        return tuple(int(axis) % dims for axis in given)  # type: ignore[arg-type]
+        return tuple(axis % dims for axis in given if isinstance(axis, int))
     if seen.op.kind == "aten.t":
         return tuple(reversed(order))
     one, other = seen.axis("dim0"), seen.axis("dim1")
@@ -505,8 +505,9 @@ def _embedding(seen: Seen, cut: Cut) -> Plan:
     )
     wanted: list[Layout | None] = [None, None]
     if cut.by == "columns" or (cut.by is None and not plain):
-        wanted[table] = Layout(1, evenly(shape[1], cut.count))
-        last = Layout(len(seen.outputs[0]) - 1, wanted[table].parts)  # type: ignore[union-attr]
+        spans = evenly(shape[1], cut.count)
+        wanted[table] = Layout(1, spans)
+        last = Layout(len(seen.outputs[0]) - 1, spans)
         return Plan(tuple(wanted), (last,), _same(seen, cut.count))
     if not plain:
         raise Cannot("its padding and scaling need the whole table")

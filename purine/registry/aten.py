@@ -17,10 +17,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._C import Argument
+from torch._ops import OpOverload
 
 from purine.graph import Attribute, Location, Op
 from purine.registry.aten_facts import OVERWRITES, facts_of
-from purine.registry.kind import Attr, Kernel, Kind, PerOp
+from purine.registry.kind import Attr, Kernel, Kind, PerOp, Results
 
 __all__ = [
     "KERNELS",
@@ -47,7 +49,7 @@ _FORMATS = {
     "preserve": torch.preserve_format,
 }
 
-KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
+KERNELS: dict[tuple[str, str], Kernel] = {}
 """What runs an overload on a kind of device, by the overload's name: where ATen has no kernel for
 it, one that adds up in another order each time, or one that does not take all inputs."""
 
@@ -121,7 +123,7 @@ def bind_over(op: Op, index: int) -> Kernel:
     out = "grad_input" if name.endswith("_backward") else "out"
     call = _bind(getattr(getattr(torch.ops.aten, name), out), op, out=out)
 
-    def over(*tensors: torch.Tensor) -> Any:
+    def over(*tensors: torch.Tensor) -> Results:
         return call(*tensors, **{out: tensors[index]})
 
     return over
@@ -138,14 +140,14 @@ def canonical(name: str) -> str:
     return name.removesuffix(".default")
 
 
-def name_of(overload: Any) -> str:
+def name_of(overload: OpOverload) -> str:
     """The kind of an overload, in its canonical spelling."""
     namespace, _, name = overload._schema.name.partition("::")
     return canonical(f"{namespace}.{name}.{overload._overloadname}")
 
 
 def attributes_of(
-    overload: Any,
+    overload: OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],
     number: Callable[[object], int | None],
@@ -175,7 +177,7 @@ def attributes_of(
     return inputs, attributes
 
 
-def _overload(name: str) -> Any:
+def _overload(name: str) -> OpOverload | None:
     parts = name.split(".")
     if not (parts[0] == "aten" or name in _MORE) or not 2 <= len(parts) <= 3:
         return None
@@ -183,7 +185,8 @@ def _overload(name: str) -> Any:
     wanted = parts[2] if len(parts) == 3 else "default"
     if packet is None or not hasattr(packet, "overloads") or wanted not in packet.overloads():
         return None
-    return getattr(packet, wanted)
+    overload: OpOverload = getattr(packet, wanted)
+    return overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +203,20 @@ class Inputs:
     places: tuple[int | None, ...]
 
 
-def written_over(op: Op, index: int | None) -> tuple[Any, list[tuple[int, object]]]:
+def written_over(op: Op, index: int | None) -> tuple[OpOverload, list[tuple[int, object]]]:
     """The overload that an op calls, in place where it may write over its first input.
 
     With it the arguments as pairs (place in the schema, value).
     """
     overload = _overload(op.kind)
+    assert overload is not None, op
     if index == 0:
         _, name, *suffix = op.kind.split(".")
         overload = _overload(".".join(["aten", f"{name}_", *suffix])) or overload
     return overload, _arguments(overload, op)
 
 
-def _arguments(overload: Any, op: Op, *, out: str | None = None) -> list[tuple[int, object]]:
+def _arguments(overload: OpOverload, op: Op, *, out: str | None = None) -> list[tuple[int, object]]:
     """The arguments of a call of `overload` for an op, without the one called `out`."""
     found: list[tuple[int, object]] = []
     used = 0
@@ -240,7 +244,7 @@ def _arguments(overload: Any, op: Op, *, out: str | None = None) -> list[tuple[i
     return found
 
 
-def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
+def _bind(overload: OpOverload, op: Op, *, out: str | None = None) -> Kernel:
     positional: list[object] = []
     keywords: dict[str, object] = {}
     named: list[tuple[str, int]] = []
@@ -258,16 +262,16 @@ def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
             keywords[argument.name] = value
     slots = [(k, item.place) for k, item in enumerate(positional) if isinstance(item, Input)]
     lists = [(k, item.places) for k, item in enumerate(positional) if isinstance(item, Inputs)]
-    function = KERNELS.get((name_of(overload), device_of(op.location).type), overload)
+    function: Kernel = KERNELS.get((name_of(overload), device_of(op.location).type), overload)
     if not lists and not named and all(place == index for place, index in slots):
         rest = tuple(positional[len(slots) :])
 
-        def direct(*tensors: torch.Tensor, **more: Any) -> Any:
+        def direct(*tensors: torch.Tensor, **more: torch.Tensor) -> Results:
             return function(*tensors, *rest, **keywords, **more)
 
         return direct
 
-    def call(*tensors: torch.Tensor, **more: Any) -> Any:
+    def call(*tensors: torch.Tensor, **more: torch.Tensor) -> Results:
         filled = positional.copy()
         for place, index in slots:
             filled[place] = tensors[index]
@@ -279,7 +283,7 @@ def _bind(overload: Any, op: Op, *, out: str | None = None) -> Kernel:
     return call
 
 
-def _argument(argument: Any, op: Op) -> object:
+def _argument(argument: Argument, op: Op) -> object:
     if argument.name == "device":
         return device_of(op.location)
     if argument.name in op.attributes:
@@ -298,7 +302,7 @@ def _encode(value: object) -> Attribute:
     return value
 
 
-def _decode(argument: Any, value: Attribute) -> object:
+def _decode(argument: Argument, value: Attribute) -> object:
     real = str(argument.real_type)
     if "ScalarType" in real and isinstance(value, str):
         return dtype_of(value)
@@ -322,11 +326,11 @@ def _places(value: Attribute) -> tuple[int | None, ...]:
     return tuple(None if item is None else int(str(item).removeprefix("$")) for item in value)
 
 
-def _is_tensor(argument: Any) -> bool:
+def _is_tensor(argument: Argument) -> bool:
     return str(argument.type) in ("Tensor", "Optional[Tensor]")
 
 
-def _is_tensor_list(argument: Any) -> bool:
+def _is_tensor_list(argument: Argument) -> bool:
     return str(argument.type) in (
         "List[Tensor]",
         "List[Optional[Tensor]]",
@@ -335,5 +339,5 @@ def _is_tensor_list(argument: Any) -> bool:
     )
 
 
-def _count_lists(arguments: Sequence[Any]) -> int:
+def _count_lists(arguments: Sequence[Argument]) -> int:
     return sum(map(_is_tensor_list, arguments))

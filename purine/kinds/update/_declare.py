@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from purine.graph import Attribute
 from purine.kinds.update._arithmetic import EACH, IN_PLACE, PURE, TensorList
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Kernel, Results, Variants, kind
@@ -50,17 +51,21 @@ def update(
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
         @wraps(formula)
-        def pure(*inputs: Tensor, **settings: Any) -> Results:
-            return formula(PURE, *inputs, **settings)
+        def pure(*inputs: Tensor, **settings: Attribute) -> Results:
+            results: Results = formula(PURE, *inputs, **settings)
+            return results
 
-        def in_place(*inputs: Tensor, **settings: Any) -> Results:
+        def in_place(*inputs: Tensor, **settings: Attribute) -> Results:
             if fused is not None and _fusable(inputs[:tensors]):
                 lists = ([tensor] for tensor in inputs[:tensors])
                 if fused(*lists, *inputs[tensors:], **{**defaults, **settings}):
                     return tuple(inputs[k] for k in over) if slots else inputs[0]
-            return formula(IN_PLACE, *inputs, **settings)
+            results: Results = formula(IN_PLACE, *inputs, **settings)
+            return results
 
-        def many_in_place(*columns: Sequence[Tensor], **settings: Any) -> list[Sequence[Tensor]]:
+        def many_in_place(
+            *columns: Sequence[Tensor], **settings: Attribute
+        ) -> list[Sequence[Tensor]]:
             rows = list(zip(*columns, strict=True))
             scalars = columns[tensors:]
             together = (
@@ -74,7 +79,7 @@ def update(
                     in_place(*row, **settings)
             return [columns[k] for k in over]
 
-        def each(*columns: Sequence[Tensor], **settings: Any) -> Sequence[Sequence[Tensor]]:
+        def each(*columns: Sequence[Tensor], **settings: Attribute) -> Sequence[Sequence[Tensor]]:
             lists = (TensorList(list(column)) for column in columns[:tensors])
             scalars = (column[0] for column in columns[tensors:])
             results = formula(EACH, *lists, *scalars, **settings)

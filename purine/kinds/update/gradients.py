@@ -18,7 +18,8 @@ def GlobalNorm(*gradients: Tensor) -> Tensor:
     tensor(5., dtype=torch.float64)
     """
     norms = [torch.linalg.vector_norm(gradient).double() for gradient in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def _clip_factor(gradient: Tensor, norm: Tensor, max_norm: float, eps: float) -> Tensor:

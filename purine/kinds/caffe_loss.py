@@ -1,4 +1,4 @@
-"""Losses that fewer nets need: pairs, weighted mistakes, given probabilities, and plain sums."""
+"""Losses that nets of Caffe use: of pairs, of weighted mistakes, of probabilities, and sums."""
 
 from __future__ import annotations
 
