@@ -84,7 +84,7 @@ def _source(data: object) -> Source:
 
 
 def _names(count: int) -> tuple[str, ...]:
-    return tuple(f"item {place}" for place in range(count))
+    return tuple(f"item {index}" for index in range(count))
 
 
 def _name(data: object) -> str:

@@ -115,8 +115,8 @@ class Hdf5Source(Source):
         fields, counts = [], []
         with _opened(file) as content:
             for name in self._names:
-                found = content.get(name)
-                if not hasattr(found, "shape") or len(found.shape) < 1:
+                table = content.get(name)
+                if not hasattr(table, "shape") or len(table.shape) < 1:
                     raise DataError(
                         f"there is no data set {name!r}",
                         where=str(file),
@@ -124,8 +124,8 @@ class Hdf5Source(Source):
                         found=", ".join(content) or "none",
                         remedy="write the file with these names",
                     )
-                dtype = dtypes.get(name, found.dtype.name)
-                for wrong in {found.dtype.name, dtype} - set(DTYPES):
+                dtype = dtypes.get(name, table.dtype.name)
+                for wrong in {table.dtype.name, dtype} - set(DTYPES):
                     raise DataError(
                         f"data set {name!r} cannot be {wrong}",
                         where=str(file),
@@ -133,9 +133,9 @@ class Hdf5Source(Source):
                         found=wrong,
                         remedy="write it with one of these dtypes",
                     )
-                shape = tuple(found.shape[1:])
+                shape = tuple(table.shape[1:])
                 fields.append(Field(name, () if name == self._labels else shape, dtype))
-                counts.append(found.shape[0])
+                counts.append(table.shape[0])
         if len(set(counts)) != 1 or counts[0] < 1:
             raise DataError(
                 "the numbers of rows do not agree",

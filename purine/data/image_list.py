@@ -69,8 +69,8 @@ class ImageListSource(Source):
                     remedy="give a size (in Caffe new_height and new_width) for all of them",
                 )
             images[row] = picture
-        made = (torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
-        return made if self._has_labels else made[:1]
+        columns = (torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
+        return columns if self._has_labels else columns[:1]
 
     def _picture(self, number: int) -> NumpyArray:
         path = self._located(number)
@@ -79,10 +79,10 @@ class ImageListSource(Source):
     def _located(self, number: int) -> str:
         """The path of a picture; Caffe joins root and name as texts, whatever is between them."""
         name = self._names[number]
-        places = [name, str(self.path.parent / name)]
+        paths = [name, str(self.path.parent / name)]
         if self._root is not None:
-            places = [f"{self._root}{name}", os.path.join(self._root, name)]
-        return next((place for place in places if os.path.exists(place)), places[-1])
+            paths = [f"{self._root}{name}", os.path.join(self._root, name)]
+        return next((path for path in paths if os.path.exists(path)), paths[-1])
 
 
 @checked

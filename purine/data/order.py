@@ -52,12 +52,12 @@ class Order:
         return np.concatenate(pieces)
 
     def _permutation(self, epoch: int) -> Indices:
-        found = self._kept.get(epoch)
-        if found is None:
-            found = _draw_permutation(self.length, self.seed, epoch)
+        permutation = self._kept.get(epoch)
+        if permutation is None:
+            permutation = _draw_permutation(self.length, self.seed, epoch)
             last = dict(list(self._kept.items())[-1:])
-            self._kept = last | {epoch: found}
-        return found
+            self._kept = last | {epoch: permutation}
+        return permutation
 
 
 class Reader:

@@ -43,10 +43,10 @@ class TensorSource(Source):
                 found="none",
                 remedy="pass for example (x, y)",
             )
-        self._columns = tuple(_column(item, place) for place, item in enumerate(columns))
+        self._columns = tuple(_column(item, index) for index, item in enumerate(columns))
         self.fields = tuple(
-            Field(f"tensor {place}", tuple(column.shape[1:]), dtype_name(column.dtype))
-            for place, column in enumerate(self._columns)
+            Field(f"tensor {index}", tuple(column.shape[1:]), dtype_name(column.dtype))
+            for index, column in enumerate(self._columns)
         )
         for column, field in zip(self._columns, self.fields, strict=True):
             if len(column) != len(self):
@@ -87,21 +87,21 @@ def columns_source(columns: Columns) -> TensorSource:
     return TensorSource(columns)
 
 
-def _column(value: object, place: int) -> Tensor:
+def _column(value: object, index: int) -> Tensor:
     """A tensor on the CPU that holds a sample in each row."""
     if isinstance(value, tuple | list):
-        value = _stacked(value, place)
+        value = _stacked(value, index)
     if isinstance(value, np.ndarray):
-        value = _from_numpy(value, place)
+        value = _from_numpy(value, index)
     if not isinstance(value, Tensor):
-        raise _unusable(place, shown(value))
+        raise _unusable(index, shown(value))
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        raise _unusable(place, f"a {value.device.type} tensor of layout {value.layout}")
+        raise _unusable(index, f"a {value.device.type} tensor of layout {value.layout}")
     if dtype_name(value.dtype) not in DTYPES:
-        raise _unusable(place, dtype_name(value.dtype))
+        raise _unusable(index, dtype_name(value.dtype))
     if value.ndim == 0 or value.numel() == 0:
         raise DataError(
-            f"there are no samples in tensor {place}",
+            f"there are no samples in tensor {index}",
             expected="one row or more, none of them empty",
             found=f"shape {list(value.shape)}",
             remedy="give each tensor one row per sample",
@@ -109,7 +109,7 @@ def _column(value: object, place: int) -> Tensor:
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 
-def _stacked(items: Sequence[object], place: int) -> Tensor | NumpyArray:
+def _stacked(items: Sequence[object], index: int) -> Tensor | NumpyArray:
     try:
         stacked = [item for item in items if isinstance(item, Tensor)]
         if items and len(stacked) == len(items):
@@ -119,21 +119,21 @@ def _stacked(items: Sequence[object], place: int) -> Tensor | NumpyArray:
             return np.stack(arrays)
         return torch.tensor(items)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise _unusable(place, f"a {type(items).__name__}: {in_a_line(error)}") from error
+        raise _unusable(index, f"a {type(items).__name__}: {in_a_line(error)}") from error
 
 
-def _from_numpy(array: NumpyArray, place: int) -> Tensor:
+def _from_numpy(array: NumpyArray, index: int) -> Tensor:
     if array.dtype.name not in DTYPES:
-        raise _unusable(place, f"an array of {array.dtype.name}")
+        raise _unusable(index, f"an array of {array.dtype.name}")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     with warnings.catch_warnings():  # batches are copies: what cannot be written to will do
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 
 
-def _unusable(place: int, found: str) -> DataError:
+def _unusable(index: int, found: str) -> DataError:
     return DataError(
-        f"tensor {place} of the data cannot be used",
+        f"tensor {index} of the data cannot be used",
         expected=f"a dense tensor or array of {', '.join(sorted(DTYPES))}, or a list of numbers or "
         "of tensors of one shape",
         found=found,

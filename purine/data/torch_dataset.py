@@ -270,9 +270,9 @@ def _stack(
             raise _unlike(number, f"{len(fields)} values", f"{len(values)} values")
         for value, field, column in zip(values, fields, columns, strict=True):
             tensor = _as_tensor(value, field.name)
-            found = Field(field.name, tuple(tensor.shape), dtype_name(tensor.dtype))
-            if found != field:
-                raise _unlike(number, str(field), str(found))
+            own = Field(field.name, tuple(tensor.shape), dtype_name(tensor.dtype))
+            if own != field:
+                raise _unlike(number, str(field), str(own))
             column.append(tensor)
     return tuple(
         torch.stack(column)

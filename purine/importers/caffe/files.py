@@ -17,8 +17,7 @@ def located(name: str, roots: Sequence[Path]) -> Path | None:
     """The file or folder of this name, from the first of the roots that has it."""
     if not name or "\0" in name:
         return None
-    found = (root / name for root in roots)
-    return next((path for path in found if path.exists()), None)
+    return next((root / name for root in roots if (root / name).exists()), None)
 
 
 def within(roots: Sequence[Path]) -> str:

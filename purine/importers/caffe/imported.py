@@ -198,10 +198,10 @@ def from_caffe(
         )
     sizes = {name: _size(f"the shape of {name!r}", shape) for name, shape in (shapes or {}).items()}
     stored = None if image is None else _size("image", image)
-    found = read_definition(path, solver=solver, test=test)
+    definition = read_definition(path, solver=solver, test=test)
     roots = (Path(), Path(path).parent) if root is None else (Path(root),)
     built = {}
-    for node, state in (found.train, found.test):
+    for node, state in (definition.train, definition.test):
         if state.phase == "TRAIN" or _has_source(node, state):
             built[state.phase] = build(
                 node,
@@ -221,10 +221,10 @@ def from_caffe(
         notes += _differences(transform, _transform(test_scope))
     values, left_out = _weights(weights, net, scope, dtype)
     return Imported(
-        found.train[0].get("name", ""),
+        definition.train[0].get("name", ""),
         net,
         None if tested is None else evaluation(tested),
-        found.solver,
+        definition.solver,
         transform,
         (*dict.fromkeys([*scope.notes, *notes, *left_out]),),
         values,

@@ -87,9 +87,8 @@ def accuracy(layer: Layer) -> None:
 
 
 def _emit(layer: Layer, kind: str, inputs: Sequence[Var], attributes: dict[str, Attribute]) -> None:
-    weight = layer.loss_weight()
-    made = layer.emit(kind, inputs, {**attributes, "loss_weight": weight})
-    layer.scope.losses.append(made.name)
+    loss = layer.emit(kind, inputs, {**attributes, "loss_weight": layer.loss_weight()})
+    layer.scope.losses.append(loss.name)
 
 
 def _scores(layer: Layer, settings: Node) -> tuple[Var, int]:

@@ -118,8 +118,8 @@ def layers_of(net: Node, state: NetState) -> list[Node]:
             found="both",
             remedy="write all of them as layer { }",
         )
-    found = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
-    return [layer for layer in found if _included(layer, state)]
+    every = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
+    return [layer for layer in every if _included(layer, state)]
 
 
 def build(

@@ -57,13 +57,13 @@ def _input(layer: Layer, settings: Node, width: int, states: int) -> Var:
         )
     weight = layer.parameter("weight", (width, prod(x.shape[2:])), _filler(settings))
     bias = layer.parameter("bias", (width,), filler_of(settings.get("bias_filler")))
-    found = layer.step("InnerProduct", [x, weight, bias], {"axis": 2}, label="input")
+    inputs = layer.step("InnerProduct", [x, weight, bias], {"axis": 2}, label="input")
     if len(others) == exposed:
-        return found
+        return inputs
     same = others[0]
     factor = layer.parameter("static_weight", (width, prod(same.shape[1:])), _filler(settings))
     every = layer.step("InnerProduct", [same, factor], {"axis": 1}, label="static")
-    return layer.step("aten.add.Tensor", [found, every], label="inputs")
+    return layer.step("aten.add.Tensor", [inputs, every], label="inputs")
 
 
 def _begun(layer: Layer, settings: Node, names: Sequence[str], size: int) -> list[Var]:
@@ -71,15 +71,15 @@ def _begun(layer: Layer, settings: Node, names: Sequence[str], size: int) -> lis
     if settings.get("expose_hidden", False):
         return layer.bottoms[-len(names) :]
     streams = layer.bottoms[0].shape[1] if len(layer.bottoms[0].shape) > 1 else 1
-    builder, found = layer.scope.net.builder, []
+    builder, states = layer.scope.net.builder, []
     for name in names:
         # The nets of both phases have streams of their own, of which there may be more or fewer.
         label = name if layer.scope.phase == "TRAIN" else f"{name}_test"
         blob = builder.fresh(f"{layer.name}/{label}")
         builder.blob(blob, (1, streams, size), layer.scope.net.dtype, where=layer.node.where)
         builder.state(blob, filler=Filler(), where=layer.node.where)
-        found.append(Var(layer.scope.net, blob))
-    return found
+        states.append(Var(layer.scope.net, blob))
+    return states
 
 
 def _emit(
@@ -99,8 +99,8 @@ def _emit(
     if output:
         name = net.builder.fresh(f"{layer.name}/steps")
         names = [name, *(f"{name}/{label}" for label in labels)]
-        made = layer.scope.op(name, kind, [*inputs, *begun], {}, names, layer.node.where)
-        result = layer.step("InnerProduct", [made[0], *output], {"axis": 2}, label="output")
+        results = layer.scope.op(name, kind, [*inputs, *begun], {}, names, layer.node.where)
+        result = layer.step("InnerProduct", [results[0], *output], {"axis": 2}, label="output")
         layer.emit("Tanh", [result])
     else:
         name = net.builder.fresh(layer.name) if layer.name in net.builder.ops else layer.name

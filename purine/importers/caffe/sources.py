@@ -58,8 +58,8 @@ def hdf5_data(layer: Layer) -> None:
     if layer.scope.image is not None:
         given.setdefault(layer.tops[0], layer.scope.image)
     if any(top not in given for top in layer.tops) and named.readable(layer.scope.roots):
-        found = named.open(layer.scope.roots)
-        given = {item.name: item.shape for item in found.fields} | given
+        source = named.open(layer.scope.roots)
+        given = {item.name: item.shape for item in source.fields} | given
     layer.scope.sources.append(named)
     shapes: list[tuple[int, ...]] = []
     for top in layer.tops:
@@ -106,8 +106,7 @@ def dummy_data(layer: Layer) -> None:
             )
     for index, top in enumerate(layer.tops):
         shape = layer.scope.shape(top, shapes[index if len(shapes) > 1 else 0])
-        made = fillers[index if len(fillers) > 1 else 0] if fillers else None
-        filler = filler_of(made)
+        filler = filler_of(fillers[index if len(fillers) > 1 else 0] if fillers else None)
         builder = layer.scope.net.builder
         name = builder.blob(usable(top), shape, layer.scope.dtype(top), where=layer.node.where)
         builder.state(name, filler=filler, where=layer.node.where)

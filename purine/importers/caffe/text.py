@@ -147,10 +147,10 @@ class _Tokens:
 
     def skip(self, *marks: str) -> bool:
         """Take the next token if it is one of the marks."""
-        found = any(map(self.next_is, marks))
-        if found:
+        skipped = any(map(self.next_is, marks))
+        if skipped:
             self.take()
-        return found
+        return skipped
 
     def scalar(self, token: _Token) -> Scalar:
         if token.form not in ("string", "number", "word"):

@@ -1,6 +1,6 @@
 """Nested batches as flat, named tensors.
 
-What a module takes and gives may be nested; a graph has blobs. Names come from the way to a tensor:
+Inputs and outputs of a module may be nested; a graph has blobs. A tensor is named after its path:
 `data`, `data/0`, `data/mask`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from purine.errors import ConfigError
 
 __all__ = ["Batch", "Nested", "batch_of", "leaves_of", "rebuild"]
 
-Nested: TypeAlias = Any
+Nested: TypeAlias = object
 """A tensor, or tuples, lists and mappings of such."""
 
 
@@ -33,7 +33,9 @@ class Batch:
     keywords: Mapping[str, Nested]
     targets: tuple[Nested, ...]
 
-    def rebuild(self, values: Sequence[Tensor]) -> tuple[list[Any], dict[str, Any], list[Any]]:
+    def rebuild(
+        self, values: Sequence[Tensor]
+    ) -> tuple[list[object], dict[str, object], list[object]]:
         """Arguments, keyword arguments and targets that hold `values`."""
         rest = iter(values)
         arguments = [rebuild(item, rest) for item in self.arguments]
@@ -70,19 +72,19 @@ def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[st
         for name, item in zip((*names, *targets), items, strict=True)
         for leaf in leaves_of(item, name)
     ]
-    _check(leaves)
+    tensors = _checked(leaves)
     blank = [_blank(item) for item in items]
     given = dict(zip(names, blank, strict=False)) if isinstance(example, Mapping) else {}
     return Batch(
-        tuple(name for name, _ in leaves),
-        tuple(value.detach().clone() for _, value in leaves),
+        tuple(name for name, _ in tensors),
+        tuple(value.detach().clone() for _, value in tensors),
         () if given else tuple(blank[: len(names)]),
         given,
         tuple(blank[len(names) :]),
     )
 
 
-def leaves_of(value: Nested, name: str) -> Iterator[tuple[str, Any]]:
+def leaves_of(value: Nested, name: str) -> Iterator[tuple[str, object]]:
     """The things that a nested value holds, each with its name.
 
     >>> list(leaves_of((1, {"mask": 2}), "data"))
@@ -92,13 +94,13 @@ def leaves_of(value: Nested, name: str) -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
             yield from leaves_of(item, f"{name}/{key}")
     elif isinstance(value, tuple | list):
-        for place, item in enumerate(value):
-            yield from leaves_of(item, f"{name}/{place}")
+        for index, item in enumerate(value):
+            yield from leaves_of(item, f"{name}/{index}")
     else:
         yield name, value
 
 
-def rebuild(form: Nested, values: Iterator[Tensor]) -> Any:
+def rebuild(form: Nested, values: Iterator[Tensor]) -> object:
     """The nested value of the given form that holds `values` in order."""
     if isinstance(form, Mapping):
         return {key: rebuild(item, values) for key, item in form.items()}
@@ -119,10 +121,12 @@ def _blank(value: Nested) -> Nested:
 
 
 def _input_names(count: int) -> list[str]:
-    return ["data"] if count == 1 else [f"data{place}" for place in range(count)]
+    return ["data"] if count == 1 else [f"data{index}" for index in range(count)]
 
 
-def _check(leaves: Sequence[tuple[str, Any]]) -> None:
+def _checked(leaves: Sequence[tuple[str, object]]) -> list[tuple[str, Tensor]]:
+    """The named tensors of an example; anything else is refused."""
+    tensors: list[tuple[str, Tensor]] = []
     for name, value in leaves:
         if not isinstance(value, Tensor) or value.ndim == 0:
             raise ConfigError(
@@ -132,7 +136,8 @@ def _check(leaves: Sequence[tuple[str, Any]]) -> None:
                 found="a scalar tensor" if isinstance(value, Tensor) else type(value).__name__,
                 remedy="put settings into the module, and pass tensors with one row per sample",
             )
-    sizes = {name: value.shape[0] for name, value in leaves}
+        tensors.append((name, value))
+    sizes = {name: value.shape[0] for name, value in tensors}
     if len(set(sizes.values())) > 1:
         raise ConfigError(
             "the items of the example differ in batch size",
@@ -140,3 +145,4 @@ def _check(leaves: Sequence[tuple[str, Any]]) -> None:
             found=", ".join(f"{name}: {size}" for name, size in sizes.items()),
             remedy="put the batch first in every tensor of the example",
         )
+    return tensors

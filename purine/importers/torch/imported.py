@@ -1,7 +1,7 @@
 """PyTorch modules as nets: the same parameters under the same names, trained to the same numbers.
 
-A module and its loss are traced together, once as they train and once as they are tested. The
-graphs hold no bytes: the module's values are kept beside them and put into a run.
+A module and its loss are traced together, in training and in test mode. The graphs hold no values:
+those of the module are in `values`, which a run is given.
 
     imported = from_torch(module, F.cross_entropy, (images, labels))
     step = purine.solvers.sgd(purine.backward(imported.net), lr=0.1)
@@ -157,7 +157,7 @@ def from_torch(
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """A module in both modes; `once` says that one trace told both."""
+    """The graphs of a module in both modes; `once` says that one trace gave both."""
 
     net: Graph
     test: Graph
@@ -167,7 +167,7 @@ class _Traced:
 
 @dataclass(frozen=True, slots=True)
 class _Tracer:
-    """What tracing a module takes, but for the batch."""
+    """Traces a module with batches of several sizes."""
 
     module: nn.Module
     loss: AnyFunction
@@ -203,10 +203,10 @@ class _Tracer:
 def _following(
     tracer: _Tracer, batch: Batch, traced: _Traced, constants: Mapping[str, Tensor]
 ) -> tuple[Graph, Graph]:
-    """The graphs of a module, made to follow the batch size by what they are with more samples.
+    """The graphs of a module, made to follow the batch size by a trace with more samples.
 
-    Where two traces are needed, that of the test graph, the quicker one, tells of the net what it
-    can.
+    Where both modes need a trace, only the test graph is traced again if that tells enough: it is
+    the quicker one.
     """
     net, test = traced.net, traced.test
     try:
@@ -225,8 +225,8 @@ def _following(
             other = known
         check_constants(constants, others)
     except PurineError as error:
-        found = f": {error.found}" if error.found else ""
-        unfit = Unfit(f"with other batch sizes {error.what}{found}")
+        detail = f": {error.found}" if error.found else ""
+        unfit = Unfit(f"with other batch sizes {error.what}{detail}")
     except Unfit as error:
         unfit = error
     else:

@@ -47,13 +47,13 @@ _INTERNALS = ("torch._library", "torch._functorch", "torch._higher_order_ops")
 @cache
 def define_ops() -> tuple[OpOverload, OpOverload]:
     """The ops `cotangent` and `pulled`, which stand for gradient rules in exported programs."""
-    torch.library.define("purine::cotangent", "(Tensor result, int place) -> Tensor")
+    torch.library.define("purine::cotangent", "(Tensor result, int index) -> Tensor")
     torch.library.define(
         "purine::pulled",
         "(Tensor[] results, Tensor[] sources, Tensor[] gradients, str name) -> Tensor[]",
     )
     torch.library.impl(
-        "purine::cotangent", "default", lambda result, place: torch.empty_like(result)
+        "purine::cotangent", "default", lambda result, index: torch.empty_like(result)
     )
     torch.library.impl(
         "purine::pulled", "default", lambda results, *_: [torch.empty_like(r) for r in results]
@@ -126,15 +126,15 @@ def _apply_with_rule(
     results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
     pulled = {
-        place: value
-        for place, value in enumerate(results)
+        index: value
+        for index, value in enumerate(results)
         if isinstance(value, Tensor) and _is_real(value) and id(value) not in exempt
     }
     cotangents = [
-        define_ops()[0](value, list(pulled).index(place))
-        if place in pulled
+        define_ops()[0](value, list(pulled).index(index))
+        if index in pulled
         else _no_gradient(value)
-        for place, value in enumerate(results)
+        for index, value in enumerate(results)
     ]
     rule: AnyFunction = cls.vjp if cls.vjp is not Function.vjp else cls.backward
     boxed = getattr(cls, "boxed_grads_call", False)
@@ -144,10 +144,10 @@ def _apply_with_rule(
         lambda: rule(context, cotangents) if boxed else rule(context, *cotangents),
     )
     each = given if isinstance(given, tuple | list) else (given,)
-    gradients = {place: value for place, value in enumerate(each[: len(args)]) if needs[place]}
+    gradients = {index: value for index, value in enumerate(each[: len(args)]) if needs[index]}
     values = _pull(list(pulled.values()), args, gradients, cls.__name__)
-    for place, value in zip(pulled, values, strict=True):
-        results[place] = value
+    for index, value in zip(pulled, values, strict=True):
+        results[index] = value
     return tuple(results) if isinstance(returned, tuple) else results[0]
 
 
@@ -180,8 +180,8 @@ def _pull(
 ) -> list[Tensor]:
     """The results with the gradients that a rule computes; detached where it computes none."""
     sources, fitted = [], []
-    for place, gradient in gradients.items():
-        source = args[place]
+    for index, gradient in gradients.items():
+        source = args[index]
         if gradient is not None and isinstance(source, Tensor):
             sources.append(source)
             fitted.append(_fitted(gradient, source, name))
@@ -283,12 +283,12 @@ def pulled_of(node: Node) -> Pulled | None:
 
 
 def cotangent_of(node: Node) -> int | None:
-    """The place of the result whose cotangent a node stands for; None for other nodes."""
+    """The index of the result whose cotangent a node stands for; None for other nodes."""
     if node.op != "call_function" or node.target is not define_ops()[0]:
         return None
-    place = node.args[1]
-    assert isinstance(place, int)
-    return place
+    index = node.args[1]
+    assert isinstance(index, int)
+    return index
 
 
 def rule_nodes(nodes: Sequence[Node]) -> list[Node]:
@@ -328,7 +328,7 @@ def _spread(graph: Graph, hook: Node) -> None:
     pulled = pulled_of(hook)
     assert pulled is not None
     (tensor,) = pulled.sources
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: index for index, node in enumerate(graph.nodes)}
     before = leading_to([hook])
     chain: dict[Node, None] = {}
     for node in graph.nodes:

@@ -1,10 +1,10 @@
-"""Nets that were traced for one batch size, made to follow any.
+"""Making nets that were traced for one batch size work for any.
 
 A trace holds the example's batch size as plain numbers, which cannot be told from others. So the
-module is traced with a few samples more, and what differs between the two graphs follows the batch:
-reshapes and expansions by -1, everything else as a `sized` kind. The outcome is inferred at the
-second size and must be what was traced there. A net for which that fails keeps its size, and says
-so by a `FixedBatch`.
+module is traced with a few samples more, and what differs between the two graphs follows the batch
+size: reshapes and expansions by -1, everything else as a `sized` kind. The shapes of the result are
+inferred at the second size and must be those of the second trace. A net for which that fails keeps
+its batch size, which a `FixedBatch` op checks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def enlarged(batch: Batch) -> Batch:
     size = batch.values[0].shape[0]
     if size == 0:
         raise Unfit("its example has no samples")
-    rows = [place % size for place in range(size + _MORE)]
+    rows = [row % size for row in range(size + _MORE)]
     return replace(batch, values=tuple(value[rows] for value in batch.values))
 
 
@@ -86,7 +86,7 @@ def _counts_batches(op: Op) -> bool:
 
 
 def _form(op: Op) -> tuple[str, str, str | None]:
-    """What an op of one trace has in common with the same op of another."""
+    """What the same op of two traces has in common."""
     return op.kind, repr(op.attributes), op.where
 
 
@@ -148,7 +148,7 @@ def fix_batch(net: Graph, fields: Sequence[str], unfit: Unfit) -> Graph:
 
 
 def check_constants(values: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
-    """Tensors that tracing found must not depend on the batch size."""
+    """Refuse constants of a trace that depend on the batch size."""
     for name, value in values.items():
         there = others.get(name)
         if there is None or there.shape != value.shape or not value.equal(there):
@@ -170,14 +170,14 @@ def _check_alike(net: Graph, other: Graph) -> None:
 
 
 def _check_shapes(net: Graph, other: Graph, size: int) -> None:
-    """The net, made for the size of the other trace, must have its shapes."""
+    """Refuse a net that has other shapes than the second trace at its batch size."""
     try:
-        found = with_batch(net, size)
+        resized = with_batch(net, size)
     except GraphError as error:
         blamed = net.ops.get(error.op or "")
         raise Unfit(f"made for {size} samples, {error.what}", blamed) from error
     for name, blob in other.blobs.items():
-        if found.blobs[name].shape != blob.shape:
+        if resized.blobs[name].shape != blob.shape:
             op = net.producers.get(name)
             raise Unfit(f"the size of blob {name!r} does not follow the batch size", op)
 
@@ -185,12 +185,12 @@ def _check_shapes(net: Graph, other: Graph, size: int) -> None:
 def _following(
     op: Op, there: Op, net: Graph, other: Graph, field: str, sizes: tuple[int, int]
 ) -> Op:
-    """The op with attributes that fit both sizes, and so any."""
+    """The op with attributes that hold for both batch sizes, and so for any."""
     if op.kind == "aten.reshape":
         shape, wanted = _extents(net, op.outputs[0]), _extents(other, op.outputs[0])
-        changing = [place for place, extent in enumerate(shape) if extent != wanted[place]]
+        changing = [axis for axis, extent in enumerate(shape) if extent != wanted[axis]]
         if len(changing) == 1:
-            shape = tuple(-1 if place in changing else e for place, e in enumerate(shape))
+            shape = tuple(-1 if axis in changing else e for axis, e in enumerate(shape))
             return replace(op, attributes={"shape": shape})
     mine, theirs = dict(op.attributes), dict(there.attributes)
     if op.kind == "aten.expand":
@@ -205,16 +205,16 @@ def _following_rule(
     op: Op, there: Op, net: Graph, other: Graph, field: str, sizes: tuple[int, int]
 ) -> Op:
     """The op with a gradient rule whose ops follow the batch size, as those of the net do."""
-    place = next((k for k, blob in enumerate(op.inputs) if _follows(blob, net, other, sizes)), -1)
-    if place < 0:
+    index = next((k for k, blob in enumerate(op.inputs) if _follows(blob, net, other, sizes)), -1)
+    if index < 0:
         raise Unfit(f"the gradient rule of op {op.name!r} depends on the batch size", op)
     field = "batch"  # one more input of the rule, which tells the size
-    op, there = (_with_batch_of(each, place, field) for each in (op, there))
+    op, there = (_with_batch_of(each, index, field) for each in (op, there))
     mine, theirs = shaped_rule(op, net), shaped_rule(there, other)
-    made = _followed_ops(mine, theirs, field)
-    following = replace(op, attributes={**op.attributes, "rule": rule_text(made)})
-    found = shaped_rule(following, other)
-    if any(found.blobs[name].shape != blob.shape for name, blob in theirs.blobs.items()):
+    rule = rule_text(_followed_ops(mine, theirs, field))
+    following = replace(op, attributes={**op.attributes, "rule": rule})
+    shaped = shaped_rule(following, other)
+    if any(shaped.blobs[name].shape != blob.shape for name, blob in theirs.blobs.items()):
         raise Unfit(f"the gradient rule of op {op.name!r} does not follow the batch size", op)
     return following
 
@@ -223,12 +223,12 @@ def _follows(blob: str, net: Graph, other: Graph, sizes: tuple[int, int]) -> boo
     return (_extents(net, blob)[:1], _extents(other, blob)[:1]) == (sizes[:1], sizes[1:])
 
 
-def _with_batch_of(op: Op, place: int, name: str) -> Op:
+def _with_batch_of(op: Op, index: int, name: str) -> Op:
     """The op with a rule that reads one more of its inputs."""
     builder, saved = Builder(rule_of(op)), op.attributes["saved"]
     assert isinstance(saved, tuple)
     builder.blob(name, None)
-    settings: dict[str, Attribute] = {"rule": rule_text(builder.graph()), "saved": (*saved, place)}
+    settings: dict[str, Attribute] = {"rule": rule_text(builder.graph()), "saved": (*saved, index)}
     return replace(op, attributes={**op.attributes, **settings})
 
 
@@ -244,7 +244,7 @@ def _kept(op: Op, net: Graph, other: Graph) -> dict[str, Attribute]:
 
 
 def _counted(op: Op, one: Attribute, two: Attribute, sizes: tuple[int, int]) -> Attribute:
-    """What a value is in samples, given its values at two sizes; itself where they are equal.
+    """A value as a formula of the batch size, from its values at two sizes; itself if these agree.
 
     Only multiples, quotients and differences, which two values tell apart from other laws.
     """
@@ -267,8 +267,8 @@ def _counted(op: Op, one: Attribute, two: Attribute, sizes: tuple[int, int]) -> 
                 return law.format(_rounded(factors[0]))
         if two - one == sizes[1] - sizes[0] and one.is_integer():
             return f"1.0*batch{int(one) - sizes[0]:+d}"
-    found = f"{one} and {two} for {sizes[0]} and {sizes[1]} samples"
-    raise Unfit(f"op {op.name!r} ({op.kind}) holds {found}", op)
+    values = f"{one} and {two} for {sizes[0]} and {sizes[1]} samples"
+    raise Unfit(f"op {op.name!r} ({op.kind}) holds {values}", op)
 
 
 def _rounded(factor: float) -> float:
@@ -276,19 +276,19 @@ def _rounded(factor: float) -> float:
 
 
 def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
-    """Let parts of a batch draw what the whole batch draws: sample by sample, or all the same."""
+    """Make parts of a batch draw what the whole batch draws: by sample, or the same for all."""
     y = op.outputs[0]
     extents = zip(_extents(net, y), _extents(other, y), strict=True)
-    places = [place for place, (one, two) in enumerate(extents) if one != two]
-    if not places:
+    axes = [axis for axis, (one, two) in enumerate(extents) if one != two]
+    if not axes:
         builder.ops[op.name] = replace(op, attributes={**op.attributes, "shared": True})
         return
-    if len(places) > 1:
+    if len(axes) > 1:
         raise Unfit(f"op {op.name!r} ({op.kind}) draws random numbers for pairs of samples", op)
-    if places[0] == 0:
+    if axes[0] == 0:
         return
-    swap: dict[str, Attribute] = {"dim0": 0, "dim1": places[0]}
-    shape, dtype = _swapped(_extents(net, y), places[0]), net.blobs[y].dtype
+    swap: dict[str, Attribute] = {"dim0": 0, "dim1": axes[0]}
+    shape, dtype = _swapped(_extents(net, y), axes[0]), net.blobs[y].dtype
     drawn = builder.blob(builder.fresh(f"{op.name}/drawn"), shape, dtype)
     if op.kind == "Dropout":
         turned = builder.blob(builder.fresh(f"{op.name}/turned"), shape, dtype)
@@ -297,17 +297,17 @@ def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
     else:
         counted = op.attributes["shape"]
         assert isinstance(counted, tuple)
-        settings = {**op.attributes, "shape": _swapped(counted, places[0])}
+        settings = {**op.attributes, "shape": _swapped(counted, axes[0])}
         op = replace(op, attributes=settings)
     builder.ops[op.name] = replace(op, outputs=(drawn,))
     back = builder.fresh(f"{op.name}/back")
     builder.op(back, "aten.transpose.int", [drawn], [y], swap, where=op.where)
 
 
-def _swapped(items: tuple[T, ...], place: int) -> tuple[T, ...]:
-    """The items with the first and that at `place` exchanged."""
+def _swapped(items: tuple[T, ...], index: int) -> tuple[T, ...]:
+    """The items with the first and that at `index` exchanged."""
     swapped = list(items)
-    swapped[0], swapped[place] = items[place], items[0]
+    swapped[0], swapped[index] = items[index], items[0]
     return tuple(swapped)
 
 
