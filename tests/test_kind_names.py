@@ -28,12 +28,7 @@ SOURCES = sorted(Path(purine.__file__).parent.rglob("*.py"))
 ATEN = re.compile(r"(?:sized\.)?(?:aten|mkldnn)\.[a-z_]\w*(?:\.[A-Za-z_]\w*)?")
 
 PACKETS = {
-<<<<<<< HEAD
-    "purine/importers/torch/export.py": {"aten.native_dropout", "aten._native_batch_norm"},
-=======
     "purine/importers/torch/modes.py": {"aten.native_dropout", "aten._native_batch_norm"},
-    "purine/optimize/layout.py": {"aten.conv_transpose2d"},
->>>>>>> w-imports
 }
 """Names that stand for all kinds that begin with them."""
 
