@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from purine.analysis.infer import problems
+from purine.compile.rewrites import REWRITES
 from purine.errors import GraphError
 from purine.graph import Blob, Filler, State, from_yaml
+from purine.lowering import LOWERING
+from purine.machine.effects import EFFECTS
+from purine.recipe import RECIPE
 from purine.registry.fillers import filler_problems
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +59,21 @@ def test_the_document_lists_all_fillers() -> None:
     first = "".join(row.split("|")[1] for row in table.splitlines()[2:])
     (wrong,) = filler_problems(State("w", "w", Filler("none")), Blob("w", (2,)))
     assert "one of " + ", ".join(sorted(re.findall(r"`(\w+)`", first))) == wrong.expected
+
+
+TABLES = {
+    "recipe.md": [stage.name for stage in RECIPE],
+    "lowering.md": [item.name for item in LOWERING],
+    "compile.md": [rewrite.name for rewrite in REWRITES],
+    "machine.md": [effect.name for effect in EFFECTS],
+}
+
+
+@pytest.mark.parametrize("document", TABLES)
+def test_a_table_lists_what_the_code_has_in_its_order(document: str) -> None:
+    text = (ROOT / "docs" / "design" / document).read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)
+    assert rows == TABLES[document]
 
 
 def blocks_of(document: str) -> list[tuple[int, str]]:
