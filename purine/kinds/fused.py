@@ -19,7 +19,6 @@ from purine.analysis.infer import families, results_of
 from purine.analysis.tracing import Inferred, Spec
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, from_yaml, to_yaml
-from purine.kinds.filter_products import in_parts
 from purine.registry.kind import Attr, Kernel, Kind, PerOp, Results, register
 from purine.registry.lookup import lookup
 
@@ -148,7 +147,7 @@ class _Call:
 def _bind(op: Op) -> Kernel:
     """One op after the other."""
     body = body_of(op)
-    return _sequence(body, [_call(member) for member in _members(body)])
+    return _sequence(body, [_call(member) for member in body.ops.values()])
 
 
 def bind_grouped(op: Op) -> Kernel:
@@ -176,7 +175,7 @@ def _bind_overwrite(op: Op) -> Kernel:
     writable, base = {body.inputs[place] for _, place in over}, families(body)
     read = {base[name] for name in body.outputs}
     calls = []
-    for member in reversed(_members(body)):
+    for member in reversed(list(body.ops.values())):
         kind = lookup(member)
         written = {member.inputs[place] for place in kind.overwrites(member)}
         fits = written and written <= writable - read
@@ -193,11 +192,6 @@ def _bind_overwrite(op: Op) -> Kernel:
         return tuple(results) if len(results) > 1 else results[0]
 
     return overwriting
-
-
-def _members(body: Graph) -> list[Op]:
-    """The ops of a body as they run one by one, those that run as several in their parts."""
-    return [part for op in body.ops.values() for part in in_parts(op, body.blobs)]
 
 
 def _on_copies(member: Op) -> Kernel:

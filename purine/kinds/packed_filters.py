@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from purine.graph import NOTHING, Attribute, Blob, Op
-from purine.kinds.filter_products import pair
 from purine.registry.aten import device_of
 
 __all__ = ["PACKED", "TURNED", "can_pack", "pack", "with_packed"]
@@ -52,11 +51,11 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
         return None
     if op.attributes["groups"] != 1 or op.attributes["transposed"]:
         return None
-    if set(pair(op, "dilation")) != {1} or math.prod(images.shape) <= _SMALL:
+    if set(_pair(op, "dilation")) != {1} or math.prod(images.shape) <= _SMALL:
         return None
     if op.kind == "aten.convolution":
         return weight.name, PACKED
-    turnable = pair(op, "stride") == (1, 1) and min(_turned_padding(op, filters)) >= 0
+    turnable = _pair(op, "stride") == (1, 1) and min(_turned_padding(op, filters)) >= 0
     alone = op.outputs[0] != NOTHING and set(op.outputs[1:]) == {NOTHING}
     return (weight.name, TURNED) if turnable and alone else None
 
@@ -92,7 +91,7 @@ def with_packed(op: Op, blobs: Mapping[str, Blob]) -> Op:
 
 def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
     """Padding, stride and dilation of the convolution that runs."""
-    stride, padding = pair(op, "stride"), pair(op, "padding")
+    stride, padding = _pair(op, "stride"), _pair(op, "padding")
     if op.kind != "aten.convolution":
         filters = blobs[op.inputs[2]].shape
         assert filters is not None
@@ -101,5 +100,15 @@ def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
 
 
 def _turned_padding(op: Op, filters: tuple[int, ...]) -> tuple[int, int]:
-    high, wide = pair(op, "padding")
+    high, wide = _pair(op, "padding")
     return filters[2] - 1 - high, filters[3] - 1 - wide
+
+
+def _pair(op: Op, name: str) -> tuple[int, int]:
+    """An attribute for both axes of an image; one value may stand for both."""
+    value = op.attributes[name]
+    assert isinstance(value, tuple)
+    first, second = value[0], value[-1]
+    assert isinstance(first, int)
+    assert isinstance(second, int)
+    return first, second

@@ -6,7 +6,7 @@ results are written over an input that nobody reads again, and which states may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch import Tensor
 from purine.analysis.aliasing import Aliasing, constants
 from purine.analysis.infer import results_of, spec_of
 from purine.core import Plan, compile_plan
-from purine.graph import NOTHING, Blob, Graph, Op
-from purine.kinds.filter_products import in_parts
+from purine.graph import NOTHING, Graph, Op
 from purine.kinds.fused import FUSED
 from purine.kinds.packed_filters import with_packed
 from purine.lowering import Lowered
@@ -84,12 +83,12 @@ def compile_program(
     kernels = {**(sources or {}), **lowered.kernels}
     for name, ops in lowered.members.items():
         segment = graph.ops[name]
-        parts = [part for op in ops for part in _parts(op, inner.graph.blobs)]
+        parts = [with_packed(op, inner.graph.blobs) for op in ops]
         kernels[name] = segment_kernel(parts, segment.inputs, segment.outputs, inner.overwritable)
     for op in graph.ops.values():
-        parts = _parts(op, graph.blobs)
-        if parts != [op] and op.name not in kernels:
-            kernels[op.name] = _of_parts(op, parts)
+        packed = with_packed(op, graph.blobs)
+        if packed is not op and op.name not in kernels:
+            kernels[op.name] = _in_place_of(op, packed)
     compiler = _Compiler(graph, aliasing, kernels, fused)
     return Program(
         graph,
@@ -167,16 +166,11 @@ class _Compiler:
         return self.numbers[name] if needed else -1
 
 
-def _parts(op: Op, blobs: Mapping[str, Blob]) -> list[Op]:
-    """The ATen ops that run in place of an op."""
-    return list(in_parts(with_packed(op, blobs), blobs))
-
-
-def _of_parts(op: Op, parts: Sequence[Op]) -> Kernel:
-    """The kernel of an op that runs as several. A result that nobody reads may be any of them."""
+def _in_place_of(op: Op, packed: Op) -> Kernel:
+    """The kernel of an op whose filters are packed. Results that nobody reads are the first one."""
     wanted = next(name for name in op.outputs if name != NOTHING)
     outputs = [wanted if name == NOTHING else name for name in op.outputs]
-    return segment_kernel(parts, op.inputs, outputs, lambda _: None)
+    return segment_kernel([packed], op.inputs, outputs, lambda _: None)
 
 
 def _first_of(kernel: Kernel) -> Kernel:

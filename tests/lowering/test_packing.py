@@ -21,7 +21,7 @@ from purine.lowering.packing import PACK, with_packed_filters
 from purine.parallel import pipeline, times_of_step
 from purine.parallel.accumulate import accumulate
 from purine.registry.lookup import lookup
-from purine.runtime.program import _of_parts
+from purine.runtime.program import _in_place_of
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch has no library for convolutions here"
@@ -217,7 +217,7 @@ def test_numbers_are_those_of_the_kernel(
         blobs = {**graph.blobs, "weight": replace(graph.blobs["weight"], layout=found[1])}
         values = dict(given)
         values["weight"] = pack(op, graph.blobs, given["weight"])
-        kernel = _of_parts(op, [with_packed(op, blobs)])
+        kernel = _in_place_of(op, with_packed(op, blobs))
         made = kernel(*(values[name] for name in op.inputs))
         return made if isinstance(made, Tensor) else made[0]
 
