@@ -43,11 +43,7 @@ def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
         raise unreadable(path, "a .npz archive", "a single array")
     with archive:
         return _from_names(
-            str(path),
-            path.stem,
-            archive.files,
-            lambda name: _member(archive, path, name),
-            classes,
+            str(path), path.stem, archive.files, lambda name: _member(archive, path, name), classes
         )
 
 
@@ -57,11 +53,7 @@ def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     folder = Path(folder)
     names = sorted(path.stem for path in folder.glob("*.npy"))
     return _from_names(
-        str(folder),
-        folder.name,
-        names,
-        lambda name: _mapped(folder / f"{name}.npy"),
-        classes,
+        str(folder), folder.name, names, lambda name: _mapped(folder / f"{name}.npy"), classes
     )
 
 

@@ -28,17 +28,7 @@ NumpyArray: TypeAlias = npt.NDArray[Any]
 Indices: TypeAlias = npt.NDArray[np.int64]
 """Numbers of samples, in the order in which they are wanted."""
 
-DTYPES = (
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-)
+DTYPES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 """The dtypes a field may have: those that numpy and torch share and that ops can read."""
 
 

@@ -84,13 +84,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
 }
 """How each type of layer is translated, and how many bottoms and tops it may have."""
 
-_LABELLED = (
-    "Accuracy",
-    "HingeLoss",
-    "InfogainLoss",
-    "MultinomialLogisticLoss",
-    "SoftmaxWithLoss",
-)
+_LABELLED = ("Accuracy", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss", "SoftmaxWithLoss")
 _KEEPING = ("Flatten", "Reshape", "Slice", "Split")
 
 

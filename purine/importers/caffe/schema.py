@@ -19,11 +19,7 @@ __all__ = ["Node", "read"]
 
 Value: TypeAlias = "bool | int | float | str | Node"
 
-_RANGES = {
-    "int": (-(2**31), 2**31 - 1),
-    "uint": (0, 2**32 - 1),
-    "int64": (-(2**63), 2**63 - 1),
-}
+_RANGES = {"int": (-(2**31), 2**31 - 1), "uint": (0, 2**32 - 1), "int64": (-(2**63), 2**63 - 1)}
 _WORDS = {
     "int": "a whole number",
     "uint": "a whole number, 0 or more",

@@ -35,11 +35,7 @@ def image_data(layer: Layer) -> None:
     channels = 3 if settings.get("is_color", True) else 1
     size = (height, width) if height and width else None
     named = _named(
-        layer,
-        settings,
-        size=size,
-        color=channels == 3,
-        folder=settings.get("root_folder", ""),
+        layer, settings, size=size, color=channels == 3, folder=settings.get("root_folder", "")
     )
     _images(layer, settings, (channels, *size) if size else None, named)
 

@@ -86,10 +86,7 @@ def _pad(
     return steps.transpose(0, 1) if batch_first else steps, packed.lengths
 
 
-PACKING: Mapping[str, AnyFunction] = {
-    "_pack_padded_sequence": _pack,
-    "_pad_packed_sequence": _pad,
-}
+PACKING: Mapping[str, AnyFunction] = {"_pack_padded_sequence": _pack, "_pad_packed_sequence": _pad}
 """Functions of torch, by name, that a `Branches` mode calls in place of torch's own."""
 
 

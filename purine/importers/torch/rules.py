@@ -173,10 +173,7 @@ def _no_gradient(value: object) -> Tensor | None:
 
 
 def _pull(
-    results: Sequence[Tensor],
-    args: Sequence[object],
-    gradients: Mapping[int, object],
-    name: str,
+    results: Sequence[Tensor], args: Sequence[object], gradients: Mapping[int, object], name: str
 ) -> list[Tensor]:
     """The results with the gradients that a rule computes; detached where it computes none."""
     sources, fitted = [], []
