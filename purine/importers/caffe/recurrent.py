@@ -10,8 +10,6 @@ from purine.importers.caffe.layer import Layer, filler_of
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 
-__all__ = ["lstm", "rnn"]
-
 
 def lstm(layer: Layer) -> None:
     settings = layer.settings("recurrent_param")

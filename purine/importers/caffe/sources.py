@@ -16,8 +16,6 @@ from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 from purine.registry.clock import ITERATION, SEED, add_clock
 
-__all__ = ["data", "dummy_data", "hdf5_data", "image_data", "input_layer", "memory_data"]
-
 
 def data(layer: Layer) -> None:
     settings = layer.settings("data_param")
