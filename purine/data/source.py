@@ -118,9 +118,6 @@ def check_indices(indices: Indices, length: int) -> None:
     """Refuse numbers that are not those of samples."""
     outside = indices[(indices < 0) | (indices >= length)]
     if len(outside):
-        raise DataError(
-            f"there is no sample {outside[0]}",
-            expected=f"0 to {length - 1}",
-            found=str(outside[0]),
-            remedy="take the numbers from an Order of the source's length",
-        )
+        what = f"there is no sample {outside[0]}"
+        remedy = "take the numbers from an Order of the source's length"
+        raise DataError(what, expected=f"0 to {length - 1}", found=str(outside[0]), remedy=remedy)

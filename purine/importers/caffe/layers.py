@@ -89,17 +89,12 @@ def pooling(layer: Layer) -> None:
         "ceil": ceil,
     }
     y = layer.emit("Pool", [x], attributes)
-    expected = tuple(
-        _pooled(*sizes, ceil=ceil) for sizes in zip(x.shape[-2:], kernel, stride, pad, strict=True)
-    )
-    if y.shape[-2:] != expected:
-        raise settings.error(
-            f"layer {layer.name!r} has windows that lie outside of the image",
-            "stride",
-            expected="every window to touch the image",
-            found=f"stride {list(stride)} with kernel {list(kernel)} on {list(x.shape[-2:])}",
-            remedy="take a smaller stride, or a kernel of the size of the stride",
-        )
+    extents = zip(x.shape[-2:], kernel, stride, pad, strict=True)
+    if y.shape[-2:] != tuple(_pooled(*each, ceil=ceil) for each in extents):
+        what = f"layer {layer.name!r} has windows that lie outside of the image"
+        sizes = f"stride {list(stride)} with kernel {list(kernel)} on {list(x.shape[-2:])}"
+        remedy = "take a smaller stride, or a kernel of the size of the stride"
+        raise settings.error(what, "stride", "every window to touch the image", sizes, remedy)
 
 
 def lrn(layer: Layer) -> None:
@@ -212,12 +207,9 @@ def slice_layer(layer: Layer) -> None:
         points = [extent // count * part for part in range(1, count)]
     edges = [0, *points, extent]
     if len(points) != count - 1 or any(a >= b for a, b in pairwise(edges)):
-        raise settings.error(
-            f"{extent} along axis {axis} cannot be cut into {count} tops",
-            "slice_point",
-            expected=f"{count - 1} rising slice points below {extent}, or equal parts",
-            found=f"slice points {points}",
-        )
+        what = f"{extent} along axis {axis} cannot be cut into {count} tops"
+        expected = f"{count - 1} rising slice points below {extent}, or equal parts"
+        raise settings.error(what, "slice_point", expected, f"slice points {points}")
     for start, end in pairwise(edges):
         layer.emit("Slice", [x], {"axis": axis, "start": start, "end": end})
 
@@ -238,12 +230,9 @@ def eltwise(layer: Layer) -> None:
     operation = settings.get("operation", "SUM")
     coefficients = settings.all("coeff")
     if coefficients and (operation != "SUM" or len(coefficients) != len(layer.bottoms)):
-        raise settings.error(
-            f"{len(coefficients)} coefficients for {operation} of {len(layer.bottoms)} bottoms",
-            "coeff",
-            expected="operation SUM, and one coefficient for each bottom",
-            found=str(coefficients),
-        )
+        what = f"{len(coefficients)} coefficients for {operation} of {len(layer.bottoms)} bottoms"
+        expected = "operation SUM, and one coefficient for each bottom"
+        raise settings.error(what, "coeff", expected, str(coefficients))
     names = {"PROD": "product", "SUM": "sum", "MAX": "max"}
     attributes: dict[str, Attribute] = {
         "operation": names[operation],
@@ -268,12 +257,9 @@ def reshape(layer: Layer) -> None:
     taken: int = settings.get("num_axes", -1)
     last = count if taken == -1 else first + taken
     if not 0 <= first <= last <= count or dims.count(-1) > 1 or any(dim < -1 for dim in dims):
-        raise settings.error(
-            f"layer {layer.name!r} cannot give {list(x.shape)} this shape",
-            "shape",
-            expected="dimensions of the bottom to replace, and at most one -1",
-            found=f"dim {dims}, axis {axis}, num_axes {taken}",
-        )
+        what = f"layer {layer.name!r} cannot give {list(x.shape)} this shape"
+        expected = "dimensions of the bottom to replace, and at most one -1"
+        raise settings.error(what, "shape", expected, f"dim {dims}, axis {axis}, num_axes {taken}")
     shape = (*[0] * first, *dims, *x.shape[last:])
     layer.emit("Reshape", [x], {"shape": shape})
 
@@ -295,12 +281,9 @@ def crop(layer: Layer) -> None:
     offsets: list[int] = settings.all("offset") or [0]
     axes = range(axis, len(x.shape))
     if len(like.shape) != len(x.shape) or len(offsets) not in (1, len(axes)):
-        raise settings.error(
-            f"layer {layer.name!r} cannot cut {list(x.shape)} to {list(like.shape)}",
-            "offset",
-            expected=f"equal dimensions, and one offset or {len(axes)}",
-            found=f"offsets {offsets}",
-        )
+        what = f"layer {layer.name!r} cannot cut {list(x.shape)} to {list(like.shape)}"
+        expected = f"equal dimensions, and one offset or {len(axes)}"
+        raise settings.error(what, "offset", expected, f"offsets {offsets}")
     cuts = [
         (dim, offsets[place if len(offsets) > 1 else 0], like.shape[dim])
         for place, dim in enumerate(axes)
@@ -357,12 +340,9 @@ def spatial_pyramid(layer: Layer) -> None:
         spare = (k * bins - extent for k, extent in zip(kernel, x.shape[2:], strict=True))
         pad = tuple((rest + 1) // 2 for rest in spare)
         if any(p >= k for p, k in zip(pad, kernel, strict=True)):
-            raise settings.error(
-                f"an image of {list(x.shape[2:])} has no {bins} x {bins} windows",
-                "pyramid_height",
-                expected=f"at most {level}",
-                found=str(height),
-            )
+            what = f"an image of {list(x.shape[2:])} has no {bins} x {bins} windows"
+            expected = f"at most {level}"
+            raise settings.error(what, "pyramid_height", expected, str(height))
         attributes: dict[str, Attribute] = {
             "method": method,
             "kernel": kernel,
@@ -453,17 +433,14 @@ def _pair(
     if apart and not values and len(apart) == 2:
         values = apart
     elif apart or len(values) > 2 or (not values and default is None):
+        what = f"{name} is not clear" if values or apart else f"{name} is missing"
+        expected = name + (f", or both {' and '.join(fields)}" if fields else "")
         raise settings.error(
-            f"{name} is not clear" if values or apart else f"{name} is missing",
-            name,
-            expected=f"{name}" + (f", or both {' and '.join(fields)}" if fields else ""),
-            found=f"{name}: {values}, {', '.join(fields)}: {apart}",
+            what, name, expected, f"{name}: {values}, {', '.join(fields)}: {apart}"
         )
     values = values or [default or 0]
     if min(values) < least:
-        raise settings.error(
-            f"{name} is {min(values)}", name, expected=f"{least} or more", found=str(values)
-        )
+        raise settings.error(f"{name} is {min(values)}", name, f"{least} or more", str(values))
     return values[0], values[-1]
 
 

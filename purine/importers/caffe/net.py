@@ -116,13 +116,10 @@ class NetState:
 def layers_of(net: Node, state: NetState) -> list[Node]:
     """The layers that a net has in a state, all in today's form."""
     if "layers" in net and "layer" in net:
-        raise net.error(
-            "the net has layers in both forms",
-            "layers",
-            expected="either layer { } or layers { }",
-            found="both",
-            remedy="write all of them as layer { }",
-        )
+        what = "the net has layers in both forms"
+        expected = "either layer { } or layers { }"
+        remedy = "write all of them as layer { }"
+        raise net.error(what, "layers", expected, "both", remedy=remedy)
     every = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
     return [layer for layer in every if _included(layer, state)]
 
@@ -169,13 +166,10 @@ def _inputs(net: Node, scope: Scope) -> None:
     if dims:
         shapes = [dims[at : at + 4] for at in range(0, len(dims), 4)]
     if len(names) != len(shapes) or any(dim < 1 for shape in shapes for dim in shape):
-        raise net.error(
-            f"the net has {len(names)} inputs and {len(shapes)} shapes of inputs",
-            "input",
-            expected="an input_shape for each input, or 4 input_dim, of 1 or more",
-            found=str(shapes),
-            remedy="add input_shape { dim: ... }",
-        )
+        what = f"the net has {len(names)} inputs and {len(shapes)} shapes of inputs"
+        expected = "an input_shape for each input, or 4 input_dim, of 1 or more"
+        remedy = "add input_shape { dim: ... }"
+        raise net.error(what, "input", expected, str(shapes), remedy=remedy)
     for name, shape in zip(names, shapes, strict=True):
         size = scope.shape(name, shape)
         blob = scope.net.builder.blob(
@@ -188,12 +182,9 @@ def _weigh(layer: Layer) -> None:
     """Make losses of the tops of any layer that have a loss_weight."""
     weights: Sequence[float] = layer.node.all("loss_weight")
     if len(weights) > max(1, len(layer.tops)):
-        raise layer.node.error(
-            f"layer {layer.name!r} has {len(weights)} loss weights",
-            "loss_weight",
-            expected="at most one for each top",
-            found=str(weights),
-        )
+        what = f"layer {layer.name!r} has {len(weights)} loss weights"
+        expected = "at most one for each top"
+        raise layer.node.error(what, "loss_weight", expected, str(weights))
     done = set(layer.scope.losses)
     for var, weight in zip(layer.written, weights, strict=False):
         if weight and var.name not in done:
@@ -206,13 +197,9 @@ def _weigh(layer: Layer) -> None:
 def _included(layer: Node, state: NetState) -> bool:
     include, exclude = layer.all("include"), layer.all("exclude")
     if include and exclude:
-        raise layer.error(
-            f"layer {layer.get('name')!r} has include and exclude",
-            "exclude",
-            expected="one of the two",
-            found="both",
-            remedy="remove one of them",
-        )
+        what = f"layer {layer.get('name')!r} has include and exclude"
+        remedy = "remove one of them"
+        raise layer.error(what, "exclude", "one of the two", "both", remedy=remedy)
     if include:
         return any(_met(rule, state) for rule in include)
     return not any(_met(rule, state) for rule in exclude)
@@ -272,20 +259,11 @@ def _upgraded(old: Node) -> Node:
 
 
 def _unknown_type(node: Node, type: str | None) -> FormatError:
-    if type is not None and type in REFUSED:
-        return node.error(
-            f"layer {node.get('name')!r} ({type}) cannot be imported: {REFUSED[type]}",
-            "type",
-            expected="a type of layer that can be imported",
-            found=repr(type),
-            remedy="take it out, or replace what it does",
-        )
-    return node.error(
-        f"layer {node.get('name')!r} is of unknown type {type!r}"
-        if type
-        else "a layer has no type",
-        "type",
-        expected="a type of layer that can be imported",
-        found=repr(type),
-        remedy=nearest_name(type or "", LAYERS, "use one of " + ", ".join(LAYERS), cutoff=0.5),
-    )
+    what = f"layer {node.get('name')!r} is of unknown type {type!r}"
+    remedy = nearest_name(type or "", LAYERS, "use one of " + ", ".join(LAYERS), cutoff=0.5)
+    if not type:
+        what = "a layer has no type"
+    elif type in REFUSED:
+        what = f"layer {node.get('name')!r} ({type}) cannot be imported: {REFUSED[type]}"
+        remedy = "take it out, or replace what it does"
+    return node.error(what, "type", "a type of layer that can be imported", repr(type), remedy)

@@ -205,10 +205,7 @@ def _refuse_tensor() -> NoReturn:
 
 def _refuse(what: str, remedy: str) -> NoReturn:
     line = user_line()
+    expected = "packed sequences that recurrent layers and pad_packed_sequence take"
     raise GraphError(
-        what,
-        where=line,
-        expected="packed sequences that recurrent layers and pad_packed_sequence take",
-        found=code_at(line) or "another use",
-        remedy=remedy,
+        what, where=line, expected=expected, found=code_at(line) or "another use", remedy=remedy
     )
