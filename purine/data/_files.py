@@ -31,7 +31,7 @@ def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
     if size > available:
         raise DataError(
             f"{what} is too large",
-            where=str(path),
+            where=path,
             expected=f"at most {available:,} bytes, the memory that is available",
             found=f"{size:,} bytes of values, by its header",
             remedy="check the file, or store the arrays as .npy files in a folder, "
@@ -41,13 +41,9 @@ def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
 
 def unreadable(path: Path, expected: str, found: str) -> DataError:
     """The error that a file is missing, damaged or of another format."""
-    return DataError(
-        "the file cannot be read",
-        where=str(path),
-        expected=expected,
-        found=found,
-        remedy="check the path and its permissions, or write the file again",
-    )
+    what = "the file cannot be read"
+    remedy = "check the path and its permissions, or write the file again"
+    return DataError(what, where=path, expected=expected, found=found, remedy=remedy)
 
 
 def read_lines(path: Path, expected: str) -> list[str]:

@@ -50,12 +50,10 @@ class ArraySource(Source):
         origins: Sequence[str] | None = None,
     ) -> None:
         if not arrays or len(arrays) != len(names):
-            raise DataError(
-                f"{len(arrays)} arrays for {len(names)} fields",
-                expected=f"one array for each of {', '.join(names)}",
-                found=f"{len(arrays)} arrays",
-                remedy="pass names=(...) with a name for each array",
-            )
+            what = f"{len(arrays)} arrays for {len(names)} fields"
+            expected = f"one array for each of {', '.join(names)}"
+            remedy = "pass names=(...) with a name for each array"
+            raise DataError(what, expected=expected, found=f"{len(arrays)} arrays", remedy=remedy)
         origins = origins or names
         self.classes = classes
         columns: list[NumpyArray] = []
@@ -117,13 +115,10 @@ def _as_numpy(array: Array, origin: str) -> NumpyArray:
         kind = array.dtype.name
         if kind in DTYPES:
             return _usable(array, origin)
-    raise DataError(
-        f"samples cannot be {kind}",
-        where=origin,
-        expected=f"one of {', '.join(DTYPES)}",
-        found=kind,
-        remedy="convert the array to one of these dtypes",
-    )
+    what = f"samples cannot be {kind}"
+    expected = f"one of {', '.join(DTYPES)}"
+    remedy = "convert the array to one of these dtypes"
+    raise DataError(what, where=origin, expected=expected, found=kind, remedy=remedy)
 
 
 def _usable(array: NumpyArray, origin: str) -> NumpyArray:

@@ -56,7 +56,7 @@ class Hdf5Source(Source):
             if fields != self.fields:
                 raise DataError(
                     "the files differ in form",
-                    where=str(file),
+                    where=file,
                     expected=f"{', '.join(map(str, self.fields))} as in {self._files[0]}",
                     found=", ".join(map(str, fields)),
                     remedy="write all files with the same data sets",
@@ -103,7 +103,7 @@ class Hdf5Source(Source):
             if smallest < 0 or (most is not None and largest >= most):
                 raise DataError(
                     f"data set {name!r} holds numbers that are no classes",
-                    where=str(file),
+                    where=file,
                     expected="0 or more" if most is None else f"0 to {most - 1}",
                     found=f"{smallest if smallest < 0 else largest}",
                     remedy="number the classes from 0, in the test part as in training",
@@ -119,27 +119,24 @@ class Hdf5Source(Source):
                 if not hasattr(table, "shape") or len(table.shape) < 1:
                     raise DataError(
                         f"there is no data set {name!r}",
-                        where=str(file),
+                        where=file,
                         expected=f"data sets {', '.join(self._names)}, one row per sample",
                         found=", ".join(content) or "none",
                         remedy="write the file with these names",
                     )
                 dtype = dtypes.get(name, table.dtype.name)
                 for wrong in {table.dtype.name, dtype} - set(DTYPES):
-                    raise DataError(
-                        f"data set {name!r} cannot be {wrong}",
-                        where=str(file),
-                        expected=f"one of {', '.join(DTYPES)}",
-                        found=wrong,
-                        remedy="write it with one of these dtypes",
-                    )
+                    what = f"data set {name!r} cannot be {wrong}"
+                    expected = f"one of {', '.join(DTYPES)}"
+                    remedy = "write it with one of these dtypes"
+                    raise DataError(what, where=file, expected=expected, found=wrong, remedy=remedy)
                 shape = tuple(table.shape[1:])
                 fields.append(Field(name, () if name == self._labels else shape, dtype))
                 counts.append(table.shape[0])
         if len(set(counts)) != 1 or counts[0] < 1:
             raise DataError(
                 "the numbers of rows do not agree",
-                where=str(file),
+                where=file,
                 expected="one row per sample in each data set, one or more",
                 found=", ".join(f"{n}: {c}" for n, c in zip(self._names, counts, strict=True)),
                 remedy="write the file again",
@@ -202,7 +199,7 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
     if converted.dtype.kind in "iu" and not np.array_equal(converted, values):
         raise DataError(
             f"values of {field.name!r} are not whole numbers",
-            where=str(file),
+            where=file,
             expected=f"values of dtype {field.dtype}",
             found=str(values[converted != values].flat[0]),
             remedy="write labels and indices as whole numbers",

@@ -105,7 +105,7 @@ def _read_part(folder: Path, part: str) -> dict[str, NumpyArray]:
         if path is None:
             raise DataError(
                 f"there is no file of {part} {content}",
-                where=str(folder),
+                where=folder,
                 expected=" or ".join(_names(part, content)),
                 found=listing(folder),
                 remedy="add the file, or name the folder that holds it",
@@ -114,7 +114,7 @@ def _read_part(folder: Path, part: str) -> dict[str, NumpyArray]:
         if array.dtype != np.uint8 or array.ndim != axes:
             raise DataError(
                 f"the file does not hold {content}",
-                where=str(path),
+                where=path,
                 expected=f"uint8 with {axes} {'axis' if axes == 1 else 'axes'}",
                 found=f"{array.dtype.name} of shape {list(array.shape)}",
                 remedy="check that images and labels are not exchanged",
@@ -136,7 +136,7 @@ def _opened(path: Path) -> _File:
     file.close()
     raise DataError(
         "the file is named .gz and is not gzip",
-        where=str(path),
+        where=path,
         expected=f"the bytes {_GZIP_MAGIC.hex(' ')} first",
         found=magic.hex(" ") or "0 bytes",
         remedy="take .gz off its name if it is not compressed, else fetch it again",
@@ -163,7 +163,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             "the gzip data is damaged",
-            where=str(path),
+            where=path,
             expected="a complete gzip stream",
             found=f"{error} (in {path.stat().st_size} bytes)",
             remedy="fetch the file again",
@@ -176,7 +176,7 @@ def _no_idx(path: Path, data: bytes) -> DataError:
     compressed = data[:2] == _GZIP_MAGIC
     return DataError(
         "this is not an IDX file",
-        where=str(path),
+        where=path,
         expected="the bytes 00 00, a dtype of "
         + " ".join(f"{key:02x}" for key in _TYPES)
         + ", 1 or more axes",
@@ -188,10 +188,5 @@ def _no_idx(path: Path, data: bytes) -> DataError:
 
 
 def _wrong_size(path: Path, what: str, expected: str, found: int | str) -> DataError:
-    return DataError(
-        what,
-        where=str(path),
-        expected=expected,
-        found=f"{found} bytes",
-        remedy="fetch the file again",
-    )
+    remedy = "fetch the file again"
+    return DataError(what, where=path, expected=expected, found=f"{found} bytes", remedy=remedy)

@@ -114,10 +114,7 @@ def _read_list(path: Path) -> tuple[list[str], list[int]]:
 
 
 def _wrong_list(where: str, found: str) -> DataError:
-    return DataError(
-        "the list of pictures cannot be read",
-        where=where,
-        expected="a text file with a path, a space and a whole number as label in each line",
-        found=found,
-        remedy="correct the list or its path",
-    )
+    what = "the list of pictures cannot be read"
+    expected = "a text file with a path, a space and a whole number as label in each line"
+    remedy = "correct the list or its path"
+    return DataError(what, where=where, expected=expected, found=found, remedy=remedy)

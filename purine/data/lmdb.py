@@ -53,13 +53,10 @@ class LmdbSource(Source):
         with self._reading() as transaction:
             self._keys = list(transaction.cursor().iternext(keys=True, values=False))
         if not self._keys:
-            raise DataError(
-                "the database is empty",
-                where=str(self.path),
-                expected="one sample or more",
-                found="none",
-                remedy="check how the database was made",
-            )
+            what = "the database is empty"
+            expected = "one sample or more"
+            remedy = "check how the database was made"
+            raise DataError(what, where=self.path, expected=expected, found="none", remedy=remedy)
         with self._reading() as transaction:
             first, _ = self._sample(transaction, 0)
         image = Field("image", first.shape, first.dtype.name)
@@ -199,20 +196,16 @@ def is_leveldb(path: Path) -> bool:
 
 
 def _unreadable(path: Path, found: str) -> DataError:
-    return DataError(
-        "the database cannot be read",
-        where=str(path),
-        expected="a whole LMDB",
-        found=found,
-        remedy="check its permissions, or make the database again",
-    )
+    what = "the database cannot be read"
+    remedy = "check its permissions, or make the database again"
+    return DataError(what, where=path, expected="a whole LMDB", found=found, remedy=remedy)
 
 
 def _no_database(path: Path) -> DataError:
     if is_leveldb(path):
         return DataError(
             "a LevelDB cannot be read",
-            where=str(path),
+            where=path,
             expected="an LMDB, that is a folder with data.mdb",
             found="a LevelDB",
             remedy="make an LMDB of the same images (convert_imageset --backend=lmdb), or give "
@@ -220,7 +213,7 @@ def _no_database(path: Path) -> DataError:
         )
     return DataError(
         "there is no database",
-        where=str(path),
+        where=path,
         expected="an LMDB, that is a folder with data.mdb",
         found="another folder" if path.is_dir() else "a file" if path.exists() else "nothing",
         remedy=f"check the path (relative paths start at {Path.cwd()})",

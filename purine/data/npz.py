@@ -43,11 +43,7 @@ def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
         raise unreadable(path, "a .npz archive", "a single array")
     with archive:
         return _from_names(
-            str(path),
-            path.stem,
-            archive.files,
-            lambda name: _member(archive, path, name),
-            classes,
+            str(path), path.stem, archive.files, lambda name: _member(archive, path, name), classes
         )
 
 
@@ -57,11 +53,7 @@ def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     folder = Path(folder)
     names = sorted(path.stem for path in folder.glob("*.npy"))
     return _from_names(
-        str(folder),
-        folder.name,
-        names,
-        lambda name: _mapped(folder / f"{name}.npy"),
-        classes,
+        str(folder), folder.name, names, lambda name: _mapped(folder / f"{name}.npy"), classes
     )
 
 
@@ -84,12 +76,10 @@ def _from_names(
 
 
 def _missing(where: str, expected: str, names: Collection[str]) -> DataError:
+    what = "an array is missing"
+    remedy = "save the arrays under these names"
     return DataError(
-        "an array is missing",
-        where=where,
-        expected=expected,
-        found=", ".join(names) or "no arrays",
-        remedy="save the arrays under these names",
+        what, where=where, expected=expected, found=", ".join(names) or "no arrays", remedy=remedy
     )
 
 
@@ -146,7 +136,7 @@ def _fault(path: Path, expected: str, error: Exception) -> DataError:
     if "Object arrays" in text or "Python objects" in text:
         return DataError(
             "an array holds Python objects",
-            where=str(path),
+            where=path,
             expected="arrays of numbers",
             found="dtype object, which would have to be unpickled",
             remedy="save it again with a numeric dtype",
@@ -154,7 +144,7 @@ def _fault(path: Path, expected: str, error: Exception) -> DataError:
     if "is encrypted" in text:
         return DataError(
             "the archive is encrypted",
-            where=str(path),
+            where=path,
             expected=expected,
             found="an array that needs a password",
             remedy="save the arrays again without encryption",

@@ -97,12 +97,8 @@ def open_data(spec: str) -> DataSet:
     """
     name, colon, options = spec.partition(":")
     if not spec:
-        raise DataError(
-            "the name of the data is empty",
-            expected=_KNOWN,
-            found="''",
-            remedy="name one of these, such as fashion-mini",
-        )
+        remedy = "name one of these, such as fashion-mini"
+        raise DataError("the name of the data is empty", expected=_KNOWN, found="''", remedy=remedy)
     if name in _NAMED:
         make, known = _NAMED[name]
         return make(**_parse_options(spec, options, known) if colon else {})
@@ -127,12 +123,10 @@ def open_data(spec: str) -> DataSet:
             else "convert it to .npz",
         )
     if path.parent != Path() or path.suffix in (".npz", ".npy") or "/" in spec:
+        what = "there is no such file or folder"
+        remedy = f"check the path (relative paths start at {Path.cwd()})"
         raise DataError(
-            "there is no such file or folder",
-            where=spec,
-            expected=_KNOWN,
-            found="nothing at this path",
-            remedy=f"check the path (relative paths start at {Path.cwd()})",
+            what, where=spec, expected=_KNOWN, found="nothing at this path", remedy=remedy
         )
     raise DataError(
         f"there is no data set {name!r}",
@@ -159,13 +153,9 @@ def absolute(spec: str) -> str:
 
 def _path(spec: str, text: str) -> str:
     if not text:
-        raise DataError(
-            "the path is missing",
-            where=spec,
-            expected=_KNOWN,
-            found=repr(spec),
-            remedy=f"write {spec.partition(':')[0]}:PATH",
-        )
+        what = "the path is missing"
+        remedy = f"write {spec.partition(':')[0]}:PATH"
+        raise DataError(what, where=spec, expected=_KNOWN, found=repr(spec), remedy=remedy)
     return text
 
 
@@ -185,13 +175,9 @@ def _open_folder(path: Path) -> DataSet:
             "list the pictures in a text file, a path and a label on each line, and name that: "
             "image-list:TRAIN,TEST"
         )
-    raise DataError(
-        "this folder is no data set",
-        where=str(path),
-        expected="train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on",
-        found=listing(path),
-        remedy=remedy,
-    )
+    what = "this folder is no data set"
+    expected = "train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on"
+    raise DataError(what, where=path, expected=expected, found=listing(path), remedy=remedy)
 
 
 def _parse_options(spec: str, text: str, known: _Options) -> dict[str, object]:
@@ -209,22 +195,17 @@ def _parse_options(spec: str, text: str, known: _Options) -> dict[str, object]:
                 ),
             )
         if key in options:
-            raise DataError(
-                f"option {key!r} is given twice",
-                where=spec,
-                expected="every option once",
-                found=repr(item),
-                remedy="leave one of them out",
-            )
+            what = f"option {key!r} is given twice"
+            expected = "every option once"
+            remedy = "leave one of them out"
+            raise DataError(what, where=spec, expected=expected, found=repr(item), remedy=remedy)
         form, convert = known[key]
         try:
             options[key] = convert(value)
         except ValueError as error:
+            what = f"option {key!r} cannot be read"
+            remedy = f"write {key}=" + ("3x224x224" if form == _IMAGE else "10")
             raise DataError(
-                f"option {key!r} cannot be read",
-                where=spec,
-                expected=form,
-                found=repr(value),
-                remedy=f"write {key}=" + ("3x224x224" if form == _IMAGE else "10"),
+                what, where=spec, expected=form, found=repr(value), remedy=remedy
             ) from error
     return options

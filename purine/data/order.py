@@ -81,19 +81,14 @@ class Reader:
         _require("batch", batch, 1)
         whole = offset + batch if whole is None else whole
         if not 0 <= offset <= whole - batch:
-            raise ConfigError(
-                f"a part of {batch} samples begins at {offset} of {whole}",
-                expected=f"an offset of 0 to {whole - batch}",
-                found=str(offset),
-                remedy="let the parts lie within the whole batch",
-            )
+            what = f"a part of {batch} samples begins at {offset} of {whole}"
+            expected = f"an offset of 0 to {whole - batch}"
+            remedy = "let the parts lie within the whole batch"
+            raise ConfigError(what, expected=expected, found=str(offset), remedy=remedy)
         if source.sequential and shuffle:
-            raise DataError(
-                "a sequential source cannot be shuffled",
-                expected="shuffle=False",
-                found="shuffle=True",
-                remedy="pass shuffle=False and let the iterable choose its order",
-            )
+            what = "a sequential source cannot be shuffled"
+            remedy = "pass shuffle=False and let the iterable choose its order"
+            raise DataError(what, expected="shuffle=False", found="shuffle=True", remedy=remedy)
         self.source = source.for_reader()
         self.batch = batch
         self.offset = offset
@@ -117,9 +112,6 @@ def _draw_permutation(length: int, seed: int, epoch: int) -> Indices:
 
 def _require(what: str, value: int, least: int) -> None:
     if value < least:
-        raise ConfigError(
-            f"{what} is {value}",
-            expected=f"{least} or more",
-            found=str(value),
-            remedy=f"use {least} or more",
-        )
+        expected = f"{least} or more"
+        remedy = f"use {least} or more"
+        raise ConfigError(f"{what} is {value}", expected=expected, found=str(value), remedy=remedy)

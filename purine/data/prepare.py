@@ -163,12 +163,7 @@ def _check_image(mean: Tensor, source: Source) -> None:
 
 
 def _emit(
-    builder: Builder,
-    op: Op,
-    raw: str,
-    target: str,
-    chain: Sequence[_Step],
-    field: Field,
+    builder: Builder, op: Op, raw: str, target: str, chain: Sequence[_Step], field: Field
 ) -> None:
     """Add the ops from blob `raw` to blob `target`, and check that they arrive at its shape."""
     current = raw

@@ -28,17 +28,7 @@ NumpyArray: TypeAlias = npt.NDArray[Any]
 Indices: TypeAlias = npt.NDArray[np.int64]
 """Numbers of samples, in the order in which they are wanted."""
 
-DTYPES = (
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-)
+DTYPES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 """The dtypes a field may have: those that numpy and torch share and that ops can read."""
 
 
@@ -128,9 +118,6 @@ def check_indices(indices: Indices, length: int) -> None:
     """Refuse numbers that are not those of samples."""
     outside = indices[(indices < 0) | (indices >= length)]
     if len(outside):
-        raise DataError(
-            f"there is no sample {outside[0]}",
-            expected=f"0 to {length - 1}",
-            found=str(outside[0]),
-            remedy="take the numbers from an Order of the source's length",
-        )
+        what = f"there is no sample {outside[0]}"
+        remedy = "take the numbers from an Order of the source's length"
+        raise DataError(what, expected=f"0 to {length - 1}", found=str(outside[0]), remedy=remedy)

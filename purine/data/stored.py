@@ -36,7 +36,7 @@ def _hdf5(
     if dtypes and len(names) != len(dtypes):
         raise DataError(
             "there is not one dtype for each name",
-            where=str(path),
+            where=path,
             expected="options names and dtypes with as many words, in the same order",
             found=f"names {'|'.join(names) or 'not given'}, dtypes {'|'.join(dtypes)}",
             remedy="write for example names=data|label&dtypes=float32|int64",
@@ -136,11 +136,9 @@ def parse_stored(kind: str, text: str) -> Stored:
         try:
             options[key] = convert(unquote(value))
         except ValueError as error:
+            what = f"option {key!r} cannot be read"
+            remedy = "correct or remove it"
             raise DataError(
-                f"option {key!r} cannot be read",
-                where=f"{kind}:{text}",
-                expected=form,
-                found=repr(value),
-                remedy="correct or remove it",
+                what, where=f"{kind}:{text}", expected=form, found=repr(value), remedy=remedy
             ) from error
     return Stored(kind, expanded(match[1]), options)

@@ -58,12 +58,9 @@ class SyntheticImages(Source):
         sizes = {"channels": image[0], "height": image[1], "width": image[2]}
         _require(sizes | {"classes": classes, "count": count}, seed)
         if dtype not in ("float32", "uint8"):
-            raise DataError(
-                f"synthetic images cannot be {dtype}",
-                expected="float32 or uint8",
-                found=dtype,
-                remedy="use float32, or cast in the graph",
-            )
+            what = f"synthetic images cannot be {dtype}"
+            remedy = "use float32, or cast in the graph"
+            raise DataError(what, expected="float32 or uint8", found=dtype, remedy=remedy)
         self.fields = (Field("image", tuple(image), dtype), Field("label", (), "int64"))
         self.classes = self._classes = classes
         self._count = count
@@ -245,12 +242,9 @@ def _hash(seed: int, numbers: Indices) -> npt.NDArray[np.uint64]:
 def _require(sizes: dict[str, int], seed: int) -> None:
     for name, value, least in [("seed", seed, 0), *((n, v, 1) for n, v in sizes.items())]:
         if value < least:
-            raise DataError(
-                f"{name} is {value}",
-                expected=f"{least} or more",
-                found=str(value),
-                remedy=f"use {name}={least} or more",
-            )
+            what = f"{name} is {value}"
+            remedy = f"use {name}={least} or more"
+            raise DataError(what, expected=f"{least} or more", found=str(value), remedy=remedy)
         bits = 63 if name in ("seed", "count") else 24  # a side of an image is no longer
         if value >= 2**bits:
             raise DataError(

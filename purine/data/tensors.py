@@ -37,12 +37,9 @@ class TensorSource(Source):
 
     def __init__(self, *columns: object) -> None:
         if not columns:
-            raise DataError(
-                "there are no tensors",
-                expected="a tensor for each input of the net",
-                found="none",
-                remedy="pass for example (x, y)",
-            )
+            what = "there are no tensors"
+            expected = "a tensor for each input of the net"
+            raise DataError(what, expected=expected, found="none", remedy="pass for example (x, y)")
         self._columns = tuple(_column(item, index) for index, item in enumerate(columns))
         self.fields = tuple(
             Field(f"tensor {index}", tuple(column.shape[1:]), dtype_name(column.dtype))
@@ -100,12 +97,10 @@ def _column(value: object, index: int) -> Tensor:
     if dtype_name(value.dtype) not in DTYPES:
         raise _unusable(index, dtype_name(value.dtype))
     if value.ndim == 0 or value.numel() == 0:
-        raise DataError(
-            f"there are no samples in tensor {index}",
-            expected="one row or more, none of them empty",
-            found=f"shape {list(value.shape)}",
-            remedy="give each tensor one row per sample",
-        )
+        what = f"there are no samples in tensor {index}"
+        expected = "one row or more, none of them empty"
+        remedy = "give each tensor one row per sample"
+        raise DataError(what, expected=expected, found=f"shape {list(value.shape)}", remedy=remedy)
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 

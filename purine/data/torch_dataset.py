@@ -97,12 +97,10 @@ class IterableSource(Source):
         if length is not None:
             at_least("length", length, 1)
         if isinstance(iterable, Iterator):
-            raise DataError(
-                "this iterable can be read only once",
-                expected="an iterable that starts again with each iter()",
-                found=type(iterable).__name__,
-                remedy="pass an object whose __iter__ makes the generator",
-            )
+            what = "this iterable can be read only once"
+            expected = "an iterable that starts again with each iter()"
+            remedy = "pass an object whose __iter__ makes the generator"
+            raise DataError(what, expected=expected, found=type(iterable).__name__, remedy=remedy)
         self._iterable = iterable
         self._names = tuple(names)
         self._length = length
@@ -116,12 +114,9 @@ class IterableSource(Source):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise DataError(
-                "the number of samples of an iterable is not known",
-                expected="length=N",
-                found="no length",
-                remedy="pass length=N, the number of samples of one pass",
-            )
+            what = "the number of samples of an iterable is not known"
+            remedy = "pass length=N, the number of samples of one pass"
+            raise DataError(what, expected="length=N", found="no length", remedy=remedy)
         return self._length
 
     def for_reader(self) -> IterableSource:
@@ -132,12 +127,10 @@ class IterableSource(Source):
     def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         positions = [int(index) for index in indices]
         if not positions or positions != list(range(positions[0], positions[0] + len(positions))):
-            raise DataError(
-                "an iterable is read in its own order",
-                expected="consecutive positions",
-                found=str(positions),
-                remedy="read it through a Reader with shuffle=False",
-            )
+            what = "an iterable is read in its own order"
+            expected = "consecutive positions"
+            remedy = "read it through a Reader with shuffle=False"
+            raise DataError(what, expected=expected, found=str(positions), remedy=remedy)
         with self._lock:
             try:
                 self._seek(positions[0])
@@ -186,12 +179,10 @@ class IterableSource(Source):
         self._restart(self._pass_start + self._taken)
 
     def _wrong_length(self, found: str) -> DataError:
-        return DataError(
-            "a pass over the iterable has another length than before",
-            expected=f"{self._pass_length} samples, as given or as in the first pass",
-            found=found,
-            remedy="let each start of the iterable give the same samples, and check length=",
-        )
+        what = "a pass over the iterable has another length than before"
+        expected = f"{self._pass_length} samples, as given or as in the first pass"
+        remedy = "let each start of the iterable give the same samples, and check length="
+        return DataError(what, expected=expected, found=found, remedy=remedy)
 
 
 def count_values(dataset: MapDataset | Iterable[object]) -> int:
@@ -227,12 +218,9 @@ def _first(dataset: MapDataset | Iterable[object]) -> object:
 
 
 def _unreadable(dataset: object, error: Exception, expected: str) -> DataError:
-    return DataError(
-        f"{shown(dataset)} cannot be read",
-        expected=expected,
-        found=in_a_line(error),
-        remedy="check that dataset[0] and len(dataset) work, or pass tensors",
-    )
+    what = f"{shown(dataset)} cannot be read"
+    remedy = "check that dataset[0] and len(dataset) work, or pass tensors"
+    return DataError(what, expected=expected, found=in_a_line(error), remedy=remedy)
 
 
 def _no_samples(dataset: object) -> DataError:
@@ -247,12 +235,10 @@ def _no_samples(dataset: object) -> DataError:
 def _fields_of(sample: object, names: Sequence[str]) -> tuple[Field, ...]:
     values = _values(sample)
     if len(values) != len(names):
-        raise DataError(
-            f"a sample has {len(values)} values for {len(names)} fields",
-            expected=f"a tuple of {', '.join(names)}",
-            found=f"{len(values)} values",
-            remedy="pass names=(...) with a name for each value",
-        )
+        what = f"a sample has {len(values)} values for {len(names)} fields"
+        expected = f"a tuple of {', '.join(names)}"
+        remedy = "pass names=(...) with a name for each value"
+        raise DataError(what, expected=expected, found=f"{len(values)} values", remedy=remedy)
     fields = []
     for name, value in zip(names, values, strict=True):
         tensor = _as_tensor(value, name)
@@ -283,12 +269,9 @@ def _stack(
 
 
 def _unlike(number: int, expected: str, found: str) -> DataError:
-    return DataError(
-        f"sample {number} differs in form from the first",
-        expected=expected,
-        found=found,
-        remedy="give all samples one shape and dtype, for example by resizing",
-    )
+    what = f"sample {number} differs in form from the first"
+    remedy = "give all samples one shape and dtype, for example by resizing"
+    return DataError(what, expected=expected, found=found, remedy=remedy)
 
 
 def _values(sample: object) -> tuple[object, ...]:
@@ -316,9 +299,7 @@ def _as_tensor(value: object, name: str) -> torch.Tensor:
 
 
 def _not_a_value(name: str, found: str) -> DataError:
-    return DataError(
-        f"the {name} of a sample cannot be used",
-        expected=f"a number, or a tensor or array of {', '.join(DTYPES)}",
-        found=found,
-        remedy="convert it in the data set, for example with torchvision's PILToTensor",
-    )
+    what = f"the {name} of a sample cannot be used"
+    expected = f"a number, or a tensor or array of {', '.join(DTYPES)}"
+    remedy = "convert it in the data set, for example with torchvision's PILToTensor"
+    return DataError(what, expected=expected, found=found, remedy=remedy)

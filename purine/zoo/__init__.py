@@ -32,18 +32,20 @@ __all__ = [
     "vit",
 ]
 
-NETS: Mapping[str, Callable[..., Graph]] = {
-    "alexnet": alexnet,
-    "densenet121": densenet121,
-    "googlenet": googlenet,
-    "gpt2": gpt2,
-    "lenet": lenet,
-    "mlp": mlp,
-    "mobilenet_v2": mobilenet_v2,
-    "nin": nin,
-    "resnet50": resnet50,
-    "unet": unet,
-    "vgg16": vgg16,
-    "vit": vit,
-}
+_ALL = (
+    alexnet,
+    densenet121,
+    googlenet,
+    gpt2,
+    lenet,
+    mlp,
+    mobilenet_v2,
+    nin,
+    resnet50,
+    unet,
+    vgg16,
+    vit,
+)
+
+NETS: Mapping[str, Callable[..., Graph]] = {net.__name__: net for net in _ALL}
 """The nets by the names the command line knows."""

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from purine.graph import Filler
-from purine.kinds import (
-    Var,
-    attention,
-    batch_norm,
-    conv,
-    dropout,
-    eltwise,
-    gelu,
-    inner_product,
-    layer_norm,
-    relu,
-)
+from purine import kinds
+from purine.graph import Filler, Graph
+from purine.kinds import Net, Var
 
-__all__ = ["conv_norm", "conv_norm_relu", "drop", "transformer_block"]
+__all__ = ["classifier", "conv_norm", "conv_norm_relu", "conv_relu", "drop", "transformer_block"]
 
 
 def conv_norm(
-    x: Var,
-    outputs: int,
-    *,
-    kernel: int,
-    stride: int = 1,
-    pad: int = 0,
-    groups: int = 1,
-    name: str,
+    x: Var, outputs: int, *, kernel: int, stride: int = 1, pad: int = 0, groups: int = 1, name: str
 ) -> Var:
     """A convolution without bias, then batch norm, whose shift stands for the bias."""
-    x = conv(
+    x = kinds.conv(
         x, outputs, kernel=kernel, stride=stride, pad=pad, groups=groups, bias=False, name=name
     )
-    return batch_norm(x, name=f"{name}/bn")
+    return kinds.batch_norm(x, name=f"{name}/bn")
 
 
 def conv_norm_relu(
@@ -43,12 +26,46 @@ def conv_norm_relu(
 ) -> Var:
     """A convolution without bias, batch norm and a rectifier."""
     x = conv_norm(x, outputs, kernel=kernel, stride=stride, pad=pad, name=name)
-    return relu(x, name=f"{name}/relu")
+    return kinds.relu(x, name=f"{name}/relu")
+
+
+def conv_relu(
+    x: Var,
+    outputs: int,
+    *,
+    kernel: int,
+    stride: int = 1,
+    pad: int = 0,
+    groups: int = 1,
+    weight_filler: Filler,
+    bias: float = 0.0,
+    name: str,
+) -> Var:
+    """A convolution whose bias starts with one value, and a rectifier."""
+    x = kinds.conv(
+        x,
+        outputs,
+        kernel=kernel,
+        stride=stride,
+        pad=pad,
+        groups=groups,
+        name=name,
+        weight_filler=weight_filler,
+        bias_filler=Filler("constant", {"value": bias}),
+    )
+    return kinds.relu(x, name=f"{name}/relu")
+
+
+def classifier(net: Net, scores: Var, label: Var, *, axis: int = 1) -> Graph:
+    """The graph of a net with the softmax loss and the accuracy of its scores."""
+    loss = kinds.softmax_loss(scores, label, axis=axis, name="loss")
+    net.output(loss, kinds.accuracy(scores, label, axis=axis, name="accuracy"))
+    return net.graph()
 
 
 def drop(x: Var, ratio: float, *, name: str) -> Var:
     """Dropout, or x itself where the ratio is 0."""
-    return dropout(x, ratio=ratio, name=name) if ratio else x
+    return kinds.dropout(x, ratio=ratio, name=name) if ratio else x
 
 
 def transformer_block(
@@ -68,8 +85,8 @@ def transformer_block(
 
     `out_filler` is for the weights whose results are added to the input.
     """
-    y = layer_norm(x, eps=eps, name=f"{name}/ln1")
-    y = attention(
+    y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln1")
+    y = kinds.attention(
         y,
         heads=heads,
         causal=causal,
@@ -78,11 +95,11 @@ def transformer_block(
         out_filler=out_filler,
     )
     y = drop(y, dropout, name=f"{name}/attention/drop")
-    x = eltwise([x, y], name=f"{name}/add1")
+    x = kinds.eltwise([x, y], name=f"{name}/add1")
     width = x.shape[2]
-    y = layer_norm(x, eps=eps, name=f"{name}/ln2")
-    y = inner_product(y, hidden, axis=2, name=f"{name}/mlp/fc", weight_filler=weight_filler)
-    y = gelu(y, approximate=approximate, name=f"{name}/mlp/gelu")
-    y = inner_product(y, width, axis=2, name=f"{name}/mlp/out", weight_filler=out_filler)
+    y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln2")
+    y = kinds.inner_product(y, hidden, axis=2, name=f"{name}/mlp/fc", weight_filler=weight_filler)
+    y = kinds.gelu(y, approximate=approximate, name=f"{name}/mlp/gelu")
+    y = kinds.inner_product(y, width, axis=2, name=f"{name}/mlp/out", weight_filler=out_filler)
     y = drop(y, dropout, name=f"{name}/mlp/drop")
-    return eltwise([x, y], name=f"{name}/add2")
+    return kinds.eltwise([x, y], name=f"{name}/add2")

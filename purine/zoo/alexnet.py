@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, Var, accuracy, conv, inner_product, lrn, pool, relu, softmax_loss
-from purine.zoo._layers import drop
+from purine.kinds import Net, Var, inner_product, lrn, pool, relu
+from purine.zoo._layers import classifier, conv_relu, drop
 
 __all__ = ["alexnet"]
+
+_conv = partial(conv_relu, weight_filler=Filler("gaussian", {"std": 0.01}))
 
 
 @checked
@@ -38,33 +42,7 @@ def alexnet(
     x = drop(_full(x, hidden, name="fc6"), dropout, name="fc6/drop")
     x = drop(_full(x, hidden, name="fc7"), dropout, name="fc7/drop")
     x = inner_product(x, classes, name="fc8", weight_filler=Filler("gaussian", {"std": 0.01}))
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
-
-
-def _conv(
-    x: Var,
-    outputs: int,
-    *,
-    kernel: int,
-    stride: int = 1,
-    pad: int = 0,
-    groups: int = 1,
-    bias: float = 0.0,
-    name: str,
-) -> Var:
-    x = conv(
-        x,
-        outputs,
-        kernel=kernel,
-        stride=stride,
-        pad=pad,
-        groups=groups,
-        name=name,
-        weight_filler=Filler("gaussian", {"std": 0.01}),
-        bias_filler=Filler("constant", {"value": bias}),
-    )
-    return relu(x, name=f"{name}/relu")
+    return classifier(net, x, label)
 
 
 def _full(x: Var, outputs: int, *, name: str) -> Var:

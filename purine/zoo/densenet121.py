@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.kinds import (
-    Net,
-    Var,
-    accuracy,
-    batch_norm,
-    concat,
-    conv,
-    global_pool,
-    inner_product,
-    pool,
-    relu,
-    softmax_loss,
-)
-from purine.zoo._layers import conv_norm_relu
+from purine.kinds import Net, Var, batch_norm, concat, conv, global_pool, inner_product, pool, relu
+from purine.zoo._layers import classifier, conv_norm_relu
 
 __all__ = ["densenet121"]
 
@@ -38,17 +26,14 @@ def densenet121(
     x = pool(x, kernel=3, stride=2, pad=1, name="pool1")
     for block, depth in enumerate(layers, 1):
         for layer in range(1, depth + 1):
-            x = concat(
-                [x, _dense(x, growth, name=f"block{block}/layer{layer}")],
-                name=f"block{block}/layer{layer}/concat",
-            )
+            name = f"block{block}/layer{layer}"
+            x = concat([x, _dense(x, growth, name=name)], name=f"{name}/concat")
         if block < len(layers):
             x = _norm_relu_conv(x, x.shape[1] // 2, kernel=1, name=f"transition{block}")
             x = pool(x, kernel=2, stride=2, method="average", name=f"transition{block}/pool")
     x = relu(batch_norm(x, name="bn"), name="relu")
     x = inner_product(global_pool(x, name="pool5"), classes, name="fc")
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)
 
 
 def _dense(x: Var, growth: int, *, name: str) -> Var:

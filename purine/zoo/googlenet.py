@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import (
-    Net,
-    Var,
-    accuracy,
-    concat,
-    conv,
-    global_pool,
-    inner_product,
-    lrn,
-    pool,
-    relu,
-    softmax_loss,
-)
-from purine.zoo._layers import conv_norm_relu, drop
+from purine.kinds import Net, Var, concat, global_pool, inner_product, lrn, pool, relu, softmax_loss
+from purine.zoo._layers import classifier, conv_norm_relu, conv_relu, drop
 
 __all__ = ["googlenet"]
 
 _Conv = Callable[..., Var]
+_CONV = partial(conv_relu, weight_filler=Filler("xavier"), bias=0.2)
 
 _MODULES = {
     # 1x1, 3x3 reduced to and 3x3, 5x5 reduced to and 5x5, 1x1 behind the pool
@@ -62,7 +52,7 @@ def googlenet(
     """
     net = Net()
     data, label = net.data((batch, *image))
-    layer = conv_norm_relu if batch_norm else _conv_relu
+    layer = conv_norm_relu if batch_norm else _CONV
     x = layer(data, width, kernel=7, stride=2, pad=3, name="conv1")
     x = pool(x, kernel=3, stride=2, ceil=True, name="pool1")
     x = x if batch_norm else lrn(x, name="norm1")
@@ -77,17 +67,15 @@ def googlenet(
             x = pool(x, kernel=3, stride=2, ceil=True, name=f"pool{module[0]}")
         if auxiliary and module in ("4a", "4d"):
             name = "aux1" if module == "4a" else "aux2"
-            y = layer(
-                _auxiliary_pool(x, name=f"{name}/pool"), 2 * width, kernel=1, name=f"{name}/conv"
-            )
+            y = _auxiliary_pool(x, name=f"{name}/pool")
+            y = layer(y, 2 * width, kernel=1, name=f"{name}/conv")
             y = relu(inner_product(y, hidden, name=f"{name}/fc1"), name=f"{name}/relu")
             y = drop(y, auxiliary_dropout, name=f"{name}/drop")
             y = inner_product(y, classes, name=f"{name}/fc2")
             net.output(softmax_loss(y, label, loss_weight=0.3, name=f"{name}/loss"))
     x = drop(global_pool(x, name="pool5"), dropout, name="drop")
     x = inner_product(x, classes, name="fc")
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)
 
 
 def _inception(x: Var, sizes: list[int], layer: _Conv, *, name: str) -> Var:
@@ -107,19 +95,3 @@ def _auxiliary_pool(x: Var, *, name: str) -> Var:
     """The average over windows of 5x5, or over all of an image that is smaller than that."""
     kernel = (min(5, x.shape[2]), min(5, x.shape[3]))
     return pool(x, kernel=kernel, stride=3, method="average", name=name)
-
-
-def _conv_relu(
-    x: Var, outputs: int, *, kernel: int, stride: int = 1, pad: int = 0, name: str
-) -> Var:
-    x = conv(
-        x,
-        outputs,
-        kernel=kernel,
-        stride=stride,
-        pad=pad,
-        name=name,
-        weight_filler=Filler("xavier"),
-        bias_filler=Filler("constant", {"value": 0.2}),
-    )
-    return relu(x, name=f"{name}/relu")

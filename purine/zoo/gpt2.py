@@ -6,8 +6,8 @@ import math
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, accuracy, layer_norm, softmax_loss
-from purine.zoo._layers import drop, transformer_block
+from purine.kinds import Net, layer_norm
+from purine.zoo._layers import classifier, drop, transformer_block
 
 __all__ = ["gpt2"]
 
@@ -54,6 +54,4 @@ def gpt2(
         )
     x = layer_norm(x, name="ln")
     x = net.apply("InnerProduct", [x, table], {"axis": 2}, name="scores")
-    loss = softmax_loss(x, targets, axis=2, name="loss")
-    net.output(loss, accuracy(x, targets, axis=2, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, targets, axis=2)

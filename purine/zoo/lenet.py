@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, accuracy, conv, inner_product, pool, relu, softmax_loss
+from purine.kinds import Net, conv, inner_product, pool, relu
+from purine.zoo._layers import classifier
 
 __all__ = ["lenet"]
 
@@ -23,5 +24,4 @@ def lenet(
     x = pool(x, kernel=2, stride=2, name="pool2")
     x = relu(inner_product(x, 500, name="fc1", weight_filler=xavier), name="relu1")
     x = inner_product(x, classes, name="fc2", weight_filler=xavier)
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.kinds import Net, accuracy, inner_product, relu, softmax_loss
+from purine.kinds import Net, inner_product, relu
+from purine.zoo._layers import classifier
 
 __all__ = ["mlp"]
 
@@ -24,5 +25,4 @@ def mlp(
     for number, width in enumerate(hidden, 1):
         x = relu(inner_product(x, width, name=f"fc{number}"), name=f"relu{number}")
     x = inner_product(x, classes, name=f"fc{len(hidden) + 1}")
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import (
-    Net,
-    Var,
-    accuracy,
-    eltwise,
-    global_pool,
-    inner_product,
-    relu6,
-    softmax_loss,
-)
-from purine.zoo._layers import conv_norm, drop
+from purine.kinds import Net, Var, eltwise, global_pool, inner_product, relu6
+from purine.zoo._layers import classifier, conv_norm, drop
 
 __all__ = ["mobilenet_v2"]
 
@@ -55,8 +46,7 @@ def mobilenet_v2(
     x = _layer(x, _channels(1280 * max(1.0, multiplier)), kernel=1, name="conv2")
     x = drop(global_pool(x, name="pool"), dropout, name="drop")
     x = inner_product(x, classes, name="fc", weight_filler=Filler("gaussian", {"std": 0.01}))
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)
 
 
 def _inverted(x: Var, outputs: int, *, expansion: int, stride: int, name: str) -> Var:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, Var, accuracy, conv, flatten, global_pool, pool, relu, softmax_loss
-from purine.zoo._layers import drop
+from purine.kinds import Net, Var, conv, flatten, global_pool, pool, relu
+from purine.zoo._layers import classifier, drop
 
 __all__ = ["nin"]
 
@@ -28,8 +28,7 @@ def nin(
     x = drop(x, dropout, name="drop2")
     x = _mlpconv(x, (192, 192, classes), kernel=3, pad=1, block=3)
     x = flatten(global_pool(x, method="average", name="pool3"), name="scores")
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)
 
 
 def _mlpconv(x: Var, widths: tuple[int, int, int], *, kernel: int, pad: int, block: int) -> Var:

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.kinds import (
-    Net,
-    Var,
-    accuracy,
-    eltwise,
-    global_pool,
-    inner_product,
-    pool,
-    relu,
-    softmax_loss,
-)
-from purine.zoo._layers import conv_norm, conv_norm_relu
+from purine.kinds import Net, Var, eltwise, global_pool, inner_product, pool, relu
+from purine.zoo._layers import classifier, conv_norm, conv_norm_relu
 
 __all__ = ["resnet50"]
 
@@ -43,8 +33,7 @@ def resnet50(
             name = f"stage{stage + 1}/block{block + 1}"
             x = _bottleneck(x, width * 2**stage, stride=stride, name=name)
     x = inner_product(global_pool(x, name="pool5"), classes, name="fc")
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)
 
 
 def _bottleneck(x: Var, width: int, *, stride: int, name: str) -> Var:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Graph
-from purine.kinds import Net, Var, accuracy, concat, conv, deconv, pool, softmax_loss
-from purine.zoo._layers import conv_norm_relu
+from purine.kinds import Net, Var, concat, conv, deconv, pool
+from purine.zoo._layers import classifier, conv_norm_relu
 
 __all__ = ["unet"]
 
@@ -40,8 +40,7 @@ def unet(
         x = concat([passed[level], x], name=f"{name}/concat")
         x = _double(x, width * 2**level, name=name)
     x = conv(x, classes, kernel=1, name="scores")
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)
 
 
 def _double(x: Var, outputs: int, *, name: str) -> Var:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, accuracy, conv, inner_product, pool, relu, softmax_loss
-from purine.zoo._layers import drop
+from purine.kinds import Net, conv, inner_product, pool, relu
+from purine.zoo._layers import classifier, drop
 
 __all__ = ["vgg16"]
 
@@ -36,5 +36,4 @@ def vgg16(
         x = inner_product(x, hidden, name=name, weight_filler=Filler("msra"))
         x = drop(relu(x, name=f"{name}/relu"), dropout, name=f"{name}/drop")
     x = inner_product(x, classes, name="fc8", weight_filler=Filler("gaussian", {"std": 0.01}))
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)

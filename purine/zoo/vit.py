@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import (
-    Net,
-    accuracy,
-    conv,
-    flatten,
-    inner_product,
-    layer_norm,
-    prepend,
-    slice,
-    softmax_loss,
-    transpose,
-)
-from purine.zoo._layers import drop, transformer_block
+from purine.kinds import Net, conv, flatten, inner_product, layer_norm, prepend, slice, transpose
+from purine.zoo._layers import classifier, drop, transformer_block
 
 __all__ = ["vit"]
 
@@ -38,9 +27,8 @@ def vit(
     net = Net()
     xavier, normal = Filler("xavier", {"variance": "average"}), Filler("gaussian", {"std": 0.02})
     data, label = net.data((batch, *image))
-    x = conv(
-        data, width, kernel=patch, stride=patch, name="patches", weight_filler=Filler("xavier")
-    )
+    filler = Filler("xavier")
+    x = conv(data, width, kernel=patch, stride=patch, name="patches", weight_filler=filler)
     x = transpose(flatten(x, axis=2, name="patches/flatten"), (0, 2, 1), name="patches/sequence")
     x = prepend(x, 1, name="token")
     places = net.parameter("position/weight", x.shape[1:], normal)
@@ -62,5 +50,4 @@ def vit(
     x = layer_norm(x, eps=1e-6, name="ln")
     x = slice(x, 0, 1, axis=1, name="class")
     x = inner_product(x, classes, name="fc", weight_filler=Filler())
-    net.output(softmax_loss(x, label, name="loss"), accuracy(x, label, name="accuracy"))
-    return net.graph()
+    return classifier(net, x, label)

@@ -298,7 +298,7 @@ SOLVERS: dict[str, tuple[str, str, str]] = {
     "a net of nobody": (
         '"net.prototxt"',
         '"~nosuchuser/net.prototxt"',
-        "~nosuchuser/net.prototxt: '~nosuchuser' is the folder of",
+        "~nosuchuser/net.prototxt: there is no user for '~nosuchuser'",
     ),
     "a net of 300 characters": (
         "net.prototxt",

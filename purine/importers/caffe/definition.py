@@ -105,26 +105,20 @@ def _file(node: Node, field: str, solver: Path) -> Path:
     """The net that a solver names: from the working folder as in Caffe, or near the solver."""
     name: str | None = node.get(field)
     if not name:
-        raise node.error(
-            "the solver names no net",
-            field,
-            expected="net: with the path of a prototxt file",
-            found="none",
-            remedy="add net:, or pass the net with --net and the solver with --solver",
-        )
+        what = "the solver names no net"
+        expected = "net: with the path of a prototxt file"
+        remedy = "add net:, or pass the net with --net and the solver with --solver"
+        raise node.error(what, field, expected, "none", remedy=remedy)
     written = expanded(name)
     tried = [written, solver.parent / written, solver.parent / written.name]
     for candidate in tried:
         if os.path.isfile(candidate):  # false for a path that cannot be looked at, too
             return candidate.resolve()
-    places = list(dict.fromkeys(map(str, tried)))
-    raise node.error(
-        f"the net {name!r} is not there",
-        field,
-        expected=f"a file at {' or '.join(places)}",
-        found="nothing there" if len(places) == 1 else "none of them",
-        remedy="correct the path, or pass the net with --net and the solver with --solver",
-    )
+    paths = list(dict.fromkeys(map(str, tried)))
+    expected = f"a file at {' or '.join(paths)}"
+    nothing = "nothing there" if len(paths) == 1 else "none of them"
+    remedy = "correct the path, or pass the net with --net and the solver with --solver"
+    raise node.error(f"the net {name!r} is not there", field, expected, nothing, remedy)
 
 
 def _net(path: str | os.PathLike[str]) -> Node:
@@ -133,12 +127,9 @@ def _net(path: str | os.PathLike[str]) -> Node:
 
 def _in_state(net: Node, phase: str, *given: Node) -> tuple[Node, NetState]:
     if not any(field in net for field in ("layer", "layers", "input")):
-        raise net.error(
-            "the net has no layers",
-            expected="layer { ... }, once or more",
-            found=", ".join(net.fields) or "an empty text",
-            remedy="write its layers, or check the path",
-        )
+        expected, fields = "layer { ... }, once or more", ", ".join(net.fields) or "an empty text"
+        remedy = "write its layers, or check the path"
+        raise net.error("the net has no layers", "layer", expected, fields, remedy)
     state = NetState(phase).merged(net.message("state"))
     for node in given:
         state = state.merged(node)

@@ -34,7 +34,7 @@ def read_bytes(path: Path, expected: str, most: int = _BYTES) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else None
         raise FormatError(
             "cannot read the file",
-            where=str(path),
+            where=path,
             expected=f"the path of {expected} of at most {most >> 20:,} MiB",
             found=reason or str(error),
             remedy="correct the path or its permissions",

@@ -284,13 +284,10 @@ def _transform(scope: Scope) -> Transform:
         means = node.all("mean_value") if node.type == "TransformationParameter" else []
         path = located(node.get("mean_file", ""), scope.roots)
         if means and "mean_file" in node:
-            raise node.error(
-                "mean_file and mean_value are given",
-                "mean_file",
-                expected="one of the two",
-                found="both",
-                remedy="remove one of them",
-            )
+            what = "mean_file and mean_value are given"
+            expected = "one of the two"
+            remedy = "remove one of them"
+            raise node.error(what, "mean_file", expected, "both", remedy=remedy)
         if path is not None:
             values.setdefault("mean_image", read_mean(path).to(dtype_of(scope.net.dtype)))
         elif "mean_file" in node:

@@ -192,12 +192,9 @@ class Layer:
         value: int = settings.get(name, default)
         count = len(x.shape)
         if not -count <= value < count + extra:
-            raise settings.error(
-                f"{name} is {value}, but {x.name!r} has {count} dimensions",
-                name,
-                expected=f"{-count} to {count - 1 + extra}",
-                found=str(value),
-            )
+            what = f"{name} is {value}, but {x.name!r} has {count} dimensions"
+            expected = f"{-count} to {count - 1 + extra}"
+            raise settings.error(what, name, expected, str(value))
         return value % count if value < 0 else value
 
     def check_counts(self, bottoms: tuple[int, int], tops: tuple[int, int]) -> None:
@@ -206,35 +203,26 @@ class Layer:
             count = len(self.node.all(what))
             if not least <= count <= most:
                 limit = f"{least} or more" if most > 99 else f"{least} to {most}"
-                raise self.node.error(
-                    f"layer {self.name!r} ({self.type}) has {count} {what}s",
-                    what,
-                    expected=f"{least}" if least == most else limit,
-                    found=", ".join(self.node.all(what)) or "none",
-                    remedy=f"change the {what}s of the layer",
-                )
+                expected = f"{least}" if least == most else limit
+                names = ", ".join(self.node.all(what)) or "none"
+                message = f"layer {self.name!r} ({self.type}) has {count} {what}s"
+                remedy = f"change the {what}s of the layer"
+                raise self.node.error(message, what, expected, names, remedy)
 
     def check_parameters(self) -> None:
         """Refuse settings of parameters that the layer does not have."""
         given = len(self.node.all("param"))
         if given > len(self.slots):
-            raise self.node.error(
-                f"layer {self.name!r} ({self.type}) has {given} param entries",
-                "param",
-                expected=f"at most {len(self.slots)}, one for each parameter",
-                found=str(given),
-                remedy="remove the last of them",
-            )
+            what = f"layer {self.name!r} ({self.type}) has {given} param entries"
+            expected = f"at most {len(self.slots)}, one for each parameter"
+            remedy = "remove the last of them"
+            raise self.node.error(what, "param", expected, str(given), remedy=remedy)
 
     def unsupported(self, what: str, settings: Node, field: str) -> FormatError:
         """Something that Caffe can do and this importer cannot."""
-        return settings.error(
-            f"layer {self.name!r} ({self.type}): {what} is not supported",
-            field,
-            expected="a setting that can be translated",
-            found=what,
-            remedy=f"change {field} or remove the layer",
-        )
+        message = f"layer {self.name!r} ({self.type}): {what} is not supported"
+        expected, remedy = "a setting that can be translated", f"change {field} or remove the layer"
+        return settings.error(message, field, expected, what, remedy)
 
     def _read(self, index: int, name: str) -> Var:
         var = self.scope.blobs.get(name)
@@ -258,17 +246,13 @@ class Layer:
     def _blob(self, top: str) -> str:
         """The name of the blob that the next top becomes."""
         if not top:
-            raise self.node.error("a top has no name", "top", expected="a name", found="''")
+            raise self.node.error("a top has no name", "top", "a name", "''")
         if top not in self.scope.blobs:
             return usable(top)
         if top not in self.node.all("bottom"):
-            raise self.node.error(
-                f"{top!r} is written twice",
-                "top",
-                expected="each blob written by one layer, or over a layer's own bottom",
-                found=f"a second layer, {self.name!r}",
-                remedy="give one of the tops another name",
-            )
+            expected = "each blob written by one layer, or over a layer's own bottom"
+            other, remedy = f"a second layer, {self.name!r}", "give one of the tops another name"
+            raise self.node.error(f"{top!r} is written twice", "top", expected, other, remedy)
         builder = self.scope.net.builder
         if self.name not in self.scope.tops and self.name not in builder.blobs:
             return self.name
@@ -283,21 +267,15 @@ class Layer:
         permissive = spec.get("share_mode", "STRICT") == "PERMISSIVE"
         fits = math.prod(owner.shape) == math.prod(shape) if permissive else owner.shape == shape
         if not fits:
-            raise spec.error(
-                f"layer {self.name!r} shares {shared!r}, which has another size",
-                "name",
-                expected=f"{list(owner.shape)}, as at {place}",
-                found=str(list(shape)),
-                remedy="share parameters of equal sizes, or take another name",
-            )
+            what = f"layer {self.name!r} shares {shared!r}, which has another size"
+            expected = f"{list(owner.shape)}, as at {place}"
+            remedy = "share parameters of equal sizes, or take another name"
+            raise spec.error(what, "name", expected, str(list(shape)), remedy=remedy)
         for key, value in (("lr_mult", state.lr_mult), ("decay_mult", state.decay_mult)):
             if key in spec and spec.get(key) != value:
-                raise spec.error(
-                    f"shared parameter {shared!r} has two values of {key}",
-                    key,
-                    expected=f"{value}, as at {place}",
-                    found=str(spec.get(key)),
-                )
+                what = f"shared parameter {shared!r} has two values of {key}"
+                expected = f"{value}, as at {place}"
+                raise spec.error(what, key, expected, str(spec.get(key)))
         if owner.shape == shape:
             return owner
         return self.step("Reshape", [owner], {"shape": shape}, label="shared")
@@ -330,12 +308,8 @@ def filler_of(node: Node | None, default: Filler | None = None) -> Filler:
         "positive_unitball": (),
     }
     if kind not in settings:
-        raise node.error(
-            f"a {kind!r} filler is not supported",
-            "type",
-            expected="one of " + ", ".join(settings),
-            found=repr(kind),
-        )
+        what = f"a {kind!r} filler is not supported"
+        raise node.error(what, "type", "one of " + ", ".join(settings), repr(kind))
     for name in settings[kind]:
         if name in node and not (name == "sparse" and node.get(name) < 0):
             key, value = name, node.get(name)

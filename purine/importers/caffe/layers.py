@@ -1,4 +1,4 @@
-"""Layers that compute: each function adds the ops of one type of layer."""
+"""Layers that compute: each function adds the ops of one type of layer of `net.LAYERS`."""
 
 from __future__ import annotations
 
@@ -7,44 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from purine.graph import Attribute, Filler
-from purine.importers.caffe.layer import Layer, filler_of, one_op
+from purine.importers.caffe.layer import Layer, filler_of
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
-
-__all__ = [
-    "absolute",
-    "arg_max",
-    "batch_norm",
-    "bias",
-    "bnll",
-    "clip",
-    "concat",
-    "convolution",
-    "crop",
-    "dropout",
-    "eltwise",
-    "elu",
-    "embed",
-    "exp",
-    "flatten",
-    "inner_product",
-    "log",
-    "lrn",
-    "pooling",
-    "power",
-    "prelu",
-    "reduction",
-    "relu",
-    "reshape",
-    "scale",
-    "sigmoid",
-    "silence",
-    "slice_layer",
-    "softmax",
-    "split",
-    "tanh",
-    "tile",
-]
 
 _ONE = Filler("constant", {"value": 1.0})
 _REDUCTIONS = {"SUM": "sum", "ASUM": "absolute", "SUMSQ": "square", "MEAN": "mean"}
@@ -108,9 +73,7 @@ def embed(layer: Layer) -> None:
 
 def pooling(layer: Layer) -> None:
     settings, x = layer.settings("pooling_param"), layer.bottoms[0]
-    method = {"MAX": "max", "AVE": "average"}.get(settings.get("pool", "MAX"))
-    if method is None:
-        raise layer.unsupported("stochastic pooling", settings, "pool")
+    method = _pool_method(layer, settings)
     if settings.get("global_pooling", False):
         layer.emit("GlobalPool", [x], {"method": method})
         return
@@ -126,17 +89,12 @@ def pooling(layer: Layer) -> None:
         "ceil": ceil,
     }
     y = layer.emit("Pool", [x], attributes)
-    expected = tuple(
-        _pooled(*sizes, ceil=ceil) for sizes in zip(x.shape[-2:], kernel, stride, pad, strict=True)
-    )
-    if y.shape[-2:] != expected:
-        raise settings.error(
-            f"layer {layer.name!r} has windows that lie outside of the image",
-            "stride",
-            expected="every window to touch the image",
-            found=f"stride {list(stride)} with kernel {list(kernel)} on {list(x.shape[-2:])}",
-            remedy="take a smaller stride, or a kernel of the size of the stride",
-        )
+    extents = zip(x.shape[-2:], kernel, stride, pad, strict=True)
+    if y.shape[-2:] != tuple(_pooled(*each, ceil=ceil) for each in extents):
+        what = f"layer {layer.name!r} has windows that lie outside of the image"
+        sizes = f"stride {list(stride)} with kernel {list(kernel)} on {list(x.shape[-2:])}"
+        remedy = "take a smaller stride, or a kernel of the size of the stride"
+        raise settings.error(what, "stride", "every window to touch the image", sizes, remedy)
 
 
 def lrn(layer: Layer) -> None:
@@ -168,15 +126,6 @@ def prelu(layer: Layer) -> None:
     count = 1 if settings.get("channel_shared", False) else x.shape[1]
     filler = filler_of(settings.get("filler"), Filler("constant", {"value": 0.25}))
     layer.emit("PRelu", [x, layer.parameter("weight", (count,), filler)])
-
-
-absolute = one_op("aten.abs")
-bnll = one_op("aten.softplus")
-clip = one_op("aten.clamp", "clip_param", min=0.0, max=0.0)
-elu = one_op("Elu", "elu_param", alpha=1.0)
-power = one_op("Power", "power_param", power=1.0, scale=1.0, shift=0.0)
-sigmoid = one_op("Sigmoid")
-tanh = one_op("Tanh")
 
 
 def exp(layer: Layer) -> None:
@@ -225,27 +174,17 @@ def batch_norm(layer: Layer) -> None:
 def scale(layer: Layer) -> None:
     settings, x = layer.settings("scale_param"), layer.bottoms[0]
     axis = layer.axis(settings, "axis", 1, x)
-    if len(layer.bottoms) > 1:
-        factor = layer.bottoms[1]
-    else:
-        filler = filler_of(settings.get("filler"), _ONE)
-        factor = layer.parameter("weight", _part(settings, x, axis), filler)
-    inputs = [x, factor]
+    inputs = [x, _operand(layer, settings, "weight", axis, _ONE)]
     if settings.get("bias_term", False):
         filler = filler_of(settings.get("bias_filler"))
-        inputs.append(layer.parameter("bias", factor.shape, filler))
+        inputs.append(layer.parameter("bias", inputs[1].shape, filler))
     layer.emit("Scale", inputs, {"axis": axis})
 
 
 def bias(layer: Layer) -> None:
     settings, x = layer.settings("bias_param"), layer.bottoms[0]
     axis = layer.axis(settings, "axis", 1, x)
-    if len(layer.bottoms) > 1:
-        value = layer.bottoms[1]
-    else:
-        filler = filler_of(settings.get("filler"))
-        value = layer.parameter("bias", _part(settings, x, axis), filler)
-    layer.emit("Bias", [x, value], {"axis": axis})
+    layer.emit("Bias", [x, _operand(layer, settings, "bias", axis)], {"axis": axis})
 
 
 def softmax(layer: Layer) -> None:
@@ -268,12 +207,9 @@ def slice_layer(layer: Layer) -> None:
         points = [extent // count * part for part in range(1, count)]
     edges = [0, *points, extent]
     if len(points) != count - 1 or any(a >= b for a, b in pairwise(edges)):
-        raise settings.error(
-            f"{extent} along axis {axis} cannot be cut into {count} tops",
-            "slice_point",
-            expected=f"{count - 1} rising slice points below {extent}, or equal parts",
-            found=f"slice points {points}",
-        )
+        what = f"{extent} along axis {axis} cannot be cut into {count} tops"
+        expected = f"{count - 1} rising slice points below {extent}, or equal parts"
+        raise settings.error(what, "slice_point", expected, f"slice points {points}")
     for start, end in pairwise(edges):
         layer.emit("Slice", [x], {"axis": axis, "start": start, "end": end})
 
@@ -294,12 +230,9 @@ def eltwise(layer: Layer) -> None:
     operation = settings.get("operation", "SUM")
     coefficients = settings.all("coeff")
     if coefficients and (operation != "SUM" or len(coefficients) != len(layer.bottoms)):
-        raise settings.error(
-            f"{len(coefficients)} coefficients for {operation} of {len(layer.bottoms)} bottoms",
-            "coeff",
-            expected="operation SUM, and one coefficient for each bottom",
-            found=str(coefficients),
-        )
+        what = f"{len(coefficients)} coefficients for {operation} of {len(layer.bottoms)} bottoms"
+        expected = "operation SUM, and one coefficient for each bottom"
+        raise settings.error(what, "coeff", expected, str(coefficients))
     names = {"PROD": "product", "SUM": "sum", "MAX": "max"}
     attributes: dict[str, Attribute] = {
         "operation": names[operation],
@@ -324,12 +257,9 @@ def reshape(layer: Layer) -> None:
     taken: int = settings.get("num_axes", -1)
     last = count if taken == -1 else first + taken
     if not 0 <= first <= last <= count or dims.count(-1) > 1 or any(dim < -1 for dim in dims):
-        raise settings.error(
-            f"layer {layer.name!r} cannot give {list(x.shape)} this shape",
-            "shape",
-            expected="dimensions of the bottom to replace, and at most one -1",
-            found=f"dim {dims}, axis {axis}, num_axes {taken}",
-        )
+        what = f"layer {layer.name!r} cannot give {list(x.shape)} this shape"
+        expected = "dimensions of the bottom to replace, and at most one -1"
+        raise settings.error(what, "shape", expected, f"dim {dims}, axis {axis}, num_axes {taken}")
     shape = (*[0] * first, *dims, *x.shape[last:])
     layer.emit("Reshape", [x], {"shape": shape})
 
@@ -351,12 +281,9 @@ def crop(layer: Layer) -> None:
     offsets: list[int] = settings.all("offset") or [0]
     axes = range(axis, len(x.shape))
     if len(like.shape) != len(x.shape) or len(offsets) not in (1, len(axes)):
-        raise settings.error(
-            f"layer {layer.name!r} cannot cut {list(x.shape)} to {list(like.shape)}",
-            "offset",
-            expected=f"equal dimensions, and one offset or {len(axes)}",
-            found=f"offsets {offsets}",
-        )
+        what = f"layer {layer.name!r} cannot cut {list(x.shape)} to {list(like.shape)}"
+        expected = f"equal dimensions, and one offset or {len(axes)}"
+        raise settings.error(what, "offset", expected, f"offsets {offsets}")
     cuts = [
         (dim, offsets[place if len(offsets) > 1 else 0], like.shape[dim])
         for place, dim in enumerate(axes)
@@ -389,6 +316,82 @@ def arg_max(layer: Layer) -> None:
     layer.emit("ArgMax", [x], attributes)
 
 
+def mvn(layer: Layer) -> None:
+    settings = layer.settings("mvn_param")
+    attributes: dict[str, Attribute] = {
+        "variance": settings.get("normalize_variance", True),
+        "across": settings.get("across_channels", False),
+        "eps": settings.get("eps", 1e-9),
+    }
+    layer.emit("MVN", layer.bottoms, attributes)
+
+
+def spatial_pyramid(layer: Layer) -> None:
+    """Pooling to 1, 4, 16, ... windows whatever the size of the image, side by side."""
+    settings, x = layer.settings("spp_param"), layer.bottoms[0]
+    height = settings.positive("pyramid_height")
+    method = _pool_method(layer, settings)
+    if len(x.shape) != 4:
+        raise layer.unsupported("a pyramid of other than [N, C, H, W]", settings, "pyramid_height")
+    parts = []
+    for level in range(min(height, 32)):
+        bins = 2**level
+        kernel = tuple(-(-extent // bins) for extent in x.shape[2:])
+        spare = (k * bins - extent for k, extent in zip(kernel, x.shape[2:], strict=True))
+        pad = tuple((rest + 1) // 2 for rest in spare)
+        if any(p >= k for p, k in zip(pad, kernel, strict=True)):
+            what = f"an image of {list(x.shape[2:])} has no {bins} x {bins} windows"
+            expected = f"at most {level}"
+            raise settings.error(what, "pyramid_height", expected, str(height))
+        attributes: dict[str, Attribute] = {
+            "method": method,
+            "kernel": kernel,
+            "stride": kernel,
+            "pad": pad,
+            "ceil": True,
+        }
+        pooled = layer.step("Pool", [x], attributes, label=f"pool{level}")
+        if height == 1:
+            layer.emit("Flatten", [pooled])
+            return
+        parts.append(layer.step("Flatten", [pooled], label=f"level{level}"))
+    layer.emit("Concat", parts, {"axis": 1})
+
+
+def parameter(layer: Layer) -> None:
+    """A parameter as a blob."""
+    settings = layer.settings("parameter_param")
+    dims = settings.message("shape").all("dim")
+    if any(dim < 1 for dim in dims):
+        raise settings.wrong("shape", dims, "dimensions of 1 or more")
+    layer.put(layer.tops[0], layer.parameter("weight", dims, Filler()), report=False)
+
+
+def batch_reindex(layer: Layer) -> None:
+    """Samples of the first bottom in the order that the second gives; some may occur twice."""
+    layer.emit("aten.index_select", layer.bottoms, {"dim": 0})
+
+
+def swish(layer: Layer) -> None:
+    """x * sigmoid(beta * x)."""
+    (x,) = layer.bottoms
+    scaled = layer.step(
+        "Power", [x], {"scale": layer.settings("swish_param").get("beta", 1.0)}, label="scaled"
+    )
+    gate = layer.step("Sigmoid", [scaled], label="gate")
+    layer.emit("Eltwise", [x, gate], {"operation": "product"})
+
+
+def hdf5_output(layer: Layer) -> None:
+    layer.scope.notes.append(f"{layer.node.where}: layer {layer.name!r} writes no file")
+
+
+def _pool_method(layer: Layer, settings: Node) -> str:
+    if settings.get("pool", "MAX") == "STOCHASTIC":
+        raise layer.unsupported("stochastic pooling", settings, "pool")
+    return "max" if settings.get("pool", "MAX") == "MAX" else "average"
+
+
 def _weight(layer: Layer, settings: Node, shape: Sequence[int]) -> Var:
     return layer.parameter("weight", shape, filler_of(settings.get("weight_filler")))
 
@@ -406,13 +409,18 @@ def _base(settings: Node) -> dict[str, Attribute]:
     return values if base == -1 else {"base": base, **values}
 
 
-def _part(settings: Node, x: Var, axis: int) -> tuple[int, ...]:
-    """The dimensions of x that a learnt scale or bias stands for."""
-    count: int = settings.get("num_axes", 1)
+def _operand(
+    layer: Layer, settings: Node, label: str, axis: int, default: Filler | None = None
+) -> Var:
+    """The factor of a Scale layer or the addend of a Bias layer: a bottom, or a parameter."""
+    if len(layer.bottoms) > 1:
+        return layer.bottoms[1]
+    x, count = layer.bottoms[0], int(settings.get("num_axes", 1))
     if count < -1 or (count >= 0 and axis + count > len(x.shape)):
         expected = f"-1, or at most {len(x.shape) - axis} from axis {axis} on"
         raise settings.wrong("num_axes", count, expected)
-    return x.shape[axis:] if count == -1 else x.shape[axis : axis + count]
+    shape = x.shape[axis:] if count == -1 else x.shape[axis : axis + count]
+    return layer.parameter(label, shape, filler_of(settings.get("filler"), default))
 
 
 def _pair(
@@ -425,17 +433,14 @@ def _pair(
     if apart and not values and len(apart) == 2:
         values = apart
     elif apart or len(values) > 2 or (not values and default is None):
+        what = f"{name} is not clear" if values or apart else f"{name} is missing"
+        expected = name + (f", or both {' and '.join(fields)}" if fields else "")
         raise settings.error(
-            f"{name} is not clear" if values or apart else f"{name} is missing",
-            name,
-            expected=f"{name}" + (f", or both {' and '.join(fields)}" if fields else ""),
-            found=f"{name}: {values}, {', '.join(fields)}: {apart}",
+            what, name, expected, f"{name}: {values}, {', '.join(fields)}: {apart}"
         )
     values = values or [default or 0]
     if min(values) < least:
-        raise settings.error(
-            f"{name} is {min(values)}", name, expected=f"{least} or more", found=str(values)
-        )
+        raise settings.error(f"{name} is {min(values)}", name, f"{least} or more", str(values))
     return values[0], values[-1]
 
 

@@ -10,17 +10,6 @@ from purine.importers.caffe.layer import Layer
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 
-__all__ = [
-    "accuracy",
-    "contrastive_loss",
-    "euclidean_loss",
-    "hinge_loss",
-    "infogain_loss",
-    "multinomial_logistic_loss",
-    "sigmoid_cross_entropy_loss",
-    "softmax_loss",
-]
-
 _NORMALIZATIONS = {"FULL": "full", "VALID": "valid", "BATCH_SIZE": "batch", "NONE": "none"}
 
 

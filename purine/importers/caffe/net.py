@@ -10,8 +10,8 @@ from typing import TypeAlias
 from purine.analysis.infer import check
 from purine.errors import FormatError
 from purine.graph import Graph
-from purine.importers.caffe import layers, losses, rarer, recurrent, sources
-from purine.importers.caffe.layer import Layer, Scope, usable
+from purine.importers.caffe import layers, losses, recurrent, sources
+from purine.importers.caffe.layer import Layer, Scope, one_op, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
 from purine.importers.caffe.weights import StoredLayer
@@ -25,14 +25,14 @@ Counts: TypeAlias = tuple[int, int]
 _MANY = 999
 
 LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
-    "AbsVal": (layers.absolute, (1, 1), (1, 1)),
+    "AbsVal": (one_op("aten.abs"), (1, 1), (1, 1)),
     "Accuracy": (losses.accuracy, (2, 2), (1, 1)),
     "ArgMax": (layers.arg_max, (1, 1), (1, 1)),
-    "BNLL": (layers.bnll, (1, 1), (1, 1)),
+    "BNLL": (one_op("aten.softplus"), (1, 1), (1, 1)),
     "BatchNorm": (layers.batch_norm, (1, 1), (1, 1)),
-    "BatchReindex": (rarer.batch_reindex, (2, 2), (1, 1)),
+    "BatchReindex": (layers.batch_reindex, (2, 2), (1, 1)),
     "Bias": (layers.bias, (1, 2), (1, 1)),
-    "Clip": (layers.clip, (1, 1), (1, 1)),
+    "Clip": (one_op("aten.clamp", "clip_param", min=0.0, max=0.0), (1, 1), (1, 1)),
     "Concat": (layers.concat, (1, _MANY), (1, 1)),
     "ContrastiveLoss": (losses.contrastive_loss, (3, 3), (0, 1)),
     "Convolution": (layers.convolution, (1, _MANY), (1, _MANY)),
@@ -41,14 +41,14 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Deconvolution": (layers.convolution, (1, _MANY), (1, _MANY)),
     "Dropout": (layers.dropout, (1, 1), (1, 1)),
     "DummyData": (sources.dummy_data, (0, 0), (1, _MANY)),
-    "ELU": (layers.elu, (1, 1), (1, 1)),
+    "ELU": (one_op("Elu", "elu_param", alpha=1.0), (1, 1), (1, 1)),
     "Eltwise": (layers.eltwise, (2, _MANY), (1, 1)),
     "Embed": (layers.embed, (1, 1), (1, 1)),
     "EuclideanLoss": (losses.euclidean_loss, (2, 2), (0, 1)),
     "Exp": (layers.exp, (1, 1), (1, 1)),
     "Flatten": (layers.flatten, (1, 1), (1, 1)),
     "HDF5Data": (sources.hdf5_data, (0, 0), (1, _MANY)),
-    "HDF5Output": (rarer.hdf5_output, (1, _MANY), (0, 0)),
+    "HDF5Output": (layers.hdf5_output, (1, _MANY), (0, 0)),
     "HingeLoss": (losses.hinge_loss, (2, 2), (0, 1)),
     "ImageData": (sources.image_data, (0, 0), (1, 2)),
     "InfogainLoss": (losses.infogain_loss, (2, 3), (0, 2)),
@@ -57,40 +57,45 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "LRN": (layers.lrn, (1, 1), (1, 1)),
     "LSTM": (recurrent.lstm, (2, 5), (1, 3)),
     "Log": (layers.log, (1, 1), (1, 1)),
-    "MVN": (rarer.mvn, (1, 1), (1, 1)),
+    "MVN": (layers.mvn, (1, 1), (1, 1)),
     "MemoryData": (sources.memory_data, (0, 0), (1, 2)),
     "MultinomialLogisticLoss": (losses.multinomial_logistic_loss, (2, 2), (0, 1)),
     "PReLU": (layers.prelu, (1, 1), (1, 1)),
-    "Parameter": (rarer.parameter, (0, 0), (1, 1)),
+    "Parameter": (layers.parameter, (0, 0), (1, 1)),
     "Pooling": (layers.pooling, (1, 1), (1, 1)),
-    "Power": (layers.power, (1, 1), (1, 1)),
+    "Power": (one_op("Power", "power_param", power=1.0, scale=1.0, shift=0.0), (1, 1), (1, 1)),
     "RNN": (recurrent.rnn, (2, 4), (1, 2)),
     "ReLU": (layers.relu, (1, 1), (1, 1)),
     "Reduction": (layers.reduction, (1, 1), (1, 1)),
     "Reshape": (layers.reshape, (1, 1), (1, 1)),
-    "SPP": (rarer.spatial_pyramid, (1, 1), (1, 1)),
+    "SPP": (layers.spatial_pyramid, (1, 1), (1, 1)),
     "Scale": (layers.scale, (1, 2), (1, 1)),
-    "Sigmoid": (layers.sigmoid, (1, 1), (1, 1)),
+    "Sigmoid": (one_op("Sigmoid"), (1, 1), (1, 1)),
     "SigmoidCrossEntropyLoss": (losses.sigmoid_cross_entropy_loss, (2, 2), (0, 1)),
     "Silence": (layers.silence, (1, _MANY), (0, 0)),
     "Slice": (layers.slice_layer, (1, 1), (1, _MANY)),
     "Softmax": (layers.softmax, (1, 1), (1, 1)),
     "SoftmaxWithLoss": (losses.softmax_loss, (2, 2), (0, 2)),
     "Split": (layers.split, (1, 1), (1, _MANY)),
-    "Swish": (rarer.swish, (1, 1), (1, 1)),
-    "TanH": (layers.tanh, (1, 1), (1, 1)),
-    "Threshold": (rarer.threshold, (1, 1), (1, 1)),
+    "Swish": (layers.swish, (1, 1), (1, 1)),
+    "TanH": (one_op("Tanh"), (1, 1), (1, 1)),
+    "Threshold": (one_op("Threshold", "threshold_param", threshold=0.0), (1, 1), (1, 1)),
     "Tile": (layers.tile, (1, 1), (1, 1)),
 }
 """How each type of layer is translated, and how many bottoms and tops it may have."""
 
-_LABELLED = (
-    "Accuracy",
-    "HingeLoss",
-    "InfogainLoss",
-    "MultinomialLogisticLoss",
-    "SoftmaxWithLoss",
-)
+REFUSED: Mapping[str, str] = {
+    "Filter": "the sizes of its tops depend on the data, and those of a graph are known before",
+    "Im2col": "convolutions need no such step here",
+    "LSTMUnit": "it is a part of an LSTM layer",
+    "Python": "it is a program, which a definition does not hold",
+    "RNNUnit": "it is a part of an RNN layer",
+    "Recurrent": "only LSTM and RNN, which are of its kind, have a definition",
+    "WindowData": "windows of images cannot be read from files",
+}
+"""Types of Caffe's that cannot be imported, and why."""
+
+_LABELLED = ("Accuracy", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss", "SoftmaxWithLoss")
 _KEEPING = ("Flatten", "Reshape", "Slice", "Split")
 
 
@@ -111,13 +116,10 @@ class NetState:
 def layers_of(net: Node, state: NetState) -> list[Node]:
     """The layers that a net has in a state, all in today's form."""
     if "layers" in net and "layer" in net:
-        raise net.error(
-            "the net has layers in both forms",
-            "layers",
-            expected="either layer { } or layers { }",
-            found="both",
-            remedy="write all of them as layer { }",
-        )
+        what = "the net has layers in both forms"
+        expected = "either layer { } or layers { }"
+        remedy = "write all of them as layer { }"
+        raise net.error(what, "layers", expected, "both", remedy=remedy)
     every = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
     return [layer for layer in every if _included(layer, state)]
 
@@ -164,13 +166,10 @@ def _inputs(net: Node, scope: Scope) -> None:
     if dims:
         shapes = [dims[at : at + 4] for at in range(0, len(dims), 4)]
     if len(names) != len(shapes) or any(dim < 1 for shape in shapes for dim in shape):
-        raise net.error(
-            f"the net has {len(names)} inputs and {len(shapes)} shapes of inputs",
-            "input",
-            expected="an input_shape for each input, or 4 input_dim, of 1 or more",
-            found=str(shapes),
-            remedy="add input_shape { dim: ... }",
-        )
+        what = f"the net has {len(names)} inputs and {len(shapes)} shapes of inputs"
+        expected = "an input_shape for each input, or 4 input_dim, of 1 or more"
+        remedy = "add input_shape { dim: ... }"
+        raise net.error(what, "input", expected, str(shapes), remedy=remedy)
     for name, shape in zip(names, shapes, strict=True):
         size = scope.shape(name, shape)
         blob = scope.net.builder.blob(
@@ -183,12 +182,9 @@ def _weigh(layer: Layer) -> None:
     """Make losses of the tops of any layer that have a loss_weight."""
     weights: Sequence[float] = layer.node.all("loss_weight")
     if len(weights) > max(1, len(layer.tops)):
-        raise layer.node.error(
-            f"layer {layer.name!r} has {len(weights)} loss weights",
-            "loss_weight",
-            expected="at most one for each top",
-            found=str(weights),
-        )
+        what = f"layer {layer.name!r} has {len(weights)} loss weights"
+        expected = "at most one for each top"
+        raise layer.node.error(what, "loss_weight", expected, str(weights))
     done = set(layer.scope.losses)
     for var, weight in zip(layer.written, weights, strict=False):
         if weight and var.name not in done:
@@ -201,13 +197,9 @@ def _weigh(layer: Layer) -> None:
 def _included(layer: Node, state: NetState) -> bool:
     include, exclude = layer.all("include"), layer.all("exclude")
     if include and exclude:
-        raise layer.error(
-            f"layer {layer.get('name')!r} has include and exclude",
-            "exclude",
-            expected="one of the two",
-            found="both",
-            remedy="remove one of them",
-        )
+        what = f"layer {layer.get('name')!r} has include and exclude"
+        remedy = "remove one of them"
+        raise layer.error(what, "exclude", "one of the two", "both", remedy=remedy)
     if include:
         return any(_met(rule, state) for rule in include)
     return not any(_met(rule, state) for rule in exclude)
@@ -267,20 +259,11 @@ def _upgraded(old: Node) -> Node:
 
 
 def _unknown_type(node: Node, type: str | None) -> FormatError:
-    if type is not None and type in rarer.REFUSED:
-        return node.error(
-            f"layer {node.get('name')!r} ({type}) cannot be imported: {rarer.REFUSED[type]}",
-            "type",
-            expected="a type of layer that can be imported",
-            found=repr(type),
-            remedy="take it out, or replace what it does",
-        )
-    return node.error(
-        f"layer {node.get('name')!r} is of unknown type {type!r}"
-        if type
-        else "a layer has no type",
-        "type",
-        expected="a type of layer that can be imported",
-        found=repr(type),
-        remedy=nearest_name(type or "", LAYERS, "use one of " + ", ".join(LAYERS), cutoff=0.5),
-    )
+    what = f"layer {node.get('name')!r} is of unknown type {type!r}"
+    remedy = nearest_name(type or "", LAYERS, "use one of " + ", ".join(LAYERS), cutoff=0.5)
+    if not type:
+        what = "a layer has no type"
+    elif type in REFUSED:
+        what = f"layer {node.get('name')!r} ({type}) cannot be imported: {REFUSED[type]}"
+        remedy = "take it out, or replace what it does"
+    return node.error(what, "type", "a type of layer that can be imported", repr(type), remedy)

@@ -10,8 +10,6 @@ from purine.importers.caffe.layer import Layer, filler_of
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 
-__all__ = ["lstm", "rnn"]
-
 
 def lstm(layer: Layer) -> None:
     settings = layer.settings("recurrent_param")
@@ -39,22 +37,17 @@ def _input(layer: Layer, settings: Node, width: int, states: int) -> Var:
     """What the inputs give to each step, [T, N, width]; one bottom may be the same at all steps."""
     x, marks, *others = layer.bottoms
     if len(x.shape) < 3 or marks.shape != x.shape[:2]:
-        raise layer.node.error(
-            f"layer {layer.name!r} ({layer.type}) reads {list(x.shape)} and {list(marks.shape)}",
-            "bottom",
-            expected="[T, N, ...] and [T, N], which is 0 where a sequence begins",
-            found=f"{list(x.shape)} and {list(marks.shape)}",
-            remedy="put the steps first, then the streams",
-        )
+        shapes = f"{list(x.shape)} and {list(marks.shape)}"
+        what = f"layer {layer.name!r} ({layer.type}) reads {shapes}"
+        expected = "[T, N, ...] and [T, N], which is 0 where a sequence begins"
+        remedy = "put the steps first, then the streams"
+        raise layer.node.error(what, "bottom", expected, shapes, remedy)
     exposed = states if settings.get("expose_hidden", False) else 0
     if len(others) not in (exposed, exposed + 1):
-        raise layer.node.error(
-            f"layer {layer.name!r} ({layer.type}) has {len(layer.bottoms)} bottoms",
-            "bottom",
-            expected=f"{2 + exposed} or {3 + exposed}",
-            found=str(len(layer.bottoms)),
-            remedy="change the bottoms or expose_hidden",
-        )
+        what = f"layer {layer.name!r} ({layer.type}) has {len(layer.bottoms)} bottoms"
+        expected = f"{2 + exposed} or {3 + exposed}"
+        remedy = "change the bottoms or expose_hidden"
+        raise layer.node.error(what, "bottom", expected, str(len(layer.bottoms)), remedy=remedy)
     weight = layer.parameter("weight", (width, prod(x.shape[2:])), _filler(settings))
     bias = layer.parameter("bias", (width,), filler_of(settings.get("bias_filler")))
     inputs = layer.step("InnerProduct", [x, weight, bias], {"axis": 2}, label="input")

@@ -19,11 +19,7 @@ __all__ = ["Node", "read"]
 
 Value: TypeAlias = "bool | int | float | str | Node"
 
-_RANGES = {
-    "int": (-(2**31), 2**31 - 1),
-    "uint": (0, 2**32 - 1),
-    "int64": (-(2**63), 2**63 - 1),
-}
+_RANGES = {"int": (-(2**31), 2**31 - 1), "uint": (0, 2**32 - 1), "int64": (-(2**63), 2**63 - 1)}
 _WORDS = {
     "int": "a whole number",
     "uint": "a whole number, 0 or more",
@@ -78,9 +74,7 @@ class Node:
         """A count of at least 1."""
         value = self.get(name, default)
         if value is None:
-            raise self.error(
-                f"{name} is missing", name, expected=f"{name} in {self.type}", found="none"
-            )
+            raise self.error(f"{name} is missing", name, f"{name} in {self.type}", "none")
         if value < 1:
             raise self.wrong(name, value, "1 or more")
         assert isinstance(value, int)
@@ -89,16 +83,15 @@ class Node:
     def error(
         self,
         what: str,
-        name: str | None = None,
-        *,
+        name: str,
         expected: str,
         found: str,
         remedy: str | None = None,
     ) -> FormatError:
-        """A mistake in this message, told with its line."""
+        """A mistake in field `name` of this message; the error tells its line."""
         return FormatError(
             what,
-            where=self.place(name) if name else self.where,
+            where=self.place(name),
             expected=expected,
             found=found,
             remedy=remedy or f"change {name}",
@@ -106,7 +99,7 @@ class Node:
 
     def wrong(self, name: str, value: object, expected: str) -> FormatError:
         """A field with a value that it cannot have."""
-        return self.error(f"{name} is {value}", name, expected=expected, found=str(value))
+        return self.error(f"{name} is {value}", name, expected, str(value))
 
     def _known(self, name: str) -> None:
         assert name in _fields(self.type), f"{self.type} has no field {name}"

@@ -84,9 +84,7 @@ def solver_of(node: Node) -> CaffeSolver:
     _one_of(node, "regularization_type", regularization, ("L1", "L2"))
     momentum: float = node.get("momentum", 0.0)
     if momentum and type in ("AdaGrad", "RMSProp"):
-        raise node.error(
-            f"{type} has no momentum", "momentum", expected="momentum 0", found=str(momentum)
-        )
+        raise node.error(f"{type} has no momentum", "momentum", "momentum 0", str(momentum))
     for name in ("momentum", "momentum2", "rms_decay"):
         if not 0 <= node.get(name, 0.0) < 1:
             raise node.wrong(name, node.get(name), "at least 0 and below 1")
@@ -229,13 +227,9 @@ def _one_of(node: Node, name: str, value: str, known: tuple[str, ...]) -> None:
 def _needed(node: Node, name: str) -> float:
     value = node.get(name)
     if value is None:
-        raise node.error(
-            f"{name} is missing",
-            "lr_policy",
-            expected=f"{name} for policy {node.get('lr_policy', 'fixed')!r}",
-            found="none",
-            remedy=f"add {name}",
-        )
+        what = f"{name} is missing"
+        expected = f"{name} for policy {node.get('lr_policy', 'fixed')!r}"
+        raise node.error(what, "lr_policy", expected, "none", remedy=f"add {name}")
     return float(value)
 
 

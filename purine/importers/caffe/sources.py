@@ -16,8 +16,6 @@ from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 from purine.registry.clock import ITERATION, SEED, add_clock
 
-__all__ = ["data", "dummy_data", "hdf5_data", "image_data", "input_layer", "memory_data"]
-
 
 def data(layer: Layer) -> None:
     settings = layer.settings("data_param")
@@ -25,8 +23,7 @@ def data(layer: Layer) -> None:
     color = False if transform.get("force_gray", False) else None
     if settings.get("force_encoded_color", False) or transform.get("force_color", False):
         color = True
-    named = _named(layer, settings, color=color)
-    _images(layer, settings, None, named)
+    _images(layer, settings, None, _named(layer, settings, color=color))
 
 
 def image_data(layer: Layer) -> None:
@@ -35,11 +32,7 @@ def image_data(layer: Layer) -> None:
     channels = 3 if settings.get("is_color", True) else 1
     size = (height, width) if height and width else None
     named = _named(
-        layer,
-        settings,
-        size=size,
-        color=channels == 3,
-        folder=settings.get("root_folder", ""),
+        layer, settings, size=size, color=channels == 3, folder=settings.get("root_folder", "")
     )
     _images(layer, settings, (channels, *size) if size else None, named)
 
@@ -73,16 +66,12 @@ def hdf5_data(layer: Layer) -> None:
 def input_layer(layer: Layer) -> None:
     shapes = layer.settings("input_param").all("shape")
     if len(shapes) not in (1, len(layer.tops)):
-        raise layer.node.error(
-            f"layer {layer.name!r} has {len(shapes)} shapes",
-            "input_param",
-            expected=f"1, or {len(layer.tops)}: one for each top",
-            found=str(len(shapes)),
-        )
+        what = f"layer {layer.name!r} has {len(shapes)} shapes"
+        expected = f"1, or {len(layer.tops)}: one for each top"
+        raise layer.node.error(what, "input_param", expected, str(len(shapes)))
     for index, top in enumerate(layer.tops):
         shape = _dims(shapes[index] if len(shapes) > 1 else shapes[0])
-        size = layer.scope.shape(top, shape)
-        layer.put(top, _fed(layer, top, size), report=False)
+        layer.put(top, _blob(layer, top, layer.scope.shape(top, shape)), report=False)
 
 
 def dummy_data(layer: Layer) -> None:
@@ -91,26 +80,21 @@ def dummy_data(layer: Layer) -> None:
     if not shapes:
         columns = [settings.all(name) for name in ("num", "channels", "height", "width")]
         if not all(columns) or len({len(column) for column in columns}) != 1:
-            raise settings.error(
-                f"layer {layer.name!r} has no shape", expected="shape { dim: ... }", found="none"
-            )
+            what = f"layer {layer.name!r} has no shape"
+            raise settings.error(what, "shape", "shape { dim: ... }", "none")
         shapes = [tuple(row) for row in zip(*columns, strict=True)]
     fillers = settings.all("data_filler")
     for what, count in (("shape", len(shapes)), ("data_filler", len(fillers) or 1)):
         if count not in (1, len(layer.tops)):
-            raise settings.error(
-                f"layer {layer.name!r} has {count} of {what}",
-                what,
-                expected=f"1, or {len(layer.tops)}: one for each top",
-                found=str(count),
-            )
+            expected = f"1, or {len(layer.tops)}: one for each top"
+            message = f"layer {layer.name!r} has {count} of {what}"
+            raise settings.error(message, what, expected, str(count))
     for index, top in enumerate(layer.tops):
         shape = layer.scope.shape(top, shapes[index if len(shapes) > 1 else 0])
         filler = filler_of(fillers[index if len(fillers) > 1 else 0] if fillers else None)
-        builder = layer.scope.net.builder
-        name = builder.blob(usable(top), shape, layer.scope.dtype(top), where=layer.node.where)
-        builder.state(name, filler=filler, where=layer.node.where)
-        layer.put(top, Var(layer.scope.net, name), report=False)
+        var = _blob(layer, top, shape)
+        layer.scope.net.builder.state(var.name, filler=filler, where=layer.node.where)
+        layer.put(top, var, report=False)
         if filler.kind != "constant":
             layer.scope.notes.append(
                 f"{layer.node.where}: dummy data {top!r} is drawn once, not for each batch"
@@ -170,18 +154,16 @@ def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], named: NamedSource)
     builder.op(name, "Data", [SEED, ITERATION], names, lane="io", where=layer.node.where)
 
 
-def _fed(layer: Layer, top: str, shape: Sequence[int]) -> Var:
-    builder = layer.scope.net.builder
-    name = builder.blob(usable(top), shape, layer.scope.dtype(top), where=layer.node.where)
-    return Var(layer.scope.net, name)
+def _blob(layer: Layer, top: str, shape: Sequence[int]) -> Var:
+    """A blob for a top that no op writes."""
+    builder, dtype = layer.scope.net.builder, layer.scope.dtype(top)
+    return Var(layer.scope.net, builder.blob(usable(top), shape, dtype, where=layer.node.where))
 
 
 def _dims(node: Node) -> tuple[int, ...]:
     dims = tuple(node.all("dim"))
     if any(dim < 1 for dim in dims):
-        raise node.error(
-            f"a dimension is {min(dims)}", "dim", expected="1 or more", found=str(list(dims))
-        )
+        raise node.error(f"a dimension is {min(dims)}", "dim", "1 or more", str(list(dims)))
     return dims
 
 

@@ -93,7 +93,7 @@ def read_mean(path: Path) -> Tensor:
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(values):
         raise FormatError(
             "the file holds no mean image",
-            where=str(path),
+            where=path,
             expected="as many values as one image has, [channels, height, width]",
             found=f"{len(values)} values of shape {list(shape)}",
             remedy="make the file again with compute_image_mean",
@@ -114,13 +114,10 @@ def write_weights(
             value = _state(states, layer, slot)
             size += value.numel() * value.element_size()
             if size > _LARGEST:
-                raise ConfigError(
-                    "the net is too large for a caffemodel",
-                    where=str(path),
-                    expected=f"at most {_LARGEST:,} bytes",
-                    found="more",
-                    remedy="write a checkpoint instead",
-                )
+                what = "the net is too large for a caffemodel"
+                expected = f"at most {_LARGEST:,} bytes"
+                remedy = "write a checkpoint instead"
+                raise ConfigError(what, where=path, expected=expected, found="more", remedy=remedy)
             blob = entry.blobs.add()
             blob.shape.dim.extend(slot.shape)
             field = blob.double_data if value.dtype == torch.float64 else blob.data
@@ -151,13 +148,9 @@ def _message(type: str, path: Path, expected: str) -> Message:
 
 
 def _damaged(path: Path, expected: str, found: str) -> FormatError:
-    return FormatError(
-        "the file is damaged, or of another kind",
-        where=str(path),
-        expected=expected,
-        found=found,
-        remedy="fetch or write the file again",
-    )
+    what = "the file is damaged, or of another kind"
+    remedy = "fetch or write the file again"
+    return FormatError(what, where=path, expected=expected, found=found, remedy=remedy)
 
 
 def _matched(
@@ -184,13 +177,10 @@ def _matched(
 
 
 def _misfit(path: Path, layer: StoredLayer, expected: str, found: str) -> FormatError:
+    what = f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net"
+    remedy = "take the weights of this net; or rename the layer, and it keeps its fillers"
     return FormatError(
-        f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net",
-        where=str(path),
-        op=layer.name,
-        expected=expected,
-        found=found,
-        remedy="take the weights of this net; or rename the layer, and it keeps its fillers",
+        what, where=path, op=layer.name, expected=expected, found=found, remedy=remedy
     )
 
 

@@ -111,10 +111,7 @@ def _get_grad_fn(mode: AutogradMode, caller: FrameType, tensor: Tensor) -> objec
 
 
 def _register_hook(
-    mode: AutogradMode,
-    caller: FrameType,
-    tensor: Tensor,
-    hook: Callable[[Tensor], Tensor | None],
+    mode: AutogradMode, caller: FrameType, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]
 ) -> object:
     if not tensor.requires_grad:  # torch raises
         return _plain_hook(tensor, hook)

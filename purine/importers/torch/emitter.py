@@ -141,11 +141,7 @@ class Emitter:
     ) -> GraphError:
         """The error that a node cannot become an op."""
         name = self.name_of(node) if isinstance(node.target, OpOverload) else node.name
+        what = f"operation {name!r} of the module cannot become an op"
         return GraphError(
-            f"operation {name!r} of the module cannot become an op",
-            where=source_of(node),
-            op=name,
-            expected=expected,
-            found=found,
-            remedy=remedy,
+            what, where=source_of(node), op=name, expected=expected, found=found, remedy=remedy
         )

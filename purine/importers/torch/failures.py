@@ -28,13 +28,10 @@ def untraced(module: nn.Module, error: Exception) -> GraphError:
             remedy="compute both ways and choose with torch.where(condition, a, b), not with if; "
             "use tensors in place of .item(), .tolist() and int() of them",
         )
-    return GraphError(
-        f"module {type(module).__name__} cannot be traced",
-        where=where,
-        expected="a forward and a loss that torch.export can follow",
-        found=_first_line(error),
-        remedy="write this line with operations on tensors alone, or without what fails there",
-    )
+    what = f"module {type(module).__name__} cannot be traced"
+    expected = "a forward and a loss that torch.export can follow"
+    remedy = "write this line with operations on tensors alone, or without what fails there"
+    return GraphError(what, where=where, expected=expected, found=_first_line(error), remedy=remedy)
 
 
 def refuse_failing(module: nn.Module, loss: AnyFunction, batch: Batch) -> None:

@@ -255,13 +255,10 @@ def _refuse_lazy(module: nn.Module) -> None:
 
 def _check_name(module: nn.Module, name: str) -> None:
     if name in (SEED, ITERATION):
-        raise ConfigError(
-            f"module {type(module).__name__} has a tensor called {name!r}",
-            blob=name,
-            expected=f"other names than {SEED} and {ITERATION}, which every run has",
-            found=repr(name),
-            remedy="rename it in the module",
-        )
+        what = f"module {type(module).__name__} has a tensor called {name!r}"
+        expected = f"other names than {SEED} and {ITERATION}, which every run has"
+        remedy = "rename it in the module"
+        raise ConfigError(what, blob=name, expected=expected, found=repr(name), remedy=remedy)
 
 
 def _with_constants(net: Graph, constants: Mapping[str, Tensor]) -> Graph:

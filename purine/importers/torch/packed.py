@@ -86,10 +86,7 @@ def _pad(
     return steps.transpose(0, 1) if batch_first else steps, packed.lengths
 
 
-PACKING: Mapping[str, AnyFunction] = {
-    "_pack_padded_sequence": _pack,
-    "_pad_packed_sequence": _pad,
-}
+PACKING: Mapping[str, AnyFunction] = {"_pack_padded_sequence": _pack, "_pad_packed_sequence": _pad}
 """Functions of torch, by name, that a `Branches` mode calls in place of torch's own."""
 
 
@@ -208,10 +205,7 @@ def _refuse_tensor() -> NoReturn:
 
 def _refuse(what: str, remedy: str) -> NoReturn:
     line = user_line()
+    expected = "packed sequences that recurrent layers and pad_packed_sequence take"
     raise GraphError(
-        what,
-        where=line,
-        expected="packed sequences that recurrent layers and pad_packed_sequence take",
-        found=code_at(line) or "another use",
-        remedy=remedy,
+        what, where=line, expected=expected, found=code_at(line) or "another use", remedy=remedy
     )

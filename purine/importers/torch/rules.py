@@ -117,12 +117,10 @@ def _apply_with_rule(
     with torch.no_grad():
         returned = _forward(cls, context, args, kwargs)
     if context.dirty_tensors:
-        raise _refusal(
-            f"function {cls.__name__!r} changes its input in place",
-            expected="a forward that leaves its inputs alone",
-            found="ctx.mark_dirty",
-            remedy="compute a new tensor in forward, and return that",
-        )
+        what = f"function {cls.__name__!r} changes its input in place"
+        expected = "a forward that leaves its inputs alone"
+        remedy = "compute a new tensor in forward, and return that"
+        raise _refusal(what, expected=expected, found="ctx.mark_dirty", remedy=remedy)
     results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
     pulled = {
@@ -173,10 +171,7 @@ def _no_gradient(value: object) -> Tensor | None:
 
 
 def _pull(
-    results: Sequence[Tensor],
-    args: Sequence[object],
-    gradients: Mapping[int, object],
-    name: str,
+    results: Sequence[Tensor], args: Sequence[object], gradients: Mapping[int, object], name: str
 ) -> list[Tensor]:
     """The results with the gradients that a rule computes; detached where it computes none."""
     sources, fitted = [], []
@@ -202,12 +197,9 @@ def _fitted(gradient: object, source: Tensor, name: str) -> Tensor:
             return fitted if fitted.dtype == source.dtype else fitted.to(source.dtype)
         except RuntimeError:
             form = f"size {list(gradient.shape)}"
-    raise _refusal(
-        f"{name!r} gives a gradient of another form than its input",
-        expected=f"size {list(source.shape)}",
-        found=form,
-        remedy="return a gradient of the input's shape",
-    )
+    what = f"{name!r} gives a gradient of another form than its input"
+    remedy = "return a gradient of the input's shape"
+    raise _refusal(what, expected=f"size {list(source.shape)}", found=form, remedy=remedy)
 
 
 def add_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], name: str = "") -> None:
@@ -232,12 +224,10 @@ class HookHandle:
     """What `register_hook` returns while a module is traced: the hook is in the program already."""
 
     def remove(self) -> None:
-        raise _refusal(
-            "the forward removes a hook that it registered",
-            expected="hooks that stay until the backward",
-            found="handle.remove()",
-            remedy="leave out both, the hook and its removal",
-        )
+        what = "the forward removes a hook that it registered"
+        expected = "hooks that stay until the backward"
+        remedy = "leave out both, the hook and its removal"
+        raise _refusal(what, expected=expected, found="handle.remove()", remedy=remedy)
 
 
 def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:

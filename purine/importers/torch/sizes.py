@@ -135,10 +135,7 @@ def fix_batch(net: Graph, fields: Sequence[str], unfit: Unfit) -> Graph:
     for op in net.ops.values():
         inputs = tuple(checked if name == field else name for name in op.inputs)
         builder.ops[op.name] = replace(op, inputs=inputs)
-    settings: dict[str, Attribute] = {
-        "batch": _extents(net, field)[0],
-        "because": unfit.because,
-    }
+    settings: dict[str, Attribute] = {"batch": _extents(net, field)[0], "because": unfit.because}
     if unfit.op is not None:
         settings["holder"] = unfit.op.name
         settings["held"] = next(name for name in unfit.op.outputs if name != NOTHING)

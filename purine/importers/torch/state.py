@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from purine.errors import GraphError
-from purine.importers.torch.lines import (
-    definition_line,
-    is_called_by_user,
-    is_user_file,
-    user_line,
-)
+from purine.importers.torch.lines import definition_line, is_called_by_user, is_user_file, user_line
 from purine.importers.torch.tracing import AnyFunction, Lines, current
 
 __all__ = [

@@ -124,11 +124,9 @@ def _checked_losses(losses: object) -> dict[str, Tensor]:
     for name, value in reported.items():
         if not isinstance(value, Tensor) or value.ndim != 0:
             form = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(
-                f"the loss function gives {name!r}, which is no scalar",
-                expected="scalar tensors",
-                found=f"{name}: {form}",
-                remedy="take the mean over the batch",
-            )
+            what = f"the loss function gives {name!r}, which is no scalar"
+            expected = "scalar tensors"
+            remedy = "take the mean over the batch"
+            raise ConfigError(what, expected=expected, found=f"{name}: {form}", remedy=remedy)
         scalars[name] = value
     return scalars
