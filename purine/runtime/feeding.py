@@ -52,8 +52,8 @@ def read_rows(graph: Graph, data: DataSet | None, start: int) -> Mapping[str, Ke
 
 
 def _into_pinned(graph: Graph, kernel: Kernel) -> Kernel:
-    """A kernel whose batches are in pinned memory, if the graph has ops on GPUs."""
-    if not on_gpus(graph):
+    """A kernel whose batches are in pinned memory, if the graph has ops on GPUs of this machine."""
+    if not on_gpus(graph) or not torch.cuda.is_available():
         return kernel
 
     def read(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
