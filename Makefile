@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-gpu check bench clean
+.PHONY: demo test test-quick test-gpu check bench clean
 
 demo: .venv/ready
 	@out=$$(mktemp -d)/demo && $(BIN)/purine train --net lenet --data fashion-mini --epochs 10 --lr 0.02 --seed 0 --out $$out && $(BIN)/purine test $$out
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-quick: .venv/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not multiprocess" tests
 
 test-gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu tests

@@ -1,6 +1,40 @@
 """Settings of all tests."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("purine", deadline=None)  # a busy machine is no mistake of the code
 settings.load_profile("purine")
+
+SLOW = (
+    "cli",
+    "compile",
+    "gpu",
+    "importers",
+    "kernels",
+    "parallel/test_batch_norm.py",
+    "parallel/test_pipeline.py",
+    "parallel/test_random_nets.py",
+    "parallel/test_random_schemes.py",
+    "parallel/test_schemes.py",
+    "parallel/test_shard.py",
+    "parallel/test_whole_batch.py",
+    "test_benchmarks.py",
+    "test_examples.py",
+    "test_tutorial.py",
+    "wrong_inputs",
+    "zoo",
+)
+"""Folders and files of tests that `make test-quick` leaves out."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    slow = {tests / name for name in SLOW}
+    for item in items:
+        if not slow.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.slow)

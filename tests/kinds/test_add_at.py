@@ -265,11 +265,11 @@ from purine.kernels import rows as gpu_rows
 
 torch.manual_seed(0)
 for height, shape, chunk, tile, dtype in (
-    (50, (111, 20), 16, 8, torch.float32),
-    (7, (200, 5), 4, 8, torch.float32),
-    (1, (701, 9), 4, 16, torch.float32),
-    (1000, (64, 16), 8, 16, torch.float32),
-    (300, (600, 3), 16, 4, torch.float32),
+    (50, (71, 20), 16, 8, torch.float32),
+    (7, (90, 5), 4, 8, torch.float32),
+    (1, (181, 9), 4, 16, torch.float32),
+    (300, (64, 16), 8, 16, torch.float32),
+    (100, (210, 3), 16, 4, torch.float32),
     (3, (33, 3, 4), 8, 8, torch.bfloat16),
     (9, (1, 12), 8, 16, torch.float16),
     (5, (40,), 8, 16, torch.float32),
