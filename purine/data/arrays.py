@@ -107,29 +107,24 @@ def array_dataset(
 
 def _as_numpy(array: Array, origin: str) -> NumpyArray:
     """A plain array of native byte order, sharing memory where it can."""
-    if isinstance(array, torch.Tensor):
-        kind = dtype_name(array.dtype)
-        if kind in DTYPES:
-            return _usable(array.detach().cpu().numpy(), origin)
-    else:
-        kind = array.dtype.name
-        if kind in DTYPES:
-            return _usable(array, origin)
-    what = f"samples cannot be {kind}"
-    expected = f"one of {', '.join(DTYPES)}"
-    remedy = "convert the array to one of these dtypes"
-    raise DataError(what, where=origin, expected=expected, found=kind, remedy=remedy)
+    dtype = dtype_name(array.dtype) if isinstance(array, torch.Tensor) else array.dtype.name
+    if dtype not in DTYPES:
+        what, expected = f"samples cannot be {dtype}", f"one of {', '.join(DTYPES)}"
+        remedy = "convert the array to one of these dtypes"
+        raise DataError(what, where=origin, expected=expected, found=dtype, remedy=remedy)
+    plain = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
+    return _usable(plain, origin)
+
+
+def _refused(what: str, array: NumpyArray, origin: str, expected: str, remedy: str) -> DataError:
+    form = f"{array.dtype.name} of shape {list(array.shape)}"
+    return DataError(what, where=origin, expected=expected, found=form, remedy=remedy)
 
 
 def _usable(array: NumpyArray, origin: str) -> NumpyArray:
     if array.ndim == 0 or array.size == 0:
-        raise DataError(
-            "there are no samples",
-            where=origin,
-            expected="one row or more, none of them empty",
-            found=f"shape {list(array.shape)}",
-            remedy="check how the array was made",
-        )
+        expected = "one row or more, none of them empty"
+        raise _refused("there are no samples", array, origin, expected, "check how it was made")
     # numpy.take copies the whole of an array that is not contiguous, at every batch
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
@@ -138,21 +133,12 @@ def _as_images(array: NumpyArray, origin: str) -> NumpyArray:
     if array.ndim == 3:
         return array[:, None]
     if array.ndim != 4:
-        raise DataError(
-            f"images have {array.ndim} axes",
-            where=origin,
-            expected="[N, C, H, W], or [N, H, W] for one channel",
-            found=f"shape {list(array.shape)}",
-            remedy="reshape the array, or give the field another name with names=(...)",
-        )
+        expected = "[N, C, H, W], or [N, H, W] for one channel"
+        remedy = "reshape the array, or give the field another name with names=(...)"
+        raise _refused(f"images have {array.ndim} axes", array, origin, expected, remedy)
     if array.dtype == np.uint8 and array.shape[3] in _CHANNELS and array.shape[1] not in _CHANNELS:
-        raise DataError(
-            "the channels of the images are on the last axis",
-            where=origin,
-            expected="[N, C, H, W]",
-            found=f"shape {list(array.shape)}",
-            remedy="use numpy.moveaxis(images, -1, 1)",
-        )
+        what, remedy = "the channels are on the last axis", "use numpy.moveaxis(images, -1, 1)"
+        raise _refused(what, array, origin, "images [N, C, H, W]", remedy)
     return array
 
 
@@ -160,13 +146,8 @@ def _as_labels(
     array: NumpyArray, origin: str, classes: int | None
 ) -> tuple[npt.NDArray[np.int64], int]:
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(
-            "these are not class labels",
-            where=origin,
-            expected="integers of shape [N]",
-            found=f"{array.dtype.name} of shape {list(array.shape)}",
-            remedy="convert labels to integers of one axis, or name the field other than label",
-        )
+        remedy = "convert labels to integers of one axis, or name the field other than label"
+        raise _refused("these are not class labels", array, origin, "integers of shape [N]", remedy)
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or (classes is not None and largest >= classes):
         wrong = smallest if smallest < 0 else largest

@@ -93,18 +93,18 @@ def _name(data: object) -> str:
 
 def _dataset_of(loader: DataLoader[object]) -> object:
     """The data set of a loader that only batches it and chooses an order."""
-    for what, found, plain in (
+    for what, given, plain in (
         ("collate_fn", loader.collate_fn, loader.collate_fn is default_collate),
         ("batch_sampler", loader.batch_sampler, type(loader.batch_sampler) is BatchSampler),
         ("sampler", loader.sampler, _takes_all(loader)),
     ):
         if not plain and not (isinstance(loader.dataset, IterableDataset) and "sampler" in what):
-            name = getattr(found, "__name__", type(found).__name__)
+            name = getattr(given, "__name__", type(given).__name__)
             raise DataError(
                 f"the DataLoader has a {what} of its own, which a run would leave out",
                 expected="a loader of batches of all samples, of which a run uses the data set; "
                 "batch size and order are the run's",
-                found=f"{what} {name}" if found is not None else "no batch size",
+                found=f"{what} {name}" if given is not None else "no batch size",
                 remedy="let the data set give the samples as they are wanted, and pass it: "
                 "data=loader.dataset",
             )

@@ -54,13 +54,11 @@ class Hdf5Source(Source):
         self.fields = forms[0][0]
         for file, (fields, _) in zip(self._files, forms, strict=True):
             if fields != self.fields:
-                raise DataError(
-                    "the files differ in form",
-                    where=file,
-                    expected=f"{', '.join(map(str, self.fields))} as in {self._files[0]}",
-                    found=", ".join(map(str, fields)),
-                    remedy="write all files with the same data sets",
-                )
+                what = "the files differ in form"
+                expected = f"{', '.join(map(str, self.fields))} as in {self._files[0]}"
+                actual = ", ".join(map(str, fields))
+                remedy = "write all files with the same data sets"
+                raise DataError(what, where=file, expected=expected, found=actual, remedy=remedy)
         self._starts = np.cumsum([0, *(count for _, count in forms)])
         self.classes = classes if labels is None else self._count_classes(labels, classes)
 
@@ -101,13 +99,11 @@ class Hdf5Source(Source):
                 values = _converted(content[name][()], field, file)
             smallest, largest = min(smallest, values.min()), max(largest, values.max())
             if smallest < 0 or (most is not None and largest >= most):
-                raise DataError(
-                    f"data set {name!r} holds numbers that are no classes",
-                    where=file,
-                    expected="0 or more" if most is None else f"0 to {most - 1}",
-                    found=f"{smallest if smallest < 0 else largest}",
-                    remedy="number the classes from 0, in the test part as in training",
-                )
+                what = f"data set {name!r} holds numbers that are no classes"
+                expected = "0 or more" if most is None else f"0 to {most - 1}"
+                actual = f"{smallest if smallest < 0 else largest}"
+                remedy = "number the classes from 0, in the test part as in training"
+                raise DataError(what, where=file, expected=expected, found=actual, remedy=remedy)
         return int(largest) + 1 if most is None else most
 
     def _form(self, file: Path, dtypes: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
@@ -197,11 +193,9 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
     with np.errstate(invalid="ignore", over="ignore"):
         converted = values.astype(field.dtype)
     if converted.dtype.kind in "iu" and not np.array_equal(converted, values):
-        raise DataError(
-            f"values of {field.name!r} are not whole numbers",
-            where=file,
-            expected=f"values of dtype {field.dtype}",
-            found=str(values[converted != values].flat[0]),
-            remedy="write labels and indices as whole numbers",
-        )
+        what = f"values of {field.name!r} are not whole numbers"
+        expected = f"values of dtype {field.dtype}"
+        actual = str(values[converted != values].flat[0])
+        remedy = "write labels and indices as whole numbers"
+        raise DataError(what, where=file, expected=expected, found=actual, remedy=remedy)
     return converted

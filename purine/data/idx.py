@@ -1,8 +1,7 @@
 """The IDX format of MNIST and its relatives, plain or compressed with gzip.
 
 A file is four bytes of magic (0, 0, a code for the dtype, the number of axes), the size of each
-axis as a big-endian uint32, and the values. Every byte is accounted for: a file that is too short
-or too long is refused with the number of bytes that were expected and found.
+axis as a big-endian uint32, and the values. A file that is too short or too long is refused.
 """
 
 from __future__ import annotations
@@ -43,14 +42,19 @@ def read_idx(path: str | Path) -> NumpyArray:
     with _opened(path) as file, _reading(path):
         data = _read(file, 4)
         if len(data) < 4:
-            raise _wrong_size(path, "the header is cut short", "4 bytes or more", len(data))
+            raise _cut_short(path, "the header", "4 bytes or more", len(data))
         zero, code, axes = int.from_bytes(data[:2], "big"), data[2], data[3]
         if zero != 0 or code not in _TYPES or axes == 0:
-            raise _no_idx(path, data)
+            codes = " ".join(f"{key:02x}" for key in _TYPES)
+            expected = f"the bytes 00 00, a dtype of {codes}, 1 or more axes"
+            remedy = "fetch the file again"
+            if data[:2] == _GZIP_MAGIC:
+                remedy = "the file is compressed: add .gz to its name"
+            raise _wrong_file(path, "this is not an IDX file", expected, data[:4].hex(" "), remedy)
         start = 4 + 4 * axes
         data += _read(file, 4 * axes)
         if len(data) < start:
-            raise _wrong_size(path, "the header is cut short", f"{start} bytes or more", len(data))
+            raise _cut_short(path, "the header", f"{start} bytes or more", len(data))
         shape = tuple(int(size) for size in np.frombuffer(data, ">u4", axes, offset=4))
         dtype = np.dtype(_TYPES[code])
         size = math.prod(shape) * dtype.itemsize
@@ -60,11 +64,11 @@ def read_idx(path: str | Path) -> NumpyArray:
             values += _read(file, size - _PART)
         expected = f"{start + size} bytes for shape {list(shape)}"
         if len(values) < size:
-            raise _wrong_size(path, "the file is cut short", expected, start + len(values))
+            raise _cut_short(path, "the file", expected, start + len(values))
         if file.read(1):
             plain = path.suffix != ".gz"
             more = path.stat().st_size if plain else f"more than {start + size}"
-            raise _wrong_size(path, "bytes follow the last value", expected, more)
+            raise _wrong_file(path, "bytes follow the last value", expected, f"{more} bytes")
     return np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
@@ -103,22 +107,15 @@ def _read_part(folder: Path, part: str) -> dict[str, NumpyArray]:
     for content, axes in _AXES.items():
         path = find_idx(folder, part, content)
         if path is None:
-            raise DataError(
-                f"there is no file of {part} {content}",
-                where=folder,
-                expected=" or ".join(_names(part, content)),
-                found=listing(folder),
-                remedy="add the file, or name the folder that holds it",
-            )
+            what, names = f"there is no file of {part} {content}", _names(part, content)
+            remedy = "add the file, or name the folder that holds it"
+            raise _wrong_file(folder, what, " or ".join(names), listing(folder), remedy)
         array = read_idx(path)
         if array.dtype != np.uint8 or array.ndim != axes:
-            raise DataError(
-                f"the file does not hold {content}",
-                where=path,
-                expected=f"uint8 with {axes} {'axis' if axes == 1 else 'axes'}",
-                found=f"{array.dtype.name} of shape {list(array.shape)}",
-                remedy="check that images and labels are not exchanged",
-            )
+            expected = f"uint8 with {axes} {'axis' if axes == 1 else 'axes'}"
+            form = f"{array.dtype.name} of shape {list(array.shape)}"
+            remedy = "check that images and labels are not exchanged"
+            raise _wrong_file(path, f"the file does not hold {content}", expected, form, remedy)
         arrays[str(path)] = array
     return arrays
 
@@ -134,13 +131,12 @@ def _opened(path: Path) -> _File:
     if magic == _GZIP_MAGIC:
         return gzip.open(file)
     file.close()
-    raise DataError(
+    what, expected = (
         "the file is named .gz and is not gzip",
-        where=path,
-        expected=f"the bytes {_GZIP_MAGIC.hex(' ')} first",
-        found=magic.hex(" ") or "0 bytes",
-        remedy="take .gz off its name if it is not compressed, else fetch it again",
+        f"the bytes {_GZIP_MAGIC.hex(' ')} first",
     )
+    remedy = "take .gz off its name if it is not compressed, else fetch it again"
+    raise _wrong_file(path, what, expected, magic.hex(" ") or "0 bytes", remedy)
 
 
 def _read(file: _File, size: int) -> bytes:
@@ -161,32 +157,20 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            "the gzip data is damaged",
-            where=path,
-            expected="a complete gzip stream",
-            found=f"{error} (in {path.stat().st_size} bytes)",
-            remedy="fetch the file again",
-        ) from error
+        what = "the gzip data is damaged"
+        expected = "a complete gzip stream"
+        actual = f"{error} (in {path.stat().st_size} bytes)"
+        remedy = "fetch the file again"
+        raise DataError(what, where=path, expected=expected, found=actual, remedy=remedy) from error
     except OSError as error:
         raise unreadable(path, "an IDX file", error.strerror or str(error)) from error
 
 
-def _no_idx(path: Path, data: bytes) -> DataError:
-    compressed = data[:2] == _GZIP_MAGIC
-    return DataError(
-        "this is not an IDX file",
-        where=path,
-        expected="the bytes 00 00, a dtype of "
-        + " ".join(f"{key:02x}" for key in _TYPES)
-        + ", 1 or more axes",
-        found=data[:4].hex(" "),
-        remedy="the file is compressed: add .gz to its name"
-        if compressed
-        else "fetch the file again",
-    )
+def _cut_short(path: Path, what: str, expected: str, size: int) -> DataError:
+    return _wrong_file(path, f"{what} is cut short", expected, f"{size} bytes")
 
 
-def _wrong_size(path: Path, what: str, expected: str, found: int | str) -> DataError:
-    remedy = "fetch the file again"
-    return DataError(what, where=path, expected=expected, found=f"{found} bytes", remedy=remedy)
+def _wrong_file(
+    path: Path, what: str, expected: str, found: str, remedy: str = "fetch the file again"
+) -> DataError:
+    return DataError(what, where=path, expected=expected, found=found, remedy=remedy)

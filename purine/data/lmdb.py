@@ -88,13 +88,8 @@ class LmdbSource(Source):
                 image, labels[row] = self._sample(transaction, int(number))
                 own = Field("image", image.shape, image.dtype.name)
                 if own != self.fields[0]:
-                    raise DataError(
-                        "a sample differs from the first",
-                        where=self._where(int(number)),
-                        expected=str(self.fields[0]),
-                        found=str(own),
-                        remedy="make the database again with images of one size",
-                    )
+                    what = "a sample differs from the first"
+                    raise self._wrong(int(number), what, str(self.fields[0]), str(own))
                 images[row] = image
         columns = (torch.from_numpy(images), torch.from_numpy(labels))
         return columns if self._labels else columns[:1]
@@ -112,12 +107,8 @@ class LmdbSource(Source):
         try:
             return decode("Datum", transaction.get(self._keys[number]) or b"")
         except Damaged as error:
-            raise DataError(
-                "a sample is damaged",
-                where=self._where(number),
-                expected="a Datum of Caffe's",
-                found=str(error),
-                remedy="make the database again",
+            raise self._wrong(
+                number, "a sample is damaged", "a Datum of Caffe's", str(error)
             ) from error
 
     def _sample(self, transaction: _Transaction, number: int) -> tuple[NumpyArray, int]:
@@ -130,14 +121,15 @@ class LmdbSource(Source):
             values = np.fromiter(datum.float_data, np.float32, len(datum.float_data))
         shape = (datum.channels, datum.height, datum.width)
         if min(shape) < 1 or shape[0] * shape[1] * shape[2] != len(values):
-            raise DataError(
-                "a sample has not the size that it states",
-                where=self._where(number),
-                expected=f"values for [channels, height, width] = {list(shape)}",
-                found=f"{len(values)} values",
-                remedy="make the database again",
-            )
+            what = "a sample has not the size that it states"
+            expected = f"values for [channels, height, width] = {list(shape)}"
+            raise self._wrong(number, what, expected, f"{len(values)} values")
         return values.reshape(shape), datum.label
+
+    def _wrong(self, number: int, what: str, expected: str, found: str) -> DataError:
+        remedy = "make the database again, with images of one size"
+        where = self._where(number)
+        return DataError(what, where=where, expected=expected, found=found, remedy=remedy)
 
     def _where(self, number: int) -> str:
         return f"{self.path} (key {self._keys[number].decode('utf-8', 'replace')!r})"
@@ -202,19 +194,10 @@ def _unreadable(path: Path, found: str) -> DataError:
 
 
 def _no_database(path: Path) -> DataError:
+    what, remedy = "there is no database", f"check the path (relative paths start at {Path.cwd()})"
+    content = "another folder" if path.is_dir() else "a file" if path.exists() else "nothing"
     if is_leveldb(path):
-        return DataError(
-            "a LevelDB cannot be read",
-            where=path,
-            expected="an LMDB, that is a folder with data.mdb",
-            found="a LevelDB",
-            remedy="make an LMDB of the same images (convert_imageset --backend=lmdb), or give "
-            "the samples as arrays",
-        )
-    return DataError(
-        "there is no database",
-        where=path,
-        expected="an LMDB, that is a folder with data.mdb",
-        found="another folder" if path.is_dir() else "a file" if path.exists() else "nothing",
-        remedy=f"check the path (relative paths start at {Path.cwd()})",
-    )
+        what, content = "a LevelDB cannot be read", "a LevelDB"
+        remedy = "make an LMDB of the images (convert_imageset --backend=lmdb), or pass arrays"
+    expected = "an LMDB, that is a folder with data.mdb"
+    return DataError(what, where=path, expected=expected, found=content, remedy=remedy)

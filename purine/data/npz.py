@@ -101,12 +101,9 @@ def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
     info = archive.getinfo(name)
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
-        read_header = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read_header(file)
+        form = np.lib.format
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, _, dtype = read(file)
         stored = info.file_size - file.tell()
     size = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and size != stored:
@@ -142,13 +139,10 @@ def _fault(path: Path, expected: str, error: Exception) -> DataError:
             remedy="save it again with a numeric dtype",
         )
     if "is encrypted" in text:
-        return DataError(
-            "the archive is encrypted",
-            where=path,
-            expected=expected,
-            found="an array that needs a password",
-            remedy="save the arrays again without encryption",
-        )
+        what = "the archive is encrypted"
+        actual = "an array that needs a password"
+        remedy = "save the arrays again without encryption"
+        return DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
     if "pickled" in text:
         text = "neither .npy nor .npz data"
     return unreadable(path, expected, text)

@@ -6,10 +6,9 @@ A name of ours comes before a path of the same spelling: write `./synthetic` for
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 from purine.arguments import checked
 from purine.data._files import listing
@@ -20,15 +19,11 @@ from purine.data.npz import npy_dataset, npz_dataset
 from purine.data.source import DataSet
 from purine.data.stored import KINDS, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
-from purine.errors import DataError
+from purine.errors import DataError, given_twice
 from purine.files import expanded
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 
 __all__ = ["absolute", "open_data"]
-
-_IMAGE = "CxHxW, such as 3x224x224"
-_WHOLE = "a whole number"
-_DTYPE = "float32 or uint8"
 
 
 def _image(text: str) -> tuple[int, ...]:
@@ -38,39 +33,25 @@ def _image(text: str) -> tuple[int, ...]:
     return sizes
 
 
-_Options: TypeAlias = Mapping[str, tuple[str, Callable[[str], object]]]
-
-_NAMED: Mapping[str, tuple[Callable[..., DataSet], _Options]] = {
-    "fashion-mini": (fashion_mini, {}),
-    "synthetic": (
-        synthetic_images,
-        {
-            "image": (_IMAGE, _image),
-            "classes": (_WHOLE, int),
-            "count": (_WHOLE, int),
-            "seed": (_WHOLE, int),
-            "dtype": (_DTYPE, str),
-        },
-    ),
-    "synthetic-masks": (
-        synthetic_masks,
-        {
-            "image": (_IMAGE, _image),
-            "classes": (_WHOLE, int),
-            "count": (_WHOLE, int),
-            "seed": (_WHOLE, int),
-        },
-    ),
-    "synthetic-tokens": (
-        synthetic_tokens,
-        {
-            "length": (_WHOLE, int),
-            "vocabulary": (_WHOLE, int),
-            "count": (_WHOLE, int),
-            "seed": (_WHOLE, int),
-        },
-    ),
+_WHOLE = ("a whole number", int, "10")
+_OPTIONS: Mapping[str, tuple[str, Callable[[str], object], str]] = {
+    "classes": _WHOLE,
+    "count": _WHOLE,
+    "dtype": ("float32 or uint8", str, "float32"),
+    "image": ("CxHxW, such as 3x224x224", _image, "3x224x224"),
+    "length": _WHOLE,
+    "seed": _WHOLE,
+    "vocabulary": _WHOLE,
 }
+"""The form of each option, the function that reads it, and an example."""
+
+_NAMED: Mapping[str, tuple[Callable[..., DataSet], tuple[str, ...]]] = {
+    "fashion-mini": (fashion_mini, ()),
+    "synthetic": (synthetic_images, ("image", "classes", "count", "seed", "dtype")),
+    "synthetic-masks": (synthetic_masks, ("image", "classes", "count", "seed")),
+    "synthetic-tokens": (synthetic_tokens, ("length", "vocabulary", "count", "seed")),
+}
+"""The data sets that have names, and their options."""
 
 _PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 _LOOKED_AT = 1000
@@ -84,13 +65,10 @@ _KNOWN = (
 def open_data(spec: str) -> DataSet:
     """The data set that `spec` names: one of ours with its options, or a path.
 
-    Known are `fashion-mini`, `synthetic:image=3x224x224,classes=1000,count=1280`,
-    `synthetic-masks:image=3x64x64,classes=4,count=320`,
-    `synthetic-tokens:length=64,vocabulary=256,count=1280` (options may be left out), a folder of
-    IDX files, a folder of `.npy` files, and a `.npz` file. In Caffe's forms there are LMDB folders,
-    `lmdb:TRAIN,TEST`, lists of HDF5 files, `hdf5:TRAIN,TEST`, and of pictures,
-    `image-list:TRAIN,TEST` (the test part may be left out; `purine.data.stored` tells the options
-    that may stand behind a path).
+    Names are `fashion-mini`, `synthetic:image=3x224x224,classes=1000,count=1280`,
+    `synthetic-masks:image=3x64x64,classes=4`, `synthetic-tokens:length=64,vocabulary=256`. A path
+    is a folder of IDX, LMDB or `.npy` files, or a `.npz` file. Data in Caffe's forms are
+    `lmdb:TRAIN,TEST`, `hdf5:TRAIN,TEST` and `image-list:TRAIN,TEST`; see `purine.data.stored`.
 
     >>> open_data("synthetic:image=1x8x8,classes=10,count=50").train.fields[0].shape
     (1, 8, 8)
@@ -128,11 +106,9 @@ def open_data(spec: str) -> DataSet:
         raise DataError(
             what, where=spec, expected=_KNOWN, found="nothing at this path", remedy=remedy
         )
-    raise DataError(
-        f"there is no data set {name!r}",
-        expected=_KNOWN,
-        found=repr(spec),
-        remedy=nearest_name(name, _NAMED, "use one of these names or a path"),
+    remedy = "use one of these names or a path"
+    raise unknown_name(
+        DataError, "data set", name, _NAMED, expected=_KNOWN, found=repr(spec), remedy=remedy
     )
 
 
@@ -180,31 +156,30 @@ def _open_folder(path: Path) -> DataSet:
     raise DataError(what, where=path, expected=expected, found=listing(path), remedy=remedy)
 
 
-def _parse_options(spec: str, text: str, known: _Options) -> dict[str, object]:
+def _parse_options(spec: str, text: str, known: Sequence[str]) -> dict[str, object]:
     options: dict[str, object] = {}
     for item in text.split(","):
         key, _, value = item.partition("=")
         if key not in known:
-            raise DataError(
-                f"there is no option {key!r}",
-                where=spec,
-                expected=", ".join(known) or "no options",
+            expected = ", ".join(known) or "no options"
+            remedy = "use these options, as in name:key=value,key=value"
+            raise unknown_name(
+                DataError,
+                "option",
+                key,
+                known,
+                expected=expected,
                 found=repr(item),
-                remedy=nearest_name(
-                    key, known, "use these options, as in name:key=value,key=value"
-                ),
+                remedy=remedy,
+                where=spec,
             )
         if key in options:
-            what = f"option {key!r} is given twice"
-            expected = "every option once"
-            remedy = "leave one of them out"
-            raise DataError(what, where=spec, expected=expected, found=repr(item), remedy=remedy)
-        form, convert = known[key]
+            raise given_twice(DataError, f"option {key!r}", where=spec, found=repr(item))
+        form, convert, example = _OPTIONS[key]
         try:
             options[key] = convert(value)
         except ValueError as error:
-            what = f"option {key!r} cannot be read"
-            remedy = f"write {key}=" + ("3x224x224" if form == _IMAGE else "10")
+            what, remedy = f"option {key!r} cannot be read", f"write {key}={example}"
             raise DataError(
                 what, where=spec, expected=form, found=repr(value), remedy=remedy
             ) from error

@@ -1,9 +1,8 @@
 """The order in which samples are read.
 
-Positions run on without end: position p belongs to epoch p // N and is sample p % N of that epoch's
-permutation. The permutation is a function of (seed, epoch) and nothing else, the same with every
-release of numpy and on every host. A batch may span two epochs, so no sample is ever dropped; and a
-run that resumes at an iteration reads what an undisturbed run would have read.
+Position p belongs to epoch p // N and is sample p % N of that epoch's permutation, which is a
+function of (seed, epoch) alone. A batch may span two epochs, so no sample is dropped, and a run
+that resumes reads what an undisturbed run would have read.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from purine.arguments import checked
+from purine.arguments import at_least, checked
 from purine.data.source import Indices, Source
 from purine.errors import ConfigError, DataError
 
@@ -30,8 +29,8 @@ class Order:
 
     @checked
     def __init__(self, length: int, *, seed: int, shuffle: bool = True) -> None:
-        _require("the number of samples", length, 1)
-        _require("seed", seed, 0)
+        at_least("the number of samples", length, 1)
+        at_least("seed", seed, 0)
         self.length = length
         self.seed = seed
         self.shuffle = shuffle
@@ -39,8 +38,8 @@ class Order:
 
     def indices(self, start: int, count: int) -> Indices:
         """The samples at positions start to start + count - 1."""
-        _require("start", start, 0)
-        _require("count", count, 0)
+        at_least("start", start, 0)
+        at_least("count", count, 0)
         if not self.shuffle:
             return np.arange(start, start + count, dtype=np.int64) % self.length
         pieces = [np.empty(0, dtype=np.int64)]
@@ -78,7 +77,7 @@ class Reader:
         offset: int = 0,
         whole: int | None = None,
     ) -> None:
-        _require("batch", batch, 1)
+        at_least("batch", batch, 1)
         whole = offset + batch if whole is None else whole
         if not 0 <= offset <= whole - batch:
             what = f"a part of {batch} samples begins at {offset} of {whole}"
@@ -97,7 +96,7 @@ class Reader:
 
     def read(self, iteration: int) -> tuple[torch.Tensor, ...]:
         """The batch of this iteration, a tensor per field of the source."""
-        _require("iteration", iteration, 0)
+        at_least("iteration", iteration, 0)
         start = iteration * self.whole + self.offset
         if self._order is None:
             return self.source.batch(np.arange(start, start + self.batch, dtype=np.int64))
@@ -108,10 +107,3 @@ def _draw_permutation(length: int, seed: int, epoch: int) -> Indices:
     """Sort by random keys: raw bits stay the same over numpy's releases, `permutation` need not."""
     generator = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
     return np.argsort(generator.random_raw(length), kind="stable").astype(np.int64, copy=False)
-
-
-def _require(what: str, value: int, least: int) -> None:
-    if value < least:
-        expected = f"{least} or more"
-        remedy = f"use {least} or more"
-        raise ConfigError(f"{what} is {value}", expected=expected, found=str(value), remedy=remedy)

@@ -1,11 +1,8 @@
 """Fitting a net to a data set: the ops between the stored samples and what the net wants to see.
 
-Sources give samples as they are stored, nets want floating-point numbers. What lies between (crop,
-mirror, mean and scale) is ops of the graph on the `io` lane, so it is checked, traced and
-overlapped with compute like everything else.
-
-A graph holds no bytes, so a mean image is a state, `MEAN_IMAGE`, whose value is given to the run.
-Until then it is NaN: a run that nobody told the mean says so in its first loss.
+Crop, mirror, mean and scale are ops of the graph on the `io` lane, so they are checked, traced and
+overlapped with compute like all others. A mean image is a state, `MEAN_IMAGE`, whose value is given
+to the run. Until then it is NaN, and so is the loss.
 """
 
 from __future__ import annotations
@@ -142,12 +139,10 @@ def _check_settings(
             remedy="lower crop (--crop), or raise pad (--pad)",
         )
     if isinstance(mean, Sequence) and len(mean) != channels:
-        raise DataError(
-            f"{len(mean)} means are given for images of {list(field.shape)}",
-            expected="one number" + (f", or {channels}: one a channel" if channels > 1 else ""),
-            found=", ".join(f"{value:g}" for value in mean),
-            remedy="change mean (--mean)",
-        )
+        what = f"{len(mean)} means are given for images of {list(field.shape)}"
+        expected = "one number" + (f", or {channels}: one a channel" if channels > 1 else "")
+        actual = ", ".join(f"{value:g}" for value in mean)
+        raise DataError(what, expected=expected, found=actual, remedy="change mean (--mean)")
 
 
 def _check_image(mean: Tensor, source: Source) -> None:

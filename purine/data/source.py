@@ -105,13 +105,11 @@ class DataSet:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.test is not None and self.test.fields != self.train.fields:
-            raise DataError(
-                "training and test samples differ in form",
-                where=self.name,
-                expected=f"{', '.join(map(str, self.train.fields))} as in training",
-                found=", ".join(map(str, self.test.fields)),
-                remedy="bring both to one shape and dtype",
-            )
+            what = "training and test samples differ in form"
+            expected = f"{', '.join(map(str, self.train.fields))} as in training"
+            actual = ", ".join(map(str, self.test.fields))
+            remedy = "bring both to one shape and dtype"
+            raise DataError(what, where=self.name, expected=expected, found=actual, remedy=remedy)
 
 
 def check_indices(indices: Indices, length: int) -> None:

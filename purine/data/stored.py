@@ -34,13 +34,11 @@ def _hdf5(
     root: str | None = None,
 ) -> Source:
     if dtypes and len(names) != len(dtypes):
-        raise DataError(
-            "there is not one dtype for each name",
-            where=path,
-            expected="options names and dtypes with as many words, in the same order",
-            found=f"names {'|'.join(names) or 'not given'}, dtypes {'|'.join(dtypes)}",
-            remedy="write for example names=data|label&dtypes=float32|int64",
-        )
+        what = "there is not one dtype for each name"
+        expected = "options names and dtypes with as many words, in the same order"
+        actual = f"names {'|'.join(names) or 'not given'}, dtypes {'|'.join(dtypes)}"
+        remedy = "write for example names=data|label&dtypes=float32|int64"
+        raise DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
     named = dict(zip(names, dtypes, strict=True)) if dtypes else {}
     return Hdf5Source(path, names=names or None, dtypes=named, root=root)
 

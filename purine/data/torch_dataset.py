@@ -70,11 +70,9 @@ class TorchSource(Source):
 class IterableSource(Source):
     """Samples of an `IterableDataset` or another iterable that can be started again.
 
-    It is read in its own order, and started again when it ends: position p is sample p of that
-    endless stream. Each start has to give the same samples. Going on from the last position costs
-    nothing; going elsewhere (resuming at an iteration, or being one of several parts) reads and
-    drops the samples between: two passes at most, one to learn the length and one to get there.
-    Each reader has its own place in the stream, so `parts` readers read every sample `parts` times.
+    It is read in its own order, and started again when it ends: each start has to give the same
+    samples. Reading at another position than the next one reads and drops the samples between, in
+    two passes at most. Each reader reads the whole stream.
 
     `length`, the number of samples of one pass, is needed only where somebody asks for `len`.
 
@@ -224,12 +222,10 @@ def _unreadable(dataset: object, error: Exception, expected: str) -> DataError:
 
 
 def _no_samples(dataset: object) -> DataError:
-    return DataError(
-        "there are no samples",
-        expected="one sample or more",
-        found=f"an empty {type(dataset).__name__}",
-        remedy="check how the data set was made",
-    )
+    what = "there are no samples"
+    actual = f"an empty {type(dataset).__name__}"
+    remedy = "check how the data set was made"
+    return DataError(what, expected="one sample or more", found=actual, remedy=remedy)
 
 
 def _fields_of(sample: object, names: Sequence[str]) -> tuple[Field, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from purine.errors import FormatError
-from purine.files import read_bounded
+from purine.files import read_bounded, unreadable
 
 __all__ = ["located", "read_bytes", "within"]
 
@@ -31,11 +31,5 @@ def read_bytes(path: Path, expected: str, most: int = _BYTES) -> bytes:
     try:
         return read_bounded(path, most)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise FormatError(
-            "cannot read the file",
-            where=path,
-            expected=f"the path of {expected} of at most {most >> 20:,} MiB",
-            found=reason or str(error),
-            remedy="correct the path or its permissions",
-        ) from error
+        expected = f"the path of {expected} of at most {most >> 20:,} MiB"
+        raise unreadable(FormatError, path, error, expected=expected) from error

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from purine.arguments import checked
+from purine.arguments import at_least, checked, wrong_value
 from purine.data import DataSet
 from purine.data.prepare import MEAN_IMAGE, prepare
 from purine.data.stored import Stored
@@ -192,10 +192,8 @@ def from_caffe(
     `root`: by default the current folder, else that of the definition. If the source that a layer
     names is there, the size of its samples need not be given.
     """
-    if batch is not None and batch < 1:
-        raise ConfigError(
-            f"batch is {batch}", expected="1 or more", found=str(batch), remedy="change batch"
-        )
+    if batch is not None:
+        at_least("batch", batch, 1)
     sizes = {name: _size(f"the shape of {name!r}", shape) for name, shape in (shapes or {}).items()}
     stored = None if image is None else _size("image", image)
     definition = read_definition(path, solver=solver, test=test)
@@ -239,9 +237,8 @@ def from_caffe(
 def from_caffe_solver(path: StrPath) -> CaffeSolver:
     """The solver that a prototxt file defines: a function from a net with gradients to a step.
 
-    It goes where solvers of `purine.solvers` go: `solver(pu.backward(net))`, or `solver=` of
-    `purine.recipe`. The net that the file names is not read; `from_caffe` reads both, and
-    has the same as `imported.solver`.
+    It is used like solvers of `purine.solvers`: `solver(pu.backward(net))`. The net that the file
+    names is not read; `from_caffe` reads both.
     """
     return read_solver(path)
 
@@ -306,10 +303,6 @@ def _has_source(net: Node, state: NetState) -> bool:
 
 def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:
     if any(not isinstance(extent, int) or extent < 1 for extent in shape):
-        raise ConfigError(
-            f"{what} is {list(shape)}",
-            expected="whole numbers of 1 or more",
-            found=str(list(shape)),
-            remedy="write for example (3, 32, 32)",
-        )
+        expected, remedy = "whole numbers of 1 or more", "write for example (3, 32, 32)"
+        raise wrong_value(ConfigError, what, list(shape), expected, remedy=remedy)
     return tuple(shape)

@@ -218,18 +218,18 @@ def _met(rule: Node, state: NetState) -> bool:
 
 def _whole(chosen: Sequence[Node]) -> set[str]:
     """Names of blobs that hold labels or indices, from what is done with them."""
-    found: set[str] = set()
+    labels: set[str] = set()
     for layer in reversed(chosen):
         bottoms, type = layer.all("bottom"), layer.get("type")
         if type in _LABELLED:
-            found.update(bottoms[1:2])
+            labels.update(bottoms[1:2])
         elif type == "Embed":
-            found.update(bottoms[:1])
+            labels.update(bottoms[:1])
         elif type == "BatchReindex":
-            found.update(bottoms[1:2])
-        elif type in _KEEPING and not found.isdisjoint(layer.all("top")):
-            found.update(bottoms)
-    return found
+            labels.update(bottoms[1:2])
+        elif type in _KEEPING and not labels.isdisjoint(layer.all("top")):
+            labels.update(bottoms)
+    return labels
 
 
 def _upgraded(old: Node) -> Node:

@@ -89,12 +89,9 @@ class Node:
         remedy: str | None = None,
     ) -> FormatError:
         """A mistake in field `name` of this message; the error tells its line."""
+        where = self.place(name)
         return FormatError(
-            what,
-            where=self.place(name),
-            expected=expected,
-            found=found,
-            remedy=remedy or f"change {name}",
+            what, where=where, expected=expected, found=found, remedy=remedy or f"change {name}"
         )
 
     def wrong(self, name: str, value: object, expected: str) -> FormatError:
@@ -151,22 +148,22 @@ def _scalar(entry: Entry, kind: str, file: str) -> bool | int | float | str:
     value = entry.value
     if isinstance(value, Message):
         raise _mistyped(entry, file, expected)
-    found: bool | int | float | str | None = None
+    parsed: bool | int | float | str | None = None
     if names is not None:
-        found = _choice(value, names)
+        parsed = _choice(value, names)
     elif kind == "string":
-        found = value.text if value.form == "string" else None
+        parsed = value.text if value.form == "string" else None
     elif kind == "bool":
         truths = {"true": True, "True": True, "t": True, "1": True}
         lies = {"false": False, "False": False, "f": False, "0": False}
-        found = (truths | lies).get(value.text) if value.form != "string" else None
+        parsed = (truths | lies).get(value.text) if value.form != "string" else None
     elif kind == "float":
-        found = _float(value)
+        parsed = _float(value)
     else:
-        found = _whole(value, *_RANGES[kind])
-    if found is None:
+        parsed = _whole(value, *_RANGES[kind])
+    if parsed is None:
         raise _mistyped(entry, file, expected, names or ())
-    return found
+    return parsed
 
 
 def _choice(value: Scalar, names: Sequence[str]) -> str | None:
@@ -201,13 +198,11 @@ def _float(value: Scalar) -> float | None:
 
 
 def _unknown(node: Node, entry: Entry, fields: Sequence[str]) -> FormatError:
-    return FormatError(
-        f"{node.type} has no field {entry.name!r}",
-        where=f"{node.file}:{entry.line}",
-        expected=f"a field of {node.type}",
-        found=repr(entry.name),
-        remedy=nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5),
-    )
+    what = f"{node.type} has no field {entry.name!r}"
+    where = f"{node.file}:{entry.line}"
+    expected = f"a field of {node.type}"
+    remedy = nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5)
+    return FormatError(what, where=where, expected=expected, found=repr(entry.name), remedy=remedy)
 
 
 def _mistyped(entry: Entry, file: str, expected: str, names: Sequence[str] = ()) -> FormatError:

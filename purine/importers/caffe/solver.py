@@ -8,27 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from purine import solvers
 from purine.arguments import checked
 from purine.autodiff import gradient_of
 from purine.graph import Builder, Graph, Origin
 from purine.importers.caffe.schema import Node
 from purine.parallel.accumulate import accumulate
-from purine.solvers import (
-    Exp,
-    Fixed,
-    Inv,
-    MultiStep,
-    Poly,
-    Rate,
-    Sigmoid,
-    Step,
-    adadelta,
-    adagrad,
-    adam,
-    clip_by_norm,
-    rmsprop,
-    sgd,
-)
+from purine.solvers import Fixed, Rate
 from purine.solvers._attach import parameters
 
 __all__ = ["CaffeSolver", "apply_solver", "solver_of"]
@@ -132,7 +118,7 @@ def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
         graph, decay = _with_l1(graph, decay), 0.0
     rate, momentum = solver.rate, solver.momentum
     if solver.type in ("SGD", "Nesterov"):
-        return sgd(
+        return solvers.sgd(
             graph,
             lr=rate,
             momentum=momentum,
@@ -142,13 +128,13 @@ def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
         )
     eps = solver.delta
     if solver.type == "AdaGrad":
-        return adagrad(graph, lr=rate, eps=eps, weight_decay=decay)
+        return solvers.adagrad(graph, lr=rate, eps=eps, weight_decay=decay)
     if solver.type == "RMSProp":
-        return rmsprop(graph, lr=rate, alpha=solver.rms_decay, eps=eps, weight_decay=decay)
+        return solvers.rmsprop(graph, lr=rate, alpha=solver.rms_decay, eps=eps, weight_decay=decay)
     if solver.type == "AdaDelta":
-        return adadelta(graph, lr=rate, rho=momentum, eps=eps, weight_decay=decay)
+        return solvers.adadelta(graph, lr=rate, rho=momentum, eps=eps, weight_decay=decay)
     betas = (momentum, solver.momentum2)
-    return adam(graph, lr=rate, betas=betas, eps=eps, correct_eps=True, weight_decay=decay)
+    return solvers.adam(graph, lr=rate, betas=betas, eps=eps, correct_eps=True, weight_decay=decay)
 
 
 def _rate(node: Node) -> Rate:
@@ -159,29 +145,29 @@ def _rate(node: Node) -> Rate:
         return Fixed(lr)
     if policy == "poly":
         power = _above_zero(node, "power")
-        return Poly(lr, max_iterations=node.positive("max_iter"), power=power)
+        return solvers.Poly(lr, max_iterations=node.positive("max_iter"), power=power)
     gamma = _needed(node, "gamma")
     if policy == "sigmoid":
-        return Sigmoid(lr, gamma=gamma, step=node.positive("stepsize"))
+        return solvers.Sigmoid(lr, gamma=gamma, step=node.positive("stepsize"))
     if policy == "inv":
         for name in ("gamma", "power"):
             if _needed(node, name) < 0:
                 raise node.wrong(name, node.get(name), "0 or more")
-        return Inv(lr, gamma=gamma, power=node.get("power"))
+        return solvers.Inv(lr, gamma=gamma, power=node.get("power"))
     gamma = _above_zero(node, "gamma")
     if policy == "exp":
-        return Exp(lr, gamma=gamma)
+        return solvers.Exp(lr, gamma=gamma)
     if policy == "step":
-        return Step(lr, step=node.positive("stepsize"), gamma=gamma)
+        return solvers.Step(lr, step=node.positive("stepsize"), gamma=gamma)
     steps = node.all("stepvalue")
     if not steps or steps != sorted(set(steps)) or steps[0] < 1:
         expected = "one or more iterations, each later than the one before"
         raise node.wrong("stepvalue", steps, expected)
-    return MultiStep(lr, steps=tuple(steps), gamma=gamma)
+    return solvers.MultiStep(lr, steps=tuple(steps), gamma=gamma)
 
 
 def _clipped(graph: Graph, max_norm: float) -> Graph:
-    builder = Builder(clip_by_norm(graph, max_norm))
+    builder = Builder(solvers.clip_by_norm(graph, max_norm))
     for op in list(builder.ops.values()):
         if op.kind == "ClipGradient":
             builder.ops[op.name] = replace(op, attributes={**op.attributes, "eps": 0.0})

@@ -163,23 +163,21 @@ class _Tokens:
         return Scalar(text, token.form)
 
     def wrong(self, token: _Token, expected: str, remedy: str) -> FormatError:
-        return FormatError(
-            "the text cannot be read",
-            where=f"{self.file}:{token.line}",
-            expected=expected,
-            found=str(token),
-            remedy=remedy,
-        )
+        what = "the text cannot be read"
+        where = f"{self.file}:{token.line}"
+        return FormatError(what, where=where, expected=expected, found=str(token), remedy=remedy)
 
     def _scan(self, text: str) -> Iterator[_Token]:
-        place, line = 0, 1
-        while place < len(text):
-            match = _TOKEN.match(text, place)
+        position, line = 0, 1
+        while position < len(text):
+            match = _TOKEN.match(text, position)
             if match is None:
-                found = _Token("other", text[place : place + 20].splitlines()[0] or "?", line)
-                quote = text[place] in "\"'"
+                unknown = _Token(
+                    "other", text[position : position + 20].splitlines()[0] or "?", line
+                )
+                quote = text[position] in "\"'"
                 expected = "a closing quote on the same line" if quote else "a field or a value"
-                raise self.wrong(found, expected, "correct the line")
+                raise self.wrong(unknown, expected, "correct the line")
             form = match.lastgroup
             assert form is not None
             if form == "newline":
@@ -190,7 +188,7 @@ class _Tokens:
                     short = _Token(form, match[0][:20] + "...", line)
                     raise self.wrong(short, f"at most {_DIGITS} digits", "write a shorter number")
                 yield token
-            place = match.end()
+            position = match.end()
         yield _Token("end", "", line)
 
     def _unquoted(self, token: _Token) -> str:

@@ -91,13 +91,11 @@ def read_mean(path: Path) -> Tensor:
     if len(shape) == 4 and shape[0] == 1:
         shape = shape[1:]
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(values):
-        raise FormatError(
-            "the file holds no mean image",
-            where=path,
-            expected="as many values as one image has, [channels, height, width]",
-            found=f"{len(values)} values of shape {list(shape)}",
-            remedy="make the file again with compute_image_mean",
-        )
+        what = "the file holds no mean image"
+        expected = "as many values as one image has, [channels, height, width]"
+        actual = f"{len(values)} values of shape {list(shape)}"
+        remedy = "make the file again with compute_image_mean"
+        raise FormatError(what, where=path, expected=expected, found=actual, remedy=remedy)
     return torch.from_numpy(values.reshape(shape))
 
 
@@ -187,13 +185,11 @@ def _misfit(path: Path, layer: StoredLayer, expected: str, found: str) -> Format
 def _state(states: Mapping[str, Tensor], layer: StoredLayer, slot: Slot) -> Tensor:
     value = states.get(slot.state)
     if value is None or value.numel() != math.prod(slot.shape):
-        raise ConfigError(
-            f"the run has no weights for layer {layer.name!r}",
-            blob=slot.state,
-            expected=f"state {slot.state!r} of shape {list(slot.shape)}",
-            found="none" if value is None else str(list(value.shape)),
-            remedy="give the run of a step that was made from this net",
-        )
+        what = f"the run has no weights for layer {layer.name!r}"
+        expected = f"state {slot.state!r} of shape {list(slot.shape)}"
+        actual = "none" if value is None else str(list(value.shape))
+        remedy = "give the run of a step that was made from this net"
+        raise ConfigError(what, blob=slot.state, expected=expected, found=actual, remedy=remedy)
     value = value.detach().cpu().contiguous()
     return value if value.dtype == torch.float64 else value.to(torch.float32)
 

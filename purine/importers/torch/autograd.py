@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
 from purine.errors import GraphError
-from purine.importers.torch.lines import definition_line, is_called_by_user, user_line
+from purine.importers.torch.lines import definition_line, is_called_by_user, refusal, user_line
 from purine.importers.torch.rules import HookHandle, add_hook
 from purine.importers.torch.tracing import AnyFunction, current
 
@@ -64,13 +64,9 @@ class AutogradMode(TorchFunctionMode):
 
 def _set_data(mode: AutogradMode, caller: FrameType, tensor: Tensor, value: Tensor) -> None:
     if is_called_by_user(caller):
-        raise GraphError(
-            "the forward assigns the data of a tensor",
-            where=user_line(),
-            expected="tensors that are changed by operations on them",
-            found=".data = ...",
-            remedy="use x.copy_(value) under torch.no_grad()",
-        )
+        what = "the forward assigns the data of a tensor"
+        expected = "tensors that are changed by operations on them"
+        raise refusal(what, expected, ".data = ...", "use x.copy_(value) under torch.no_grad()")
     _DATA.__set__(tensor, value)
 
 
@@ -87,26 +83,19 @@ def _set_requires_grad(
     before = tensor.requires_grad
     changes = before != requires_grad and (before or isinstance(tensor, nn.Parameter))
     if changes and is_called_by_user(caller):
-        raise GraphError(
-            "the forward changes whether a tensor has a gradient",
-            where=user_line(),
-            expected="parameters that are frozen or not when the module is imported",
-            found=f"requires_grad = {requires_grad}",
-            remedy="set requires_grad before the import, or use x.detach() where no gradient is "
-            "wanted",
-        )
+        what = "the forward changes whether a tensor has a gradient"
+        expected = "parameters that are frozen or not when the module is imported"
+        remedy = "set requires_grad before the import, or use x.detach() to stop a gradient"
+        raise refusal(what, expected, f"requires_grad = {requires_grad}", remedy)
     return tensor.requires_grad_(requires_grad)
 
 
 def _get_grad_fn(mode: AutogradMode, caller: FrameType, tensor: Tensor) -> object:
     if is_called_by_user(caller):
-        raise GraphError(
-            "the forward reads the autograd node of a tensor",
-            where=user_line(),
-            expected="a forward that leaves the nodes of autograd alone",
-            found=".grad_fn",
-            remedy="ask for x.requires_grad; to change a gradient, register a hook on the tensor",
-        )
+        what = "the forward reads the autograd node of a tensor"
+        expected = "a forward that leaves the nodes of autograd alone"
+        remedy = "ask for x.requires_grad; to change a gradient, register a hook on the tensor"
+        raise refusal(what, expected, ".grad_fn", remedy)
     return tensor.grad_fn
 
 
@@ -170,14 +159,11 @@ def run_backward(original: AnyFunction) -> AnyFunction:
     def run(*given: object, **named: object) -> object:
         if current() is None:
             return original(*given, **named)
-        raise GraphError(
-            "the forward or the loss takes a gradient itself",
-            where=user_line(),
-            expected="a forward and a loss of operations whose gradients are taken once, by "
-            "backward",
-            found="torch.autograd.grad, torch.func.grad or Tensor.backward",
-            remedy="write out this gradient with operations on tensors",
-        )
+        expected = "a forward and a loss whose gradients are taken once, by backward"
+        actual = "torch.autograd.grad, torch.func.grad or Tensor.backward"
+        remedy = "write out this gradient with operations on tensors"
+        what = "the forward or the loss takes a gradient itself"
+        raise refusal(what, expected, actual, remedy)
 
     return run
 

@@ -6,7 +6,7 @@ Inputs and outputs of a module may be nested; a graph has blobs. A tensor is nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +14,12 @@ from torch import Tensor
 
 from purine.errors import ConfigError
 
-__all__ = ["Batch", "Nested", "batch_of", "leaves_of", "rebuild"]
+__all__ = ["LOSS", "MODULE", "OUTPUT", "Batch", "Nested", "batch_of", "leaves_of", "rebuild"]
+
+LOSS, OUTPUT = "loss", "output"
+"""The names of results."""
+MODULE = "module."
+"""The prefix of the user's module in an exported program."""
 
 Nested: TypeAlias = object
 """A tensor, or tuples, lists and mappings of such."""
@@ -73,7 +78,8 @@ def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[st
         for leaf in leaves_of(item, name)
     ]
     tensors = _checked(leaves)
-    blank = [_blank(item) for item in items]
+    # The forms of the items: a module must not hold the example's tensors.
+    blank = [_mapped(item, lambda _: None) for item in items]
     given = dict(zip(names, blank, strict=False)) if isinstance(example, Mapping) else {}
     return Batch(
         tuple(name for name, _ in tensors),
@@ -102,22 +108,17 @@ def leaves_of(value: Nested, name: str) -> Iterator[tuple[str, object]]:
 
 def rebuild(form: Nested, values: Iterator[Tensor]) -> object:
     """The nested value of the given form that holds `values` in order."""
-    if isinstance(form, Mapping):
-        return {key: rebuild(item, values) for key, item in form.items()}
-    if isinstance(form, list):
-        return [rebuild(item, values) for item in form]
-    if isinstance(form, tuple):
-        return tuple(rebuild(item, values) for item in form)
-    return next(values)
+    return _mapped(form, lambda _: next(values))
 
 
-def _blank(value: Nested) -> Nested:
-    """The form of a nested value: a module must not hold the example's tensors."""
+def _mapped(value: Nested, function: Callable[[object], object]) -> Nested:
+    """A nested value with a function of each item that is no container."""
     if isinstance(value, Mapping):
-        return {key: _blank(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_blank(item) for item in value]
-    return tuple(_blank(item) for item in value) if isinstance(value, tuple) else None
+        return {key: _mapped(item, function) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [_mapped(item, function) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return function(value)
 
 
 def _input_names(count: int) -> list[str]:
@@ -129,13 +130,11 @@ def _checked(leaves: Sequence[tuple[str, object]]) -> list[tuple[str, Tensor]]:
     tensors: list[tuple[str, Tensor]] = []
     for name, value in leaves:
         if not isinstance(value, Tensor) or value.ndim == 0:
-            raise ConfigError(
-                f"item {name!r} of the example cannot be read from data",
-                blob=name,
-                expected="a tensor whose first dimension is the batch",
-                found="a scalar tensor" if isinstance(value, Tensor) else type(value).__name__,
-                remedy="put settings into the module, and pass tensors with one row per sample",
-            )
+            what = f"item {name!r} of the example cannot be read from data"
+            expected = "a tensor whose first dimension is the batch"
+            actual = "a scalar tensor" if isinstance(value, Tensor) else type(value).__name__
+            remedy = "put settings into the module, and pass tensors with one row per sample"
+            raise ConfigError(what, blob=name, expected=expected, found=actual, remedy=remedy)
         tensors.append((name, value))
     sizes = {name: value.shape[0] for name, value in tensors}
     if len(set(sizes.values())) > 1:

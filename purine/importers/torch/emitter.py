@@ -14,8 +14,8 @@ from torch.fx import Node
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
+from purine.importers.torch.batch import MODULE
 from purine.importers.torch.lines import source_of
-from purine.importers.torch.names import MODULE
 from purine.registry import aten
 
 __all__ = ["Emitter", "kind_name", "value_of"]

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from purine.errors import GraphError, PurineError
+from purine.importers.torch import state
 from purine.importers.torch.autograd import refuse_backward_hooks
 from purine.importers.torch.batch import Batch
 from purine.importers.torch.decompositions import decompositions, detach_no_grad
@@ -24,15 +25,7 @@ from purine.importers.torch.lines import source_of
 from purine.importers.torch.modes import has_plain_modes
 from purine.importers.torch.replacements import tracing
 from purine.importers.torch.rules import is_random, leading_to, spread_hooks
-from purine.importers.torch.state import (
-    Attributes,
-    Change,
-    holds_tensors_alone,
-    refuse_changes,
-    refuse_written,
-    refuse_written_constant,
-    tensors_of,
-)
+from purine.importers.torch.state import Change
 from purine.importers.torch.step import DependsOnValues, Step
 from purine.importers.torch.tracing import AnyFunction
 from purine.importers.torch.writes import hidden_write
@@ -78,20 +71,20 @@ def export(module: nn.Module, loss: AnyFunction, batch: Batch) -> Program:
             if step.findings.changes and not _switches(module, exported):
                 again = Step(module, loss, batch, trace)
                 moving = _moving(again, batch, step.findings.changes)
-                refuse_changes(moving, lambda: _differs(again, batch, exported))
+                state.refuse_changes(moving, lambda: _differs(again, batch, exported))
             _refuse_hidden_write(exported)
             detach_no_grad(exported)
             exported = exported.run_decompositions(decompositions())
             spread_hooks(exported.graph)
             if module.training:  # in tests, a change that is made once may be followed
-                refuse_written(step, exported)
+                state.refuse_written(step, exported)
             failure = None
         except PurineError:
             raise
         except Exception as raised:
             failure = raised.error if isinstance(raised, DependsOnValues) else raised
     if failure is not None:
-        refuse_written_constant(step, failure)
+        state.refuse_written_constant(step, failure)
         refuse_failing(module, loss, batch)
         raise untraced(module, failure) from failure
     findings = step.findings
@@ -132,7 +125,7 @@ def _switches(module: nn.Module, exported: ExportedProgram) -> bool:
 
 def _traced(step: Step, batch: Batch) -> ExportedProgram:
     """The exported program of a step; modules keep the attributes that they have."""
-    attributes = Attributes(step)
+    attributes = state.Attributes(step)
     with step.findings.trace.exporting():
         try:
             return torch.export.export(step, batch.values, strict=False)
@@ -146,7 +139,7 @@ def _moving(step: Step, batch: Batch, changes: Sequence[Change]) -> list[Change]
     Such a tensor depends on no input and no state; in test mode, where states do not change, it
     may depend on these.
     """
-    if not any(tensors_of(change.after) for change in changes):
+    if not any(state.tensors_of(change.after) for change in changes):
         return list(changes)
     step.findings.shows_changes = True
     try:
@@ -161,9 +154,9 @@ def _moving(step: Step, batch: Batch, changes: Sequence[Change]) -> list[Change]
     shown = iter(nodes[-1].args[0])
     moving = []
     for change in changes:
-        values = [next(shown) for _ in tensors_of(change.after)]
+        values = [next(shown) for _ in state.tensors_of(change.after)]
         before = leading_to([value for value in values if isinstance(value, Node)])
-        if not holds_tensors_alone(change.after) or not varying.isdisjoint(before):
+        if not state.holds_tensors_alone(change.after) or not varying.isdisjoint(before):
             moving.append(change)
     return moving
 

@@ -20,22 +20,15 @@ from torch.fx import Node
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
-from purine.importers.torch.batch import Batch
+from purine.importers.torch import rules
+from purine.importers.torch.batch import LOSS, MODULE, Batch
 from purine.importers.torch.emitter import Emitter, value_of
 from purine.importers.torch.export import Program
 from purine.importers.torch.layers import LAYERS
 from purine.importers.torch.lines import source_of
-from purine.importers.torch.names import LOSS, MODULE
 from purine.importers.torch.norms import COPIES, NORMS
 from purine.importers.torch.random import DRAWS, REMEDY
-from purine.importers.torch.rules import (
-    Pulled,
-    cotangent_of,
-    leading_to,
-    nodes_in,
-    pulled_of,
-    rule_nodes,
-)
+from purine.importers.torch.rules import Pulled
 from purine.kinds.custom_gradient import add_custom_gradient
 from purine.optimize.prune import evaluation, prune
 from purine.registry import aten
@@ -95,7 +88,7 @@ class _Translation:
         self.results: list[tuple[str, Node]] = []
         self.conditions: list[Node] = []
         self.carried: list[tuple[str, Node]] = []
-        self.late = dict.fromkeys(rule_nodes(program.nodes))
+        self.late = dict.fromkeys(rules.rule_nodes(program.nodes))
 
     @property
     def builder(self) -> Builder:
@@ -105,7 +98,7 @@ class _Translation:
         self._read_results()
         self._add_inputs()
         for node in self.program.nodes:
-            pulled = pulled_of(node)
+            pulled = rules.pulled_of(node)
             if pulled is not None:
                 self._add_rule(node, pulled)
             elif _is_call(node) and node not in self.late:
@@ -126,7 +119,7 @@ class _Translation:
         """Note which nodes are results, under which names, and which are next values of states."""
         names = iter((*self.program.reported, *self.program.outputs))
         specs = self.program.exported.graph_signature.output_specs
-        for spec, node in zip(specs, nodes_in(self.program.nodes[-1].args[0]), strict=True):
+        for spec, node in zip(specs, rules.nodes_in(self.program.nodes[-1].args[0]), strict=True):
             sort = spec.kind.name
             if sort == "USER_OUTPUT":
                 name = next(names, None)
@@ -260,11 +253,11 @@ class _Translation:
 
     def _rule(self, pulled: Pulled) -> tuple[Graph, list[str]]:
         """A rule as a graph of its own, and the blobs that it reads besides cotangents."""
-        outer, before = self.builder, leading_to(pulled.gradients)
+        outer, before = self.builder, rules.leading_to(pulled.gradients)
         inner = self.emitter.builder = Builder(outer.graph())  # with all names that are taken
         cotangents = [inner.fresh(f"cotangent{k}") for k in range(len(pulled.results))]
         for node in self.late:
-            number = cotangent_of(node)
+            number = rules.cotangent_of(node)
             if number is not None and node in before:
                 self.blobs[node] = cotangents[number]
             elif node in before and _is_call(node):

@@ -26,19 +26,12 @@ from purine.arguments import checked
 from purine.errors import ConfigError, PurineError, in_a_line
 from purine.graph import Builder, Graph
 from purine.importers.runs import HasStates
-from purine.importers.torch.batch import Batch, Nested, batch_of
+from purine.importers.torch import sizes
+from purine.importers.torch.batch import MODULE, Batch, Nested, batch_of
 from purine.importers.torch.export import Program, export, left_behind
 from purine.importers.torch.graph import add_state, translate
 from purine.importers.torch.modes import mode
-from purine.importers.torch.names import MODULE
-from purine.importers.torch.sizes import (
-    Unfit,
-    check_constants,
-    counterpart,
-    enlarged,
-    fix_batch,
-    follow_batch,
-)
+from purine.importers.torch.sizes import Unfit
 from purine.importers.torch.tracing import AnyFunction
 from purine.placement.values import gather_values
 from purine.registry.clock import ITERATION, SEED
@@ -71,13 +64,11 @@ class Imported:
         states = gather_values(run.graph, run.states())
         missing = [state for state in self.names.values() if state not in states]
         if missing:
-            raise ConfigError(
-                f"the run has no state {missing[0]!r}",
-                blob=missing[0],
-                expected="a run of the net that was imported, or of one made of it",
-                found=f"states {', '.join(list(states)[:8])}",
-                remedy="train imported.net, and pass that run",
-            )
+            what = f"the run has no state {missing[0]!r}"
+            expected = "a run of the net that was imported, or of one made of it"
+            actual = f"states {', '.join(list(states)[:8])}"
+            remedy = "train imported.net, and pass that run"
+            raise ConfigError(what, blob=missing[0], expected=expected, found=actual, remedy=remedy)
         return {name: states[state].clone() for name, state in self.names.items()}
 
     @checked
@@ -210,7 +201,7 @@ def _following(
     """
     net, test = traced.net, traced.test
     try:
-        larger = enlarged(batch)
+        larger = sizes.enlarged(batch)
         others: dict[str, Tensor] = {}
         if traced.once:
             again = tracer.trace(larger, others)
@@ -218,20 +209,22 @@ def _following(
         else:
             program = tracer.export(larger, training=False)
             tested = tracer.graph(program, larger, others, test=True)
-            known = counterpart(net, test, tested)
+            known = sizes.counterpart(net, test, tested)
             if known is None:
                 program = tracer.export(larger, training=True)
                 known = tracer.graph(program, larger, others, test=False)
             other = known
-        check_constants(constants, others)
+        sizes.check_constants(constants, others)
     except PurineError as error:
         detail = f": {error.found}" if error.found else ""
         unfit = Unfit(f"with other batch sizes {error.what}{detail}")
     except Unfit as error:
         unfit = error
     else:
-        return follow_batch(net, other, batch.names), follow_batch(test, tested, batch.names)
-    return fix_batch(net, batch.names, unfit), fix_batch(test, batch.names, unfit)
+        return sizes.follow_batch(net, other, batch.names), sizes.follow_batch(
+            test, tested, batch.names
+        )
+    return sizes.fix_batch(net, batch.names, unfit), sizes.fix_batch(test, batch.names, unfit)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -244,13 +237,11 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 def _refuse_lazy(module: nn.Module) -> None:
     lazy = [name for name, value in _tensors(module) if is_lazy(value)]
     if lazy:
-        raise ConfigError(
-            f"parameter {lazy[0]!r} of the module has no shape yet",
-            blob=lazy[0],
-            expected="a module whose parameters have shapes and values",
-            found="a lazy module that was not called",
-            remedy="call it once before: module(*inputs)",
-        )
+        what = f"parameter {lazy[0]!r} of the module has no shape yet"
+        expected = "a module whose parameters have shapes and values"
+        actual = "a lazy module that was not called"
+        remedy = "call it once before: module(*inputs)"
+        raise ConfigError(what, blob=lazy[0], expected=expected, found=actual, remedy=remedy)
 
 
 def _check_name(module: nn.Module, name: str) -> None:

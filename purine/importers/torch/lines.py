@@ -13,6 +13,8 @@ from types import FrameType
 import torch
 from torch.fx import Node
 
+from purine.errors import GraphError
+
 __all__ = [
     "TORCH",
     "code_at",
@@ -20,6 +22,7 @@ __all__ = [
     "error_line",
     "is_called_by_user",
     "is_user_file",
+    "refusal",
     "source_of",
     "user_line",
 ]
@@ -57,6 +60,11 @@ def user_line() -> str | None:
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def refusal(what: str, expected: str, found: str, remedy: str) -> GraphError:
+    """The error for the line of user code that is being traced."""
+    return GraphError(what, where=user_line(), expected=expected, found=found, remedy=remedy)
 
 
 def source_of(node: Node) -> str | None:

@@ -35,6 +35,7 @@ from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import rnn
 
 from purine.importers.torch.autograd import enter_inference, exit_inference, run_backward
@@ -59,64 +60,23 @@ class Replacement:
     why: str
 
 
-REPLACEMENTS: tuple[Replacement, ...] = (
-    Replacement(
-        nn.Module,
-        "training",
-        watch_training,
-        "Where only torch's layers ask for the mode, one trace tells both modes.",
-    ),
-    Replacement(
-        nn.Module,
-        "__setattr__",
-        set_attribute,
-        "An error about a changed attribute names the line that assigned it.",
-    ),
-    Replacement(
-        torch.inference_mode,
-        "__enter__",
-        enter_inference,
-        "An export follows no_grad and not inference_mode.",
-    ),
-    Replacement(torch.inference_mode, "__exit__", exit_inference, "As __enter__."),
-    Replacement(
-        torch.autograd,
-        "_engine_run_backward",
-        run_backward,
-        "A forward that takes a gradient itself is refused at its line.",
-    ),
-    Replacement(
-        _SingleLevelFunction,
-        "apply",
-        apply_function,
-        "An export forgets the backward of a custom function; here it leaves its rule.",
-    ),
-    Replacement(
-        nn.modules.batchnorm._BatchNorm,
-        "forward",
-        cumulative_batch_norm,
-        "With momentum=None torch reads the number of batches on the host.",
-    ),
-    *(
-        Replacement(
-            layer,
-            "forward",
-            masked_layer,
-            "Packed sequences have sizes that depend on values; here they are masked.",
-        )
-        for layer in (nn.RNN, nn.GRU, nn.LSTM)
-    ),
-    Replacement(
-        rnn,
-        "_packed_sequence_init",
-        packed_sequence_init,
-        "pack_padded_sequence returns masked sequences.",
-    ),
-    *(
-        Replacement(module, name, wrap, "A trace would take a random number for a constant.")
-        for module, name, wrap in PYTHON_DRAWS
-    ),
+_INFERENCE = "An export follows no_grad and not inference_mode."
+_PACKED = "Packed sequences have sizes that depend on values; here they are masked."
+_ROWS: tuple[tuple[object, str, Callable[..., object], str], ...] = (
+    (nn.Module, "training", watch_training, "One trace may tell both modes."),
+    (nn.Module, "__setattr__", set_attribute, "Errors name the line of an assignment."),
+    (torch.inference_mode, "__enter__", enter_inference, _INFERENCE),
+    (torch.inference_mode, "__exit__", exit_inference, _INFERENCE),
+    (torch.autograd, "_engine_run_backward", run_backward, "A forward may take no gradient."),
+    (_SingleLevelFunction, "apply", apply_function, "An export forgets custom backwards."),
+    (_BatchNorm, "forward", cumulative_batch_norm, "With momentum=None it reads a value."),
+    (nn.RNN, "forward", masked_layer, _PACKED),
+    (nn.GRU, "forward", masked_layer, _PACKED),
+    (nn.LSTM, "forward", masked_layer, _PACKED),
+    (rnn, "_packed_sequence_init", packed_sequence_init, _PACKED),
+    *((*draw, "A trace would take a random number for a constant.") for draw in PYTHON_DRAWS),
 )
+REPLACEMENTS = tuple(Replacement(*row) for row in _ROWS)
 
 _LOCK = threading.RLock()
 _ABSENT = object()

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointFunction
 
 from purine.errors import GraphError, PurineError
-from purine.importers.torch.lines import source_of, user_line
+from purine.importers.torch.lines import refusal, source_of
 from purine.importers.torch.tracing import AnyFunction, Trace, current
 
 __all__ = [
@@ -52,12 +52,9 @@ def define_ops() -> tuple[OpOverload, OpOverload]:
         "purine::pulled",
         "(Tensor[] results, Tensor[] sources, Tensor[] gradients, str name) -> Tensor[]",
     )
-    torch.library.impl(
-        "purine::cotangent", "default", lambda result, index: torch.empty_like(result)
-    )
-    torch.library.impl(
-        "purine::pulled", "default", lambda results, *_: [torch.empty_like(r) for r in results]
-    )
+    impl, empty = torch.library.impl, torch.empty_like
+    impl("purine::cotangent", "default", lambda result, index: empty(result))
+    impl("purine::pulled", "default", lambda results, *_: list(map(empty, results)))
     torch.library.register_autograd(
         "purine::pulled",
         lambda ctx, *gradients: (None, None, None, None),
@@ -120,7 +117,7 @@ def _apply_with_rule(
         what = f"function {cls.__name__!r} changes its input in place"
         expected = "a forward that leaves its inputs alone"
         remedy = "compute a new tensor in forward, and return that"
-        raise _refusal(what, expected=expected, found="ctx.mark_dirty", remedy=remedy)
+        raise refusal(what, expected, "ctx.mark_dirty", remedy)
     results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
     pulled = {
@@ -199,7 +196,7 @@ def _fitted(gradient: object, source: Tensor, name: str) -> Tensor:
             form = f"size {list(gradient.shape)}"
     what = f"{name!r} gives a gradient of another form than its input"
     remedy = "return a gradient of the input's shape"
-    raise _refusal(what, expected=f"size {list(source.shape)}", found=form, remedy=remedy)
+    raise refusal(what, f"size {list(source.shape)}", form, remedy)
 
 
 def add_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], name: str = "") -> None:
@@ -211,12 +208,10 @@ def add_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], name: str 
     cotangent = define_ops()[0](result, 0)
     gradient = _call_rule(trace, f"hook {name!r}", lambda: hook(cotangent))
     if gradient is None:
-        raise _refusal(
-            f"hook {name!r} of a tensor returns nothing",
-            expected="a hook that returns the gradient to go on with",
-            found="None: it only looks at gradients, which an imported net would not show it",
-            remedy="remove the hook; a step has the gradient of blob x as blob grad/x",
-        )
+        expected = "a hook that returns the gradient to go on with"
+        actual = "None: it only looks at gradients, which an imported net would not show it"
+        remedy = "remove the hook; a step has the gradient of blob x as blob grad/x"
+        raise refusal(f"hook {name!r} of a tensor returns nothing", expected, actual, remedy)
     define_ops()[1]([result], [tensor], [_fitted(gradient, tensor, name)], _HOOK + name)
 
 
@@ -227,7 +222,7 @@ class HookHandle:
         what = "the forward removes a hook that it registered"
         expected = "hooks that stay until the backward"
         remedy = "leave out both, the hook and its removal"
-        raise _refusal(what, expected=expected, found="handle.remove()", remedy=remedy)
+        raise refusal(what, expected, "handle.remove()", remedy)
 
 
 def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:
@@ -242,16 +237,10 @@ def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:
         raise
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
-        raise _refusal(
-            f"{what} cannot be traced",
-            expected="a gradient that is computed by operations on tensors, whatever their values",
-            found=f"{type(error).__name__}: {text}",
-            remedy="write it with tensors alone: torch.where and torch.clamp in place of branches",
-        ) from error
-
-
-def _refusal(what: str, *, expected: str, found: str, remedy: str) -> GraphError:
-    return GraphError(what, where=user_line(), expected=expected, found=found, remedy=remedy)
+        expected = "a gradient that is computed by operations on tensors, whatever their values"
+        actual = f"{type(error).__name__}: {text}"
+        remedy = "write it with tensors alone: torch.where and torch.clamp in place of branches"
+        raise refusal(f"{what} cannot be traced", expected, actual, remedy) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """Making nets that were traced for one batch size work for any.
 
-A trace holds the example's batch size as plain numbers, which cannot be told from others. So the
-module is traced with a few samples more, and what differs between the two graphs follows the batch
-size: reshapes and expansions by -1, everything else as a `sized` kind. The shapes of the result are
-inferred at the second size and must be those of the second trace. A net for which that fails keeps
-its batch size, which a `FixedBatch` op checks.
+The module is traced again with a few samples more. What differs between the two graphs follows the
+batch size: reshapes and expansions by -1, everything else as a `sized` kind. The shapes inferred at
+the second size must be those of the second trace; otherwise the net keeps its batch size, which a
+`FixedBatch` op checks.
 """
 
 from __future__ import annotations
@@ -106,9 +105,9 @@ def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
 
 
 def _followed(net: Graph, other: Graph, field: str) -> Graph:
-    made = _followed_ops(net, other, field)
-    _check_shapes(made, other, _extents(other, field)[0])
-    return made
+    followed = _followed_ops(net, other, field)
+    _check_shapes(followed, other, _extents(other, field)[0])
+    return followed
 
 
 def _followed_ops(net: Graph, other: Graph, field: str) -> Graph:

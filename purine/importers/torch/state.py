@@ -121,8 +121,8 @@ class Buffers:
             where = _line(part, name, lines)
             now = part._buffers.get(name)
             if now is not buffer:
-                self._check(own, buffer, now, where)
-                assert now is not None
+                if now is None or (now.shape, now.dtype) != (buffer.shape, buffer.dtype):
+                    raise _misfit(own, buffer, now, where)
                 with torch.no_grad():
                     buffer.copy_(now)
                 part._buffers[name] = buffer
@@ -136,16 +136,13 @@ class Buffers:
                     remedy=f"assign {name} what x.detach() gives, or do it under torch.no_grad()",
                 )
 
-    def _check(self, name: str, before: Tensor, after: Tensor | None, where: str | None) -> None:
-        if after is None or (after.shape, after.dtype) != (before.shape, before.dtype):
-            raise GraphError(
-                f"buffer {name!r} is given a value of another form",
-                where=where,
-                blob=name,
-                expected=f"{before.dtype} {list(before.shape)}, as the buffer has",
-                found="nothing" if after is None else f"{after.dtype} {list(after.shape)}",
-                remedy="give the buffer its final shape and dtype before the import",
-            )
+
+def _misfit(name: str, before: Tensor, after: Tensor | None, where: str | None) -> GraphError:
+    what = f"buffer {name!r} is given a value of another form"
+    expected = f"{before.dtype} {list(before.shape)}, as the buffer has"
+    actual = "nothing" if after is None else f"{after.dtype} {list(after.shape)}"
+    remedy = "give the buffer its final shape and dtype before the import"
+    return GraphError(what, where=where, blob=name, expected=expected, found=actual, remedy=remedy)
 
 
 def set_attribute(original: AnyFunction) -> AnyFunction:
@@ -200,20 +197,13 @@ def refuse_changes(changes: Sequence[Change], differs: Callable[[], bool]) -> No
 
 def _refused(change: Change) -> GraphError:
     path = f"{change.module}.{change.name}".removeprefix("module").removeprefix(".")
+    remedy = "keep it in a buffer; if only the first call sets it, call the module once before"
     if isinstance(change.after, Tensor):
         remedy = f"make it a buffer: self.register_buffer({change.name!r}, ...)"
-    else:
-        remedy = (
-            "keep it in a buffer and compute with that tensor; "
-            "if only the first call sets it, call the module once before the import"
-        )
-    return GraphError(
-        f"attribute {path!r} is changed by the forward, which then computes something else",
-        where=change.where,
-        expected="a forward that computes the same in every iteration, but for its buffers",
-        found=f"{_short(change.before)}, then {_short(change.after)}",
-        remedy=remedy,
-    )
+    what = f"attribute {path!r} is changed by the forward, which then computes something else"
+    expected = "a forward that computes the same in every iteration, but for its buffers"
+    actual = f"{_short(change.before)}, then {_short(change.after)}"
+    return GraphError(what, where=change.where, expected=expected, found=actual, remedy=remedy)
 
 
 def refuse_written(step: nn.Module, exported: ExportedProgram) -> None:

@@ -11,10 +11,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from purine.errors import ConfigError
 from purine.importers.torch.autograd import AutogradMode, hooked_parameters
-from purine.importers.torch.batch import Batch, leaves_of
+from purine.importers.torch.batch import LOSS, OUTPUT, Batch, leaves_of
 from purine.importers.torch.branches import Branches
 from purine.importers.torch.layers import FUNCTIONS
-from purine.importers.torch.names import LOSS, OUTPUT
 from purine.importers.torch.packed import PACKING
 from purine.importers.torch.rules import add_hook
 from purine.importers.torch.state import Attributes, Buffers, Change, tensors_of
