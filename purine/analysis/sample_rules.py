@@ -79,7 +79,7 @@ def _drawn(op: Op) -> Relation | None:
 
 
 def _condition(op: Op, given: Sequence[Relation]) -> Relation | None:
-    """Conditions on all samples, and what depends on these: a part that fails is enough."""
+    """The relation of a condition on all samples, or of a value that depends on one."""
     kinds, rule = set(given), lookup(op).facts.samples
     if op.kind == "Expect" and kinds - {given[0]} <= {EVERY, SAME} and given[0] is not ANY:
         return given[0]
@@ -143,7 +143,7 @@ def _rows(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relatio
 
 
 def _pointwise(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    """Elements of one place, as broadcasting aligns them: from the last axis on."""
+    """Elementwise ops; broadcasting aligns the axes of inputs from the last one."""
     most = max(map(len, shapes))
     aligned: set[Samples] = set()
     for shape, relation in zip(shapes, given, strict=True):

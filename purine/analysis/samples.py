@@ -104,7 +104,7 @@ def try_out(
 
 
 def _agreed(one: Relation | None, other: Relation | None) -> Relation | None:
-    """A value may look the same for all parts by chance; then the other trial tells."""
+    """The relation of both trials. A value may be the same in all parts by chance in one trial."""
     if one is SAME and other in (SUM, MEAN):
         return other
     if other is SAME and one in (SUM, MEAN):
@@ -180,7 +180,7 @@ def _total(parts: Sequence[Tensor], relation: Relation) -> Tensor:
 
 
 def _relation(*values: Tensor | None) -> Relation | None:
-    """What the last of some values, that of the whole batch, is of those of its parts."""
+    """How the last value, that of the whole batch, relates to the values of its parts."""
     present = [value for value in values if value is not None]
     if len(present) < len(values):
         return None if present else SAME

@@ -171,7 +171,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
 
 
 def _writes_through_view(node: Node) -> bool:
-    """Whether a call writes in place what another value shows too: then no pure form will do."""
+    """Whether a call writes in place to memory that another value shares."""
     overload: Any = node.target
     if node.op != "call_function" or not getattr(overload, "_schema", None):
         return False
@@ -286,7 +286,7 @@ def _without_dead(calls: Sequence[Call], live: set[int]) -> list[Call]:
 
 
 def _out_of_place(kind: str) -> str:
-    """The kind that returns what an in-place one writes: every recorded value is written once."""
+    """The out-of-place form of a kind, because every recorded value is written once."""
     space, name, *overload = kind.split(".")
     plain = ".".join((space, name.removesuffix("_"), *overload))
     return plain if name.endswith("_") and aten.kind_of(plain) is not None else kind

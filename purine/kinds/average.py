@@ -28,13 +28,13 @@ _PIECE = 1 << 15
 """Long sums are made in pieces of this many elements, so that each stays in the cache."""
 
 _COMPILING = threading.Lock()
-"""Lanes would compile at the same time, and undo each other's filters of warnings."""
+"""Without it, lanes that compile at the same time would undo each other's warning filters."""
 
 
 def _averages(
     *columns: Sequence[Tensor], weights: tuple[float, ...] | None = None, groups: int = 1
 ) -> list[list[Tensor]]:
-    """Several ops at once, in one call that does not need the interpreter."""
+    """Several ops at once, in one call of compiled code."""
     parts: list[list[Tensor]] = []
     for row in zip(*columns, strict=True):
         parts += [list(row[group::groups]) for group in range(groups)]

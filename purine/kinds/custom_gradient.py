@@ -162,7 +162,7 @@ def _check(emit: Emit, op: Op, source: str, gradient: str) -> None:
 
 
 def refuse_parts(graph: Graph, scheme: str) -> None:
-    """An error for a step with a gradient rule that needs the whole batch."""
+    """Raise `GraphError` for a step with a gradient rule that needs the whole batch."""
     for op in graph.ops.values():
         if op.kind == CUSTOM_GRADIENT and needs_whole_batch(rule_of(op), _count(op)):
             raise GraphError(

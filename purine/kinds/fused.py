@@ -115,7 +115,7 @@ def body_of(op: Op) -> Graph:
 
 
 def refuse_fused(graph: Graph, transform: str) -> None:
-    """An error for a graph whose ops cannot be told apart any more."""
+    """Raise `GraphError` for a graph with a fused op."""
     for op in graph.ops.values():
         if op.kind == FUSED:
             raise GraphError(
@@ -186,12 +186,12 @@ def _bind_overwrite(op: Op) -> Kernel:
 
 
 def _members(body: Graph) -> list[Op]:
-    """The ops of a body as they run one by one, those that run as several in their parts."""
+    """The ops of a body in order; an op that runs as several is replaced by its parts."""
     return [part for op in body.ops.values() for part in in_parts(op, body.blobs)]
 
 
 def _on_copies(member: Op) -> Kernel:
-    """A kernel that leaves its inputs alone, with the bits of the one that writes over them."""
+    """The in-place kernel of an op on copies of the inputs it overwrites, for the same bits."""
     kind = lookup(member)
     written = kind.overwrites(member)
     if not written:

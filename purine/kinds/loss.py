@@ -142,7 +142,7 @@ def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
 
 @kind(loss=True, facts=Facts(Precision.WIDE))
 def ScalarLoss(x: Tensor) -> Tensor:
-    """A scalar that other ops made, as a loss."""
+    """A scalar as a loss."""
     if x.ndim != 0:
         raise ValueError(f"x has shape {list(x.shape)}: a loss is a scalar")
     return x.clone()

@@ -39,7 +39,7 @@ def random_bits(
 
 
 def _bits_at(bits: Tensor, seed: Tensor, iteration: Tensor, stream: str) -> Tensor:
-    """The random bits of the given places, written over these."""
+    """The random bits of the given indices, written over them."""
     key = _mix64(seed * 0x5851F42D4C957F2D + iteration)
     key = _mix64(key ^ zlib.crc32(stream.encode()))
     low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
@@ -215,7 +215,7 @@ def Dropout(
 
 
 def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Tensor) -> Tensor:
-    """The place of each element of a part in the whole that it belongs to."""
+    """The index in the whole mask of each element of a part."""
     axis, extent, *ends = part
     spans = list(zip(ends[::2], ends[1::2], strict=True))
     if not 0 < axis < len(shape) or sum(end - start for start, end in spans) != shape[axis]:

@@ -86,7 +86,7 @@ def _laid_out(graph: Graph) -> set[str]:
 
 
 def _filters(graph: Graph) -> Iterator[str]:
-    """The states that convolutions of images read, themselves, copied, cast or joined."""
+    """The states that convolutions of images read, directly or copied, cast or joined."""
     for op in graph.ops.values():
         if _role(op) not in _FORWARD or not _is_image(graph, op.inputs[1]):
             continue
@@ -101,7 +101,7 @@ def _filters(graph: Graph) -> Iterator[str]:
 
 
 def _kept_for(graph: Graph, name: str) -> Iterator[str]:
-    """The states of the shape of a filter that its update reads beside it."""
+    """The optimizer states of a filter: those of its shape that its update reads."""
     for op in graph.consumers[name]:
         if op.outputs and _role(op) not in _CONVOLUTIONS:
             for other in op.inputs:

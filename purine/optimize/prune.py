@@ -124,7 +124,7 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
 
 
 def _replace_by(builder: Builder, op: Op, kind: str) -> None:
-    """Let an op be of its test-time kind, which takes implied inputs only if it names them."""
+    """Change an op to its test-time kind, without the inputs that this kind does not take."""
     draft = replace(op, kind=kind)
     count = len(lookup(draft).inputs)
     builder.ops[op.name] = replace(draft, inputs=op.inputs[:count], outputs=op.outputs[:1])

@@ -151,7 +151,7 @@ _FILLERS: dict[str, Draw] = {
 
 
 def _fan(shape: tuple[int, ...], variance: Variance) -> float:
-    """How many values meet in one: Caffe's count, which takes a missing dimension for 1."""
+    """The fan as Caffe counts it, which takes a missing dimension for 1."""
     count = math.prod(shape)
     fan_in = count / shape[0] if shape and shape[0] else 1.0
     fan_out = count / shape[1] if len(shape) > 1 and shape[1] else float(count)

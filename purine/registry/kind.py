@@ -51,7 +51,7 @@ Many: TypeAlias = Callable[..., Sequence[Sequence[Tensor]]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 IMPLIED = ("seed", "iteration")
-"""Inputs by these names need not be written: the blobs of the same names are meant."""
+"""Inputs that an op need not list: they are the blobs of the same names."""
 
 _UNSET = object()
 
@@ -184,7 +184,7 @@ class Kind:
 
 
 REGISTERED: dict[str, Kind] = {}
-"""The kinds that have a name, as far as their modules are imported; see `lookup.kinds`."""
+"""The named kinds of the modules that are imported so far; see `lookup.kinds`."""
 _generation = 0
 
 

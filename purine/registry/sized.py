@@ -93,7 +93,7 @@ def counted(value: Attribute, batch: int) -> Attribute:
 
 @kind(view=True, facts=Facts(Precision.FOLLOW, samples=SampleRule.IDENTITY))
 def FixedBatch(x: Tensor, *, batch: int, because: str, holder: str = "", held: str = "") -> Tensor:
-    """x itself, if it has `batch` samples: the op `holder`, which makes `held`, takes no others."""
+    """x itself if it has `batch` samples, as the op `holder` needs for its result `held`."""
     if x.shape[0] != batch:
         raise KindError(
             f"this net is for batches of {batch} only: {because}",

@@ -50,7 +50,7 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
 
 
 def _norm(builder: Builder, gradients: Sequence[str]) -> str:
-    """Add the norm of all gradients; where they are at several locations, that of their norms."""
+    """Add the norm of all gradients; with several locations, the norm of their norms."""
     groups: dict[Location, list[str]] = {}
     for name in gradients:
         groups.setdefault(builder.blobs[name].location, []).append(name)
