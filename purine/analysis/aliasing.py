@@ -1,8 +1,7 @@
 """Which blobs may share memory, and which results may be written over an input.
 
 Blobs that may share memory (an input and its views) form one *family*. A kernel may write over a
-value only when nothing else of its family is read afterwards. All of this is decided before a
-graph runs, so the memory forecast and the program that runs agree.
+value only if no other blob of the family is read afterwards.
 """
 
 from __future__ import annotations
@@ -47,11 +46,9 @@ class Aliasing:
         self.kept = {*constants(graph), *graph.outputs}
         """Blobs that no reader may release or write over."""
         overwriting = [op for op in graph.ops.values() if self.overwrites(op)]
-        written = (op.inputs[place] for op in overwriting for place in self.overwrites(op))
-        self.watched = {
-            name: index
-            for index, name in enumerate(dict.fromkeys(self.family[item] for item in written))
-        }
+        written = (op.inputs[index] for op in overwriting for index in self.overwrites(op))
+        watched = dict.fromkeys(self.family[name] for name in written)
+        self.watched = {name: number for number, name in enumerate(watched)}
         """Numbers of the families whose readers are counted while the graph runs."""
         self.readers: Counter[str] = Counter()
         """By family the ops that read it, and one more for each reason never to write over it."""
@@ -77,19 +74,19 @@ class Aliasing:
     def overwrites(self, op: Op) -> tuple[int, ...]:
         """The inputs that an op writes over if it is their last reader while the graph runs."""
         width = 0
-        places: tuple[int, ...] = ()
+        indices: tuple[int, ...] = ()
         for member in self.members.get(op.name, (op,)):
-            places += tuple(width + place for place in lookup(member).overwrites(member))
+            indices += tuple(width + index for index in lookup(member).overwrites(member))
             width += len(member.inputs)
-        return places
+        return indices
 
     def overwritable(self, op: Op) -> int | None:
         """The input that an elementwise op may write its result over: it is the only reader."""
         graph = self.graph
-        for place in OVERWRITES.get(op.kind, ()):
-            if place >= len(op.inputs) or len(op.outputs) != 1:
+        for index in OVERWRITES.get(op.kind, ()):
+            if index >= len(op.inputs) or len(op.outputs) != 1:
                 continue
-            name = op.inputs[place]
+            name = op.inputs[index]
             before, after = graph.blobs[name], graph.blobs[op.outputs[0]]
             if (
                 (before.shape, before.dtype) == (after.shape, after.dtype)
@@ -98,7 +95,7 @@ class Aliasing:
                 and name in graph.producers
                 and name not in self.overlapping
             ):
-                return place
+                return index
         return None
 
 

@@ -1,8 +1,7 @@
 """The cost model: flops and bytes of an op, and its time on a machine that a profile describes.
 
-Every decision that compares costs uses it: where a pipeline is cut, which ops become a segment or a
-fused op, which blocks are recomputed, and how the heap is set up. The default profile has rough
-guesses. Decisions depend on ratios, so its rates need not be exact.
+Every decision that compares costs uses it: stages of a pipeline, segments, fused ops, recomputed
+blocks, and the heap. Decisions depend on ratios, so the default profile only has rough guesses.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def load_profile(path: str | Path) -> Profile:
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the machine profile {str(path)!r} cannot be used",
-            where=str(path),
+            where=path,
             expected=f"a YAML file with numbers for some of {', '.join(values)}",
             found=in_a_line(error),
             remedy="write rates as {flops: 1e11, bytes: 1e10, overhead: 0}, the rest as numbers",

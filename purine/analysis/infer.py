@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -37,8 +38,7 @@ __all__ = [
 def complete(graph: Graph) -> Graph:
     """The graph with implied inputs, random streams, and shapes and dtypes of results filled in.
 
-    Kinds get their canonical spelling, the one that tables of kinds have. Shapes that are declared
-    stay as they are; `check` compares them with what the kinds say.
+    Kinds get their canonical spelling. Declared shapes stay; `check` compares them with the kinds.
     """
     builder = Builder(graph)
     for op in graph.ops.values():
@@ -67,10 +67,7 @@ def complete(graph: Graph) -> Graph:
 
 
 def families(graph: Graph) -> dict[str, str]:
-    """For each blob the first of those it may share memory with, itself for most.
-
-    The two blobs of a state share memory too, but in different iterations: that is not told here.
-    """
+    """For each blob the first blob it may share memory with in an iteration, itself for most."""
     family: dict[str, str] = {}
     for name in graph.order:
         op = graph.ops[name]
@@ -89,9 +86,8 @@ def families(graph: Graph) -> dict[str, str]:
 def with_batch(net: Graph, batch: int) -> Graph:
     """The same net for another batch size: sources changed, all other shapes inferred anew.
 
-    For nets, imported ones among them; what `backward` adds holds shapes in its attributes. Inputs
-    without dimensions stay as they are. An imported net that cannot follow the batch size raises an
-    error that names the op to blame.
+    Use it before `backward`, whose ops have shapes in their attributes. An imported net that only
+    takes one batch size raises an error that names the op.
     """
     at_least("batch", batch, 1)
     builder = Builder(net)
@@ -123,9 +119,9 @@ def check(graph: Graph) -> Graph:
 @checked
 def problems(graph: Graph) -> list[GraphError]:
     """Everything that is wrong with a graph, in the order of the rules."""
-    found = structural(graph)
-    if found:
-        return found
+    errors = structural(graph)
+    if errors:
+        return errors
     try:
         completed = complete(graph)
     except GraphError as error:
@@ -150,20 +146,15 @@ class RegisteredKinds:
             yield error
             return
         wrong = list(kind.problems(op))
-        if wrong:
+        if wrong or kind.function is None:
             yield from wrong
             return
-        if kind.function is None:
-            return
         try:
-            found = infer_op(op, [spec_of(blob) for blob in inputs])
+            specs = _infer_all(op, [spec_of(blob) for blob in inputs])
         except KindError as error:
             yield error
             return
-        if len(found) != len(outputs):
-            yield _wrong_count(op, len(found))
-            return
-        for blob, spec in zip(outputs, found, strict=True):
+        for blob, spec in zip(outputs, specs, strict=True):
             if blob is not None and spec is not None:
                 yield from _disagreement(op, blob, spec, inputs)
 
@@ -195,9 +186,9 @@ def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
         return kind.per_op.infer(op, inputs)
     if not any(kind.problems(op)):
         defaults = {key: attr.default for key, attr in kind.attributes.items()}
-        found = shapes.told(op, {**defaults, **op.attributes}, inputs)
-        if found is not None:
-            return found
+        by_rule = shapes.told(op, {**defaults, **op.attributes}, inputs)
+        if by_rule is not None:
+            return by_rule
     return tracing.infer(kind.bind(op), inputs, watch=is_foreign(kind))
 
 
@@ -205,7 +196,6 @@ _INFERRED: dict[tuple[object, ...], Inferred] = {}
 
 
 def _refused(op: Op, inputs: Sequence[Spec], error: Exception) -> KindError:
-    """What torch said of an op's inputs, told with names."""
     message = str(error).strip().splitlines()
     given = "; ".join(
         f"{name}: {spec.dtype} {list(spec.shape)}"
@@ -213,9 +203,7 @@ def _refused(op: Op, inputs: Sequence[Spec], error: Exception) -> KindError:
     )
     return KindError(
         f"op {op.name!r} ({op.kind}) at {op.location} cannot take its inputs",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
+        op=op,
         expected=f"inputs that fit together for {op.kind}",
         found=f"{given} ({message[0] if message else type(error).__name__})",
         remedy="change the sizes or dtypes of these blobs, or the op's attributes",
@@ -230,10 +218,7 @@ def spec_of(blob: Blob) -> Spec:
 
 def size_in_bytes(blob: Blob) -> int:
     """The bytes of a blob's value."""
-    elements = 1
-    for extent in blob.shape or ():
-        elements *= extent
-    return elements * int(dtype_of(blob.dtype).itemsize)
+    return math.prod(blob.shape or ()) * int(dtype_of(blob.dtype).itemsize)
 
 
 def op_key(op: Op, inputs: Sequence[Spec]) -> tuple[object, ...]:
@@ -251,47 +236,43 @@ def _infer_checked(op: Op, blobs: Mapping[str, Blob]) -> tuple[Spec | None, ...]
         missing = next(name for name in op.outputs if blobs[name].shape is None)
         raise KindError(
             f"op {op.name!r} ({op.kind}) at {op.location} writes blob {missing!r} of unknown size",
-            where=op.where,
-            op=op.name,
+            op=op,
             blob=missing,
-            location=str(op.location),
             expected=f"a blob entry for {missing!r} with its size",
             found="none",
             remedy=f"declare blob {missing!r}: {op.kind} cannot tell its size",
         )
-    found = infer_op(op, [spec_of(blobs[name]) for name in op.inputs])
-    if len(found) != len(op.outputs):
-        raise _wrong_count(op, len(found))
-    return found
+    return _infer_all(op, [spec_of(blobs[name]) for name in op.inputs])
 
 
-def _wrong_count(op: Op, count: int) -> KindError:
-    return KindError(
-        f"op {op.name!r} ({op.kind}) at {op.location} has {len(op.outputs)} outputs",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
-        expected=f"{count}",
-        found=", ".join(name or "~" for name in op.outputs) or "none",
-        remedy="name every result; write ~ for one that nobody needs",
-    )
+def _infer_all(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
+    """As `infer_op`; an error where the op does not name each of its results."""
+    specs = infer_op(op, inputs)
+    if len(specs) != len(op.outputs):
+        raise KindError(
+            f"op {op.name!r} ({op.kind}) at {op.location} has {len(op.outputs)} outputs",
+            op=op,
+            expected=f"{len(specs)}",
+            found=", ".join(name or "~" for name in op.outputs) or "none",
+            remedy="name every result; write ~ for one that nobody needs",
+        )
+    return specs
 
 
 def _disagreement(op: Op, blob: Blob, spec: Spec, inputs: Sequence[Blob]) -> Iterator[KindError]:
-    for what, declared, found in (
+    for what, declared, inferred in (
         ("size", list(blob.shape or ()), list(spec.shape)),
         ("dtype", blob.dtype, spec.dtype),
     ):
-        if declared != found:
-            given = "; ".join(str(item) for item in inputs)
+        if declared != inferred:
+            given = "; ".join(map(str, inputs))
             yield KindError(
                 f"blob {blob.name!r} at {blob.location} has {what} {declared}, "
-                f"but op {op.name!r} ({op.kind}) makes {found}",
+                f"but op {op.name!r} ({op.kind}) makes {inferred}",
                 where=blob.where or op.where,
                 op=op.name,
-                blob=blob.name,
-                location=str(blob.location),
-                expected=f"{what} {found} (from {given})" if given else f"{what} {found}",
+                blob=blob,
+                expected=f"{what} {inferred}" + (f" (from {given})" if given else ""),
                 found=f"{what} {declared}",
                 remedy=f"change the {what} of blob {blob.name!r} or leave its entry out",
             )

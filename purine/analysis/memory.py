@@ -1,10 +1,8 @@
 """A forecast of the memory that a graph needs on each device.
 
-One iteration is simulated in estimated time: `Core`, the dispatcher's own core, says which ops are
-ready, and each lane runs one op at a time, the most urgent first. A buffer is held from the start
-of the op that writes it to the end of the last op that reads it. Blobs that share memory (views,
-results written over an input, the two blobs of a state that is updated in place) count once, at the
-location of the first.
+One iteration is simulated in estimated time with `Core`, the dispatcher's own core. A buffer is
+held from the start of the op that writes it to the end of the last op that reads it. Blobs that
+share memory (views, in-place results, states updated in place) count once.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ def peak_memory(
 ) -> Mapping[Location, int]:
     """The bytes of states and blobs that each device holds at the peak of one iteration.
 
-    Temporary memory of kernels is not counted, nor what is prefetched for later iterations. Where
-    the graph has segments, `members` are the ops of each, and `unsegmented` is the graph without.
+    Temporary memory of kernels and prefetched batches are not counted. Where the graph has
+    segments, `members` are the ops of each, and `unsegmented` is the graph without.
 
     >>> from purine.graph import Builder
     >>> b = Builder()
@@ -44,7 +42,9 @@ def peak_memory(
     {Location(host='127.0.0.1', device='cpu:0'): 3072}
     """
     whole = unsegmented or graph
-    parts = {name: tuple(ops) for name, ops in (members or {}).items() if not _many(ops)}
+    # A segment that runs as one call holds all its inputs and results at once.
+    one_by_one = {k: v for k, v in (members or {}).items() if lookup(v[0]).variants.many is None}
+    parts = {name: tuple(ops) for name, ops in one_by_one.items()}
 
     def duration(op: Op) -> float:
         return sum(seconds(part, whole.blobs) for part in parts.get(op.name, (op,)))
@@ -54,13 +54,8 @@ def peak_memory(
         if begins:
             held.begin(op)
         else:
-            held.end(op)
+            held.release(op)
     return dict(sorted(held.peak.items()))
-
-
-def _many(ops: Sequence[Op]) -> bool:
-    """Whether the ops of a segment are one call, which holds all its inputs and results at once."""
-    return lookup(ops[0]).variants.many is not None
 
 
 def _simulated(graph: Graph, duration: Callable[[Op], float]) -> Iterator[tuple[Op, bool]]:
@@ -117,10 +112,7 @@ class _Held:
         else:  # the ops of a segment run within its own begin and end
             for part in parts:
                 self._write(part)
-                self._release(part)
-
-    def end(self, op: Op) -> None:
-        self._release(op)
+                self.release(part)
 
     def _write(self, op: Op) -> None:
         for name in op.outputs:
@@ -135,7 +127,7 @@ class _Held:
             self.bytes[location] += size_in_bytes(self.blobs[buffer])
             self.peak[location] = max(self.peak[location], self.bytes[location])
 
-    def _release(self, op: Op) -> None:
+    def release(self, op: Op) -> None:
         read = {self.buffer[name] for name in op.inputs}
         self.unread.subtract(read)
         written = {self.buffer[name] for name in op.outputs if name != NOTHING}
@@ -163,11 +155,11 @@ def _buffers(graph: Graph) -> dict[str, str]:
 
 def _over(op: Op, graph: Graph, aliasing: Aliasing) -> Iterator[tuple[str, str]]:
     """The outputs of an op that are written over an input: pairs (output, input)."""
-    place = aliasing.overwritable(op)
-    if place is not None:
-        yield op.outputs[0], op.inputs[place]
+    index = aliasing.overwritable(op)
+    if index is not None:
+        yield op.outputs[0], op.inputs[index]
     following = {state.read: state.next for state in graph.states.values()}
-    for place in aliasing.overwrites(op):
-        source = op.inputs[place]
+    for index in aliasing.overwrites(op):
+        source = op.inputs[index]
         if following.get(source) in op.outputs:
             yield following[source], source

@@ -1,10 +1,8 @@
 """Kinds are pure: an op writes over no input, and draws no random numbers that no seed decides.
 
-Other ops may read an input too, and the caller may still hold it; and what torch's own generator
-gives depends on what else was drawn before. Of an ATen overload the schema and the tags tell;
-whatever else a kernel calls is seen while it runs on tensors without values. The variants of kinds
-that write over their inputs (`Kind.overwrite`) are not asked: a run uses them only where nobody
-reads these inputs any more.
+The schema and tags of an ATen overload tell whether it is pure. Other kernels are watched while
+they run on tensors without values. In-place variants of kinds are exempt: a run uses them only
+where no other op reads the inputs.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import Argument
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,14 +28,12 @@ from purine.registry.lookup import kinds
 __all__ = ["ImpureCall", "is_foreign", "refuse_impure", "refused_call", "watched"]
 
 _RUNNING = {
-    **dict.fromkeys(
-        (
-            *("aten::batch_norm", "aten::native_batch_norm", "aten::_batch_norm_impl_index"),
-            *("aten::cudnn_batch_norm", "aten::miopen_batch_norm"),
-        ),
-        "training",
-    ),
+    "aten::_batch_norm_impl_index": "training",
+    "aten::batch_norm": "training",
+    "aten::cudnn_batch_norm": "training",
     "aten::instance_norm": "use_input_stats",
+    "aten::miopen_batch_norm": "training",
+    "aten::native_batch_norm": "training",
 }
 """Operators that write over their running statistics without saying so in their schema, and the
 argument with which they do."""
@@ -73,15 +70,12 @@ def refuse_impure(op: Op, kind: Kind) -> None:
     }
     if _draws(overload, settings):
         switch = next((name for name in ("dropout_p", "dropout") if name in settings), None)
-        raise _drawing(
-            op,
-            f"{op.kind} draws from torch's own generator",
-            f"set {switch} to 0; write the layer out with Softmax and Dropout if it is needed"
-            if switch == "dropout_p"
-            else f"set {switch} to 0, and put a Dropout between the layers"
-            if switch
-            else f"use a kind that draws by seed, stream and iteration: {_random_kinds()}",
-        )
+        remedy = {
+            "dropout_p": "set dropout_p to 0; write the layer with Softmax and Dropout if needed",
+            "dropout": "set dropout to 0, and put a Dropout between the layers",
+            None: f"use a kind that draws by seed, stream and iteration: {_random_kinds()}",
+        }[switch]
+        raise _drawing(op, f"{op.kind} draws from torch's own generator", remedy)
     absent = [name for name, value in op.attributes.items() if value is None]
     tensors = [item.name for item in overload._schema.arguments if "Tensor" in str(item.type)]
     given = [name for name in tensors if name not in absent]
@@ -95,17 +89,14 @@ def refuse_impure(op: Op, kind: Kind) -> None:
 
 def refused_call(op: Op, kind: Kind, call: ImpureCall) -> KindError:
     """The error for an op whose kernel made such a call."""
-    found = f"the kernel of {kind.name} calls {call.what}"
+    called = f"the kernel of {kind.name} calls {call.what}"
     if call.wrote is None:
-        return _drawing(
-            op,
-            found,
-            f"give {kind.name} the inputs seed and iteration, and draw with "
-            f"purine.kinds.random.random_bits; or use a kind that does: {_random_kinds()}",
-        )
+        remedy = f"give {kind.name} the inputs seed and iteration, and draw with "
+        remedy += f"purine.kinds.random.random_bits; or use a kind that does: {_random_kinds()}"
+        return _drawing(op, called, remedy)
     instead = f", or use {call.instead}, which returns a new value" if call.instead else ""
     remedy = f"let the kernel write to a copy, as x.clone() is{instead}"
-    return _writing(op, op.inputs[call.wrote], found, remedy)
+    return _writing(op, op.inputs[call.wrote], called, remedy)
 
 
 @contextmanager
@@ -142,9 +133,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-i
             values = given.get(name)
             for value in values if isinstance(values, list | tuple) else (values,):
                 if isinstance(value, Tensor):
-                    place = self.memory.get(value.untyped_storage()._cdata)
-                    if place is not None:
-                        raise ImpureCall(aten.name_of(func), place, _pure_form(func))
+                    index = self.memory.get(value.untyped_storage()._cdata)
+                    if index is not None:
+                        raise ImpureCall(aten.name_of(func), index, _pure_form(func))
         return func(*args, **kwargs)
 
 
@@ -158,27 +149,22 @@ def _draws(overload: OpOverload, settings: Mapping[str, object]) -> bool:
 
 
 def _written(overload: OpOverload, settings: Mapping[str, object]) -> list[str]:
-    """The arguments that a call writes over."""
     schema = overload._schema
-    found = [
-        item.name
-        for item in schema.arguments
-        if item.alias_info is not None and item.alias_info.is_write
-    ]
+    written = [item.name for item in schema.arguments if _is_written(item)]
     if settings.get(_RUNNING.get(schema.name, "")):
-        found += ["running_mean", "running_var"]
-    return found
+        written += ["running_mean", "running_var"]
+    return written
+
+
+def _is_written(argument: Argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _pure_form(overload: OpOverload) -> str | None:
     """The overload with the same arguments that returns what this one writes, as a kind."""
     schema = overload._schema
     operator = schema.name.partition("::")[2]
-    wanted = [
-        item.name
-        for item in schema.arguments
-        if not (item.kwarg_only and item.alias_info is not None and item.alias_info.is_write)
-    ]
+    wanted = [i.name for i in schema.arguments if not (i.kwarg_only and _is_written(i))]
     plain = operator.removesuffix("_")
     names = [plain, f"{plain}_functional"]
     if schema.name in _RUNNING:
@@ -187,16 +173,14 @@ def _pure_form(overload: OpOverload) -> str | None:
     for name in names:
         packet = getattr(torch.ops.aten, name, None)
         for other in packet.overloads() if packet is not None else ():
-            found = getattr(packet, other)
-            if [item.name for item in found._schema.arguments] == wanted and not (
-                found._schema.is_mutable or torch.Tag.nondeterministic_seeded in found.tags
-            ):
-                return aten.name_of(found)
+            pure = getattr(packet, other)
+            impure = pure._schema.is_mutable or torch.Tag.nondeterministic_seeded in pure.tags
+            if not impure and [item.name for item in pure._schema.arguments] == wanted:
+                return aten.name_of(pure)
     return None
 
 
 def _random_kinds() -> str:
-    """The names of the kinds in `purine.kinds.random`."""
     modules = {name: getattr(kind.function, "__module__", None) for name, kind in kinds().items()}
     return ", ".join(sorted(name for name in modules if modules[name] == f"{_OWN}kinds.random"))
 
@@ -209,9 +193,7 @@ def _generators() -> tuple[object, ...]:
 def _drawing(op: Op, found: str, remedy: str) -> KindError:
     return KindError(
         f"op {op.name!r} ({op.kind}) at {op.location} draws random numbers that no seed decides",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
+        op=op,
         expected="random numbers that are the same for the same seed of the run",
         found=found,
         remedy=remedy,
@@ -221,10 +203,8 @@ def _drawing(op: Op, found: str, remedy: str) -> KindError:
 def _writing(op: Op, blob: str, found: str, remedy: str) -> KindError:
     return KindError(
         f"op {op.name!r} ({op.kind}) at {op.location} writes over its input {blob!r}",
-        where=op.where,
-        op=op.name,
+        op=op,
         blob=blob,
-        location=str(op.location),
         expected="an op that leaves its inputs as they are: others may read them too",
         found=found,
         remedy=remedy,

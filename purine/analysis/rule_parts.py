@@ -1,9 +1,8 @@
 """Whether a gradient rule gives the same on parts of a batch as on the whole.
 
-A part of a batch has its own loss, the mean over its samples, so its cotangents are larger by the
-number of parts, and the gradients of parameters are averaged. A rule may therefore scale cotangents
-sample by sample, and add samples up at its end. One that clips them, or lets samples see each
-other, needs the whole batch. What is not known to be harmless counts as such.
+The loss of a part is the mean over its samples, so its cotangents are larger by the number of
+parts, and the gradients of parameters are averaged. A rule may therefore scale cotangents sample by
+sample and sum over samples at its end. A rule with any other op needs the whole batch.
 """
 
 from __future__ import annotations

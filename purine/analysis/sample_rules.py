@@ -16,8 +16,9 @@ import torch
 from purine.analysis.samples import ANY, EVERY, MEAN, SAME, SUM, Relation, Samples, try_out
 from purine.graph import Attribute, Blob, Op
 from purine.registry import sized
-from purine.registry.facts import SampleRule, Shape
+from purine.registry.facts import SampleRule
 from purine.registry.lookup import lookup
+from purine.registry.spec import Shape
 
 __all__ = ["is_batch_norm", "relate"]
 
@@ -25,20 +26,14 @@ Rule: TypeAlias = Callable[[Op, Sequence[Shape], Sequence[Relation]], Relation |
 
 
 def is_batch_norm(op: Op) -> bool:
-    """Whether an op normalises by the statistics of the samples that it sees.
-
-    In a part of a batch these are the samples of the part, unless replicas are synchronised.
-    """
+    """Whether an op normalises by the statistics of the samples that it reads."""
     return lookup(op).facts.samples is SampleRule.BATCH_NORM
 
 
 def relate(
     op: Op, blobs: Mapping[str, Blob], relations: Mapping[str, Relation]
 ) -> tuple[Relation, ...] | None:
-    """How the results of an op relate to those of the whole batch; None where it mixes samples.
-
-    `relations` are those of the inputs.
-    """
+    """How the results of an op relate to those of the whole batch; None where it mixes samples."""
     given = [relations[name] for name in op.inputs]
     count = len(op.outputs)
     if op.attributes.get("scale_grad_by_freq") is True:
@@ -57,20 +52,16 @@ def relate(
         return (x, *(SAME,) * (count - 1)) if whole else None
     shapes = [_shape(blobs[name]) for name in op.inputs]
     if all(r is SAME or (isinstance(r, Samples) and not r.numbers) for r in given):
-        found = _by_rule(op, shapes, given)
-        if found is not None:
-            return (found,) * count
+        relation = _by_rule(op, shapes, given)
+        if relation is not None:
+            return (relation,) * count
     if {"offset", "stream"} <= lookup(op).attributes.keys():
         return None  # it draws by the number of the sample, which has to be along the first axis
     if any(relation in (ANY, EVERY) for relation in given):
         return None
     inputs = [blobs[name] for name in op.inputs]
-    key = (
-        op.kind,
-        repr(sorted(op.attributes.items())),
-        count,
-        tuple(_template(blob, relation) for blob, relation in zip(inputs, given, strict=True)),
-    )
+    templates = tuple(map(_template, inputs, given))
+    key = (op.kind, repr(sorted(op.attributes.items())), count, templates)
     if key not in _TRIED:
         _TRIED[key] = try_out(op, inputs, given, count)
     return _TRIED[key]
@@ -88,13 +79,13 @@ def _drawn(op: Op) -> Relation | None:
 
 
 def _condition(op: Op, given: Sequence[Relation]) -> Relation | None:
-    """Conditions on all samples, and what depends on these: a part that fails is enough."""
-    kinds = set(given)
+    """The relation of a condition on all samples, or of a value that depends on one."""
+    kinds, rule = set(given), lookup(op).facts.samples
     if op.kind == "Expect" and kinds - {given[0]} <= {EVERY, SAME} and given[0] is not ANY:
         return given[0]
     if op.kind in ("aten.all", "aten.any") and isinstance(given[0], Samples):
         return EVERY if op.kind == "aten.all" else ANY
-    if lookup(op).facts.samples in _KEEP_CONDITIONS and given[0] in (EVERY, ANY):
+    if given[0] in (EVERY, ANY) and rule in (SampleRule.IDENTITY, SampleRule.RESHAPE):
         return given[0]
     if op.kind == "aten.logical_not" and kinds <= {EVERY, ANY}:
         return ANY if EVERY in kinds else EVERY
@@ -126,11 +117,9 @@ def _by_rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Rela
     rule = None if known is None else _RULES.get(known)
     if rule is not None:
         return rule(op, shapes, given)
-    if op.kind.startswith("aten."):
-        overload = lookup(op).function
-        if torch.Tag.pointwise in getattr(overload, "tags", ()):
-            return _pointwise(op, shapes, given)
-    return None
+    tags = getattr(lookup(op).function, "tags", ())
+    pointwise = op.kind.startswith("aten.") and torch.Tag.pointwise in tags
+    return _pointwise(op, shapes, given) if pointwise else None
 
 
 def _identity(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
@@ -139,8 +128,8 @@ def _identity(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Rel
 
 def _only(given: Sequence[Relation]) -> Samples | None:
     """The one relation of all inputs that have samples."""
-    found = {relation for relation in given if isinstance(relation, Samples)}
-    return found.pop() if len(found) == 1 else None
+    samples = {relation for relation in given if isinstance(relation, Samples)}
+    return samples.pop() if len(samples) == 1 else None
 
 
 def _rows(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
@@ -154,16 +143,16 @@ def _rows(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relatio
 
 
 def _pointwise(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    """Elements of one place, as broadcasting aligns them: from the last axis on."""
+    """Elementwise ops; broadcasting aligns the axes of inputs from the last one."""
     most = max(map(len, shapes))
-    found: set[Samples] = set()
+    aligned: set[Samples] = set()
     for shape, relation in zip(shapes, given, strict=True):
         if isinstance(relation, Samples):
             before = most - len(shape)
-            found.add(Samples(relation.axis + before, relation.outer, relation.inner))
-    if len(found) != 1:
+            aligned.add(Samples(relation.axis + before, relation.outer, relation.inner))
+    if len(aligned) != 1:
         return None
-    (samples,) = found
+    (samples,) = aligned
     for shape, relation in zip(shapes, given, strict=True):
         axis = samples.axis - (most - len(shape))
         if relation is SAME and axis >= 0 and shape[axis] != 1:
@@ -335,8 +324,6 @@ def _cross_entropy(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -
         return None
     return SUM if op.attributes.get("reduction", 1) == 2 and len(shapes[0]) > 1 else None
 
-
-_KEEP_CONDITIONS = (SampleRule.IDENTITY, SampleRule.RESHAPE)
 
 _RULES: Mapping[SampleRule, Rule] = {
     SampleRule.ROWS: _rows,

@@ -9,11 +9,9 @@ A blob is one of these:
 - `EVERY`, `ANY`: a condition that holds for the whole if it does in every part, or in any.
 - `MIXED`: it comes from an op that mixes samples, and cannot be had from parts at all.
 
-`relate` says what the results of an op are, given its inputs. Families of ops that are common or
-slow have rules (`_sample_rules`). Every other op is tried out: its kernel runs on random samples,
-on two parts and on the whole, and the results are compared. So no list of losses is needed,
-and an op that mixes samples (a softmax over the batch, a product of samples with samples) is found
-whatever it is called.
+Common or slow ops have rules (`sample_rules`). Every other op is tried out here: its kernel runs on
+random samples, on two parts and on the whole, and the results are compared. This finds an op that
+mixes samples (a softmax over the batch, say) whatever it is called.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ __all__ = ["ANY", "EVERY", "MEAN", "MIXED", "SAME", "SUM", "Relation", "Samples"
 class Samples:
     """The samples lie along `axis`, whose extent is `outer * samples * inner`.
 
-    `numbers` says that the values are the numbers of the samples, counted from 0 in every part:
-    good for picking rows of another blob of the part, and for nothing else.
+    With `numbers`, the values are the indices of the samples, counted from 0 in every part.
     """
 
     axis: int
@@ -90,24 +87,24 @@ def try_out(
     None where they do not: the op mixes samples, or it cannot be run with other batch sizes.
     """
     local = replace(op, location=Location())
-    found: list[Relation] | None = None
+    known: list[Relation] | None = None
     whole = any(not dtype_of(blob.dtype).is_floating_point for blob in inputs)
-    known = [value for value in op.attributes.values() if type(value) is int]
-    for mark in (None, None, *dict.fromkeys([*_MARKS, *known])) if whole else (None,):
+    marks = dict.fromkeys([*_MARKS, *(v for v in op.attributes.values() if type(v) is int)])
+    for mark in (None, None, *marks) if whole else (None,):
         seen = _tried(local, inputs, given, mark)
         if seen is None:
             continue  # the kernel does not take these values
         if len(seen) != results or None in seen:
             return None
-        agreed = seen if found is None else list(map(_agreed, found, seen))
-        if any(relation is None for relation in agreed):
+        agreed = seen if known is None else list(map(_agreed, known, seen))
+        known = [relation for relation in agreed if relation is not None]
+        if len(known) < len(agreed):
             return None
-        found = [relation for relation in agreed if relation is not None]
-    return None if found is None else tuple(found)
+    return None if known is None else tuple(known)
 
 
 def _agreed(one: Relation | None, other: Relation | None) -> Relation | None:
-    """A value may look the same for all parts by chance; then the other trial tells."""
+    """The relation of both trials. A value may be the same in all parts by chance in one trial."""
     if one is SAME and other in (SUM, MEAN):
         return other
     if other is SAME and one in (SUM, MEAN):
@@ -124,14 +121,10 @@ def _tried(
         pairs = [draw.parts(blob, relation) for blob, relation in zip(inputs, given, strict=True)]
         try:
             with torch.no_grad():
-                results = [
-                    kernel(*(values[place] for values in pairs)) for place in range(len(_PARTS) + 1)
-                ]
+                results = [kernel(*values) for values in zip(*pairs, strict=True)]
         except Exception:
             continue
-        *parts, whole = (
-            [result] if isinstance(result, Tensor) else list(result) for result in results
-        )
+        *parts, whole = ([item] if isinstance(item, Tensor) else list(item) for item in results)
         if any(len(part) != len(whole) for part in parts):
             return []  # as many results as there are samples
         return [_relation(*each) for each in zip(*parts, whole, strict=True)]
@@ -187,7 +180,7 @@ def _total(parts: Sequence[Tensor], relation: Relation) -> Tensor:
 
 
 def _relation(*values: Tensor | None) -> Relation | None:
-    """What the last of some values, that of the whole batch, is of those of its parts."""
+    """How the last value, that of the whole batch, relates to the values of its parts."""
     present = [value for value in values if value is not None]
     if len(present) < len(values):
         return None if present else SAME
@@ -220,9 +213,9 @@ def _sides(parts: Sequence[Tensor], whole: Tensor) -> Iterator[Samples]:
         return
     for outer in range(1, each + 1):
         if each % outer == 0:
-            found = Samples(axis, outer, each // outer)
-            if _equal(found.joined(parts), whole):
-                yield found
+            samples = Samples(axis, outer, each // outer)
+            if _equal(samples.joined(parts), whole):
+                yield samples
     if each == 1 and not whole.is_floating_point():
         numbers = Samples(axis, numbers=True)
         every = zip((*parts, whole), (*_PARTS, _WHOLE), strict=True)

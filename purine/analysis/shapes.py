@@ -1,40 +1,37 @@
-"""The results of common kinds by rules: faster than torch's fake tensors.
+"""The results of common kinds by rules, which are faster than torch's fake tensors.
 
-Fake tensors import SymPy and the compiler on first use, which takes longer than importing torch
-itself. A net of common kinds is checked without them. A kind declares its rule in its facts; the
-helpers of these rules are here. A rule never accepts what torch refuses (a test compares them).
+Fake tensors import SymPy and the compiler on first use, which takes longer than importing torch. A
+kind declares its rule in its facts. A rule never accepts what torch refuses (a test compares them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from purine.graph import Op
-from purine.registry.facts import Settings, Shape, ShapeRule, Shapes
-from purine.registry.lookup import lookup
-from purine.registry.spec import Inferred, Spec
+from torch import Tensor
 
-__all__ = ["axis_of", "pair", "told", "windows"]
+from purine.graph import Op
+from purine.registry.facts import Facts
+from purine.registry.lookup import lookup
+from purine.registry.spec import Inferred, Settings, Shape, Shapes, Spec
+
+__all__ = ["axis_of", "checked_axis", "pair", "told", "windows"]
 
 
 def told(op: Op, settings: Settings, inputs: Sequence[Spec]) -> Inferred | None:
     """What the result of an op is, if a rule tells; `settings` are its attributes with defaults."""
-    rule = _COUNTER if op.kind == "aten.add.Scalar" else lookup(op).facts.shape
-    if rule is None or not inputs or 0 in (extent for spec in inputs for extent in spec.shape):
+    facts = _COUNTER if op.kind == "aten.add.Scalar" else lookup(op).facts
+    if facts.shape is None or not inputs or any(0 in spec.shape for spec in inputs):
         return None
     first = inputs[0]
     if any(spec.device != first.device for spec in inputs):
         return None
-    if not rule.dtypes(tuple(spec.dtype for spec in inputs)):
+    if not facts.dtypes(tuple(spec.dtype for spec in inputs)):
         return None
-    shape = rule.shape(settings, [spec.shape for spec in inputs])
+    shape = facts.shape(settings, [spec.shape for spec in inputs])
     if shape is None:
         return None
     return Inferred((Spec(shape, first.dtype, first.device),), (None,), False)
-
-
-def _counting(dtypes: Sequence[str]) -> bool:
-    return dtypes == ("int64",)
 
 
 def _add_scalar(settings: Settings, shapes: Shapes) -> Shape | None:
@@ -57,9 +54,16 @@ def axis_of(axis: int, shape: Shape) -> int | None:
     return axis % len(shape) if -len(shape) <= axis < len(shape) else None
 
 
+def checked_axis(x: Tensor, axis: int) -> int:
+    """The axis counted from 0; a ValueError where x does not have it."""
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
+    return axis % x.ndim
+
+
 def pair(setting: int | tuple[int, int]) -> tuple[int, int]:
     return (setting, setting) if isinstance(setting, int) else setting
 
 
-_COUNTER = ShapeRule(_add_scalar, _counting)
-"""The rule of `aten.add.Scalar`, by which every training graph counts its iterations."""
+_COUNTER = Facts(shape=_add_scalar, dtypes=lambda dtypes: dtypes == ("int64",))
+"""The facts of `aten.add.Scalar`, by which every training graph counts its iterations."""

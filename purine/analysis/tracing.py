@@ -1,7 +1,5 @@
 """Running functions on fake tensors: shapes, flops, and the joint of an op and its gradient.
 
-The results are plain data. The flop counter imports Triton, so it is imported on first use.
-
 A new release of torch may change its private modules. Purine uses these:
 
 - here and in `analysis.purity`: fake tensors, the schemas of overloads, registry of flops;
@@ -38,24 +36,22 @@ from purine.registry.spec import Inferred, Spec
 __all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
 
 
-_torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+_META = "meta"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's log of a call that fails: the caller turns the failure into an error."""
-    _torch_log.addFilter(_drop)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(_drop)
     try:
         yield
     finally:
-        _torch_log.removeFilter(_drop)
+        log.removeFilter(_drop)
 
 
 def _drop(record: logging.LogRecord) -> bool:
     return False
-
-
-_META = "meta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +71,8 @@ class Call:
 class Joint:
     """A function and its gradient as calls, split at the cotangent.
 
-    `outputs` are the numbers of the function's results, `gradients` those of the gradients of its
-    inputs (None where there is none), `pulled` says which outputs have a cotangent.
+    `outputs` are the numbers of the results, `gradients` those of the gradients of the inputs (or
+    None), `pulled` says which outputs have a cotangent.
     """
 
     forward: tuple[Call, ...]
@@ -90,17 +86,16 @@ def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> I
     """Call a function on tensors without values and look at what it returns.
 
     With `watch`, an `ImpureCall` where the function writes over an input or draws random numbers.
-    Meta tensors come first, being several times quicker. Where they do not do (no inputs, several
-    devices, anything that goes wrong) fake ones are asked, which know devices.
+    Meta tensors are tried first, since they are several times faster than fake tensors.
     """
     devices = {spec.device for spec in inputs}
     if len(devices) == 1:
         with suppress(Exception):
-            found = _inferred(function, [replace(spec, device=_META) for spec in inputs], watch)
-            if all(spec is None or spec.device == _META for spec in found.specs):
+            result = _inferred(function, [replace(spec, device=_META) for spec in inputs], watch)
+            if all(spec is None or spec.device == _META for spec in result.specs):
                 (device,) = devices
-                specs = (spec and replace(spec, device=device) for spec in found.specs)
-                return replace(found, specs=tuple(specs))
+                specs = (spec and replace(spec, device=device) for spec in result.specs)
+                return replace(result, specs=tuple(specs))
     with _quiet(), FakeTensorMode():
         return _inferred(function, inputs, watch)
 
@@ -121,16 +116,13 @@ def _inferred(function: Kernel, inputs: Sequence[Spec], watch: bool) -> Inferred
 
 
 def has_flops(function: Kernel) -> bool:
-    """Whether torch's flop counter may count something in a function.
-
-    It counts some overloads, and looks into those that are made of others.
-    """
+    """Whether torch's flop counter may count something in a function."""
     if not isinstance(function, OpOverload):
         return True
-    from torch.utils.flop_counter import flop_registry
+    from torch.utils.flop_counter import flop_registry  # imports Triton
 
-    made_of_others = function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-    return function._overloadpacket in flop_registry or made_of_others
+    composite = function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    return function._overloadpacket in flop_registry or composite
 
 
 def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
@@ -167,8 +159,8 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
         results = _as_tuple(function(*values))
         sources = [value for value, want in zip(values, wanted, strict=True) if want]
         pulls = [result for result, pull in zip(results, pulled, strict=True) if pull]
-        found = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
-        return (*results, *(next(found) if want else None for want in wanted))
+        gradients = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
+        return (*results, *(next(gradients) if want else None for want in wanted))
 
     with _quiet(), fake:  # also what the function creates has to be fake
         module = make_fx(joint)(*values, *cotangents)
@@ -179,7 +171,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
 
 
 def _writes_through_view(node: Node) -> bool:
-    """Whether a call writes in place what another value shows too: then no pure form will do."""
+    """Whether a call writes in place to memory that another value shares."""
     overload: Any = node.target
     if node.op != "call_function" or not getattr(overload, "_schema", None):
         return False
@@ -206,10 +198,7 @@ class _Recorder:
     def __init__(
         self, nodes: Sequence[Node], inputs: int, outputs: int, pulled: tuple[bool, ...]
     ) -> None:
-        self.nodes: list[Node] = list(nodes)
-        self.inputs = inputs
-        self.outputs = outputs
-        self.pulled = pulled
+        self.nodes, self.inputs, self.outputs, self.pulled = nodes, inputs, outputs, pulled
         self.numbers: dict[Node, int] = {}
         self.late: set[int] = set()
         self.transposed: dict[int, int] = {}
@@ -224,7 +213,8 @@ class _Recorder:
                 if self.numbers[node] >= self.inputs:
                     self.late.add(self.numbers[node])
             elif node.op == "call_function" and node.target is not getitem:
-                for call in self._calls(node):
+                recorded = self._call(node)
+                for call in () if recorded is None else _split_convolution_backward(recorded):
                     late = any(number in self.late for number in call.inputs)
                     (backward if late else forward).append(call)
                     if late:
@@ -248,12 +238,6 @@ class _Recorder:
     def _new(self) -> int:
         self.next += 1
         return self.next - 1
-
-    def _calls(self, node: Node) -> tuple[Call, ...]:
-        call = self._call(node)
-        if call is None:
-            return ()
-        return _split_convolution_backward(call)
 
     def _call(self, node: Node) -> Call | None:
         overload: Any = node.target
@@ -302,27 +286,22 @@ def _without_dead(calls: Sequence[Call], live: set[int]) -> list[Call]:
 
 
 def _out_of_place(kind: str) -> str:
-    """The kind that returns what an in-place one writes: every recorded value is written once."""
+    """The out-of-place form of a kind, because every recorded value is written once."""
     space, name, *overload = kind.split(".")
     plain = ".".join((space, name.removesuffix("_"), *overload))
     return plain if name.endswith("_") and aten.kind_of(plain) is not None else kind
 
 
 def _split_convolution_backward(call: Call) -> tuple[Call, ...]:
-    """The input gradient of a convolution and its weight gradient as two calls.
-
-    Nothing but the solver waits for a weight gradient: pipelines defer it, and the input gradient
-    need not wait for it.
-    """
+    """The input gradient of a convolution and its weight gradient, which may wait, as two calls."""
     wanted = [result is not None for result in call.results]
     if call.kind != "aten.convolution_backward" or not (wanted[0] and any(wanted[1:])):
         return (call,)
     parts = []
     for mask in ((False, wanted[1], wanted[2]), (True, False, False)):
         results = tuple(r if keep else None for r, keep in zip(call.results, mask, strict=True))
-        parts.append(
-            Call(call.kind, call.inputs, {**call.attributes, "output_mask": mask}, results)
-        )
+        attributes = {**call.attributes, "output_mask": mask}
+        parts.append(replace(call, attributes=attributes, results=results))
     return tuple(parts)
 
 

@@ -27,7 +27,7 @@ from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import GRADIENT, gradient_of, has_gradients, loss_of, origin_of
 from purine.kinds.loss_scale import LOSS_SCALE, scaled_of, unscale
-from purine.registry.gradient import RULES, Rule
+from purine.registry.gradient import RULES, Pull, Rule
 from purine.registry.lookup import lookup
 
 __all__ = ["GRADIENT", "backward", "gradient_of", "losses_of", "reported_losses"]
@@ -239,7 +239,8 @@ class _Walk:
             return
         emit = _Emitter(self.builder, item.op, forward=False)
         if item.rule is not None:
-            found = item.rule.pull(emit, item.op, item.saved, cotangents, item.wanted)
+            pull = Pull(item.op, item.saved, cotangents, item.wanted)
+            found = item.rule.pull(emit, pull)
         else:
             found = self._pull_joint(emit, item, cotangents)
         made = {name for op in emit.names for name in self.builder.ops[op].outputs}

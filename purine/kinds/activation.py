@@ -1,7 +1,8 @@
-"""Activations: functions of each element alone."""
+"""Functions of each element: activations, powers, exponentials, logarithms and thresholds."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -10,44 +11,20 @@ from torch import Tensor
 
 from purine.arguments import checked
 from purine.kinds.net import Var
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-)
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
-__all__ = [
-    "Elu",
-    "Gelu",
-    "LeakyRelu",
-    "Relu",
-    "Relu6",
-    "Sigmoid",
-    "Tanh",
-    "elu",
-    "gelu",
-    "leaky_relu",
-    "relu",
-    "relu6",
-    "sigmoid",
-    "tanh",
-]
+__all__ = ["elu", "gelu", "leaky_relu", "relu", "relu6", "sigmoid", "tanh"]
 
 
 def _same_shape(settings: Settings, shapes: Shapes) -> Shape | None:
-    del settings
     return shapes[0] if len(shapes) == 1 else None
 
 
-_ACTIVATION = Facts(
-    Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=ShapeRule(_same_shape)
-)
+_ACTIVATION = Facts(Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=_same_shape)
+
+_POWER = Facts(Precision.WIDE, ShardRule.ELEMENTWISE, SampleRule.ROWS)
 
 
 @kind(facts=_ACTIVATION)
@@ -92,6 +69,39 @@ def Elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return F.elu(x, alpha)
 
 
+@kind(facts=_POWER)
+def Power(x: Tensor, *, power: float = 1.0, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    """(shift + scale * x) ** power."""
+    return (x * scale + shift) ** power
+
+
+@kind(facts=_POWER)
+def Exp(x: Tensor, *, base: float | None = None, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    """base ** (shift + scale * x); without a base, that of the natural logarithm."""
+    factor = _logarithm(base)
+    return torch.exp(x * (scale * factor) + shift * factor)
+
+
+@kind(facts=_POWER)
+def Log(x: Tensor, *, base: float | None = None, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    """The logarithm of shift + scale * x to `base`, or the natural one."""
+    return torch.log(x * scale + shift) / _logarithm(base)
+
+
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.PRELU, SampleRule.ROWS))
+def PRelu(x: Tensor, weight: Tensor) -> Tensor:
+    """x where it is positive, else x times the weight: one for all channels or one for each."""
+    if weight.ndim != 1 or weight.shape[0] not in (1, x.shape[1]):
+        raise ValueError(f"weight has shape {list(weight.shape)}: x has {x.shape[1]} channels")
+    return F.prelu(x, weight)
+
+
+@kind(facts=Facts(Precision.FOLLOW, samples=SampleRule.ROWS))
+def Threshold(x: Tensor, *, threshold: float = 0.0) -> Tensor:
+    """1 where x is above the threshold, else 0; no gradient passes."""
+    return (x.detach() > threshold).to(x.dtype)
+
+
 @checked
 def relu(x: Var, *, name: str | None = None) -> Var:
     """A rectified linear layer."""
@@ -132,3 +142,11 @@ def gelu(x: Var, *, approximate: Literal["none", "tanh"] = "none", name: str | N
 def elu(x: Var, *, alpha: float = 1.0, name: str | None = None) -> Var:
     """An exponential linear layer."""
     return x.net.apply("Elu", [x], {"alpha": alpha}, name=name)
+
+
+def _logarithm(base: float | None) -> float:
+    if base is None:
+        return 1.0
+    if base <= 0 or base == 1:
+        raise ValueError(f"base is {base}: it must be above 0 and not 1")
+    return math.log(base)

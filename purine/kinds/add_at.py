@@ -1,14 +1,12 @@
-"""Sums at given places on GPUs, in an order that is the same from run to run.
+"""Deterministic sums by index on GPUs, for the gradients of embeddings and indexing.
 
-Gradients of embeddings, and of much else that picks values by index, add up what was picked several
-times. ATen's kernels for `index_add` and `scatter_add`, and those that a compiler makes for all of
-these, add in the order in which blocks come, so the last bits differ each time. Sums of whole rows
-are made by a kernel of our own (`gpu_rows.py`), others by the one of ATen's that sorts first,
-`index_put_`. They are ops of our own that a compiler leaves alone.
+The kernels of ATen and of compilers for `index_add` and `scatter_add` add in the order in which
+blocks run, so the last bits differ between runs. Here a kernel of our own (`kernels/rows.py`) sums
+whole rows, and ATen's `index_put_`, which sorts first, does the rest. Both are custom ops, which a
+compiler leaves alone.
 
-Sums of rows are made apart from what they are added to. Adding is a plain op, which a compiler
-makes part of whatever reads the result: a compiled update of a table of embeddings reads the sums
-of the few rows that a batch has, and no table is filled with zeros for them, or copied.
+Rows are summed before they are added to a table. The addition is a plain op that a compiler fuses
+into the update, so no table of zeros is filled or copied.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ _WIDENED = (torch.float32, torch.float16, torch.bfloat16)
 """What is added up in float32, and what our kernel takes."""
 _WIDEST = 1 << 20
 """Numbers in a row that our kernel takes: it is launched with tiles of a row along an axis."""
-_PLACES = (torch.int32, torch.int64)
+_INDICES = (torch.int32, torch.int64)
 
 
 @torch.library.custom_op("purine::row_sums", mutates_args=())
 def row_sums(index: Tensor, rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
-    """Sums of the rows that go to the same place, and for each of `height` places which is its own.
+    """The sums of the rows with equal index, and for each of `height` indices which sum it has.
 
-    There is one row more than in `rows`; the last is zero, and that of places where none goes.
+    The last sum, one more than there are rows, is zero: it belongs to indices without rows.
     """
     sums, slots = _results(rows, height)
     slots.fill_(rows.shape[0])
@@ -83,14 +81,14 @@ def _results(rows: Tensor, height: int) -> tuple[Tensor, Tensor]:
 
 
 def _for_each(height: int, index: Tensor, rows: Tensor) -> Tensor:
-    """What there is for each of so many places."""
+    """For each of `height` indices the sum of its rows."""
     sums, slots = row_sums(index, rows, height)
     return _call(aten._unsafe_index.Tensor, sums, [slots])
 
 
 def _fit(x: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
-    """Whether values can be added along an axis of a tensor, as far as ATen's kernel would say."""
-    if not -x.dim() <= dim < x.dim() or index.dtype not in _PLACES or index.dim() != 1:
+    """Whether ATen's kernel would take these arguments; otherwise it is called for its error."""
+    if not -x.dim() <= dim < x.dim() or index.dtype not in _INDICES or index.dim() != 1:
         return False
     shape = list(x.shape)
     shape[dim] = len(index)
@@ -109,11 +107,7 @@ def _has_triton() -> bool:
 
 
 def _on_gpus(overload: OpOverload) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Let a function be what runs an overload on GPUs.
-
-    Not where a gradient is recorded, which is known of the overload, nor where only shapes are
-    asked for.
-    """
+    """Run a function instead of an overload on GPUs, unless a gradient or a shape is asked for."""
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @wraps(function)
@@ -133,9 +127,7 @@ def _on_gpus(overload: OpOverload) -> Callable[[Callable[..., Tensor]], Callable
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     values = source if alpha == 1 else alpha * source
     if not _fit(x, dim, index, values):
-        return _call(
-            aten.index_add.default, x, dim, index, source, alpha=alpha
-        )  # may say what is wrong
+        return _call(aten.index_add.default, x, dim, index, source, alpha=alpha)
     if dim % x.dim() == 0:
         return (x + _for_each(len(x), index, values)).to(x.dtype)
     return _call(added_at, x, [*[None] * (dim % x.dim()), index], values)
@@ -150,8 +142,8 @@ def _index_add_over(
         return _call(aten.index_add_.default, x, dim, index, source, alpha=alpha)
     if dim % x.dim() == 0:
         return x.add_(_for_each(len(x), index, values))
-    place = [*[None] * (dim % x.dim()), index]
-    return _call(aten.index_put_.default, x, place, values, accumulate=True)
+    indices = [*[None] * (dim % x.dim()), index]
+    return _call(aten.index_put_.default, x, indices, values, accumulate=True)
 
 
 @_on_gpus(aten.index_put.default)
@@ -178,9 +170,8 @@ def _embedding_gradient(
     rows: Tensor, index: Tensor, count: int, padding: int, by_frequency: bool
 ) -> Tensor:
     if by_frequency:
-        return _call(
-            aten.embedding_dense_backward.default, rows, index, count, padding, by_frequency
-        )
+        settings = (count, padding, by_frequency)
+        return _call(aten.embedding_dense_backward.default, rows, index, *settings)
     if padding >= 0:
         rows = rows.masked_fill((index == padding).unsqueeze(-1), 0)
     flat = rows.flatten(0, index.dim() - 1)

@@ -18,9 +18,7 @@ from purine.registry.aten import KERNELS
 from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
 
-__all__ = ["Attention", "attention"]
-
-_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+__all__ = ["attention"]
 
 
 @kind(facts=Facts(Precision.LOW, ShardRule.ATTENTION, SampleRule.ROWS))
@@ -29,8 +27,7 @@ def Attention(
 ) -> Tensor:
     """softmax(q k^T times `scale`) v for blobs [N, heads, T, D].
 
-    `causal` lets a position attend to itself and those before it. `scale` is by default
-    1 / sqrt(D).
+    `scale` is by default 1 / sqrt(D). `causal` lets a position attend to itself and earlier ones.
     """
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
 
@@ -45,17 +42,17 @@ def _attend_on_gpu(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What a net that was differentiated for a CPU calls for attention, on a GPU."""
+    """Attention on a GPU, for a net whose backward was traced for a CPU."""
     if _has_cudnn(query, key, is_causal, attn_mask):
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        result, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, dropout_p, is_causal, False, scale=scale
         )
-        return found[0], found[1].squeeze(-1)
+        return result, logsumexp.squeeze(-1)
     if _has_flash(query, key, is_causal, attn_mask):
-        found = torch.ops.aten._scaled_dot_product_flash_attention(
+        result, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
-        return found[0], found[1]
+        return result, logsumexp
     scores = _scores(query, key, is_causal, attn_mask, scale)
     return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1)
 
@@ -100,7 +97,7 @@ def _pull_on_gpu(
 
 
 def _has_flash(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
-    """Whether a fused kernel does it; these mean another mask where lengths differ."""
+    """Whether a fused kernel takes this; their causal mask differs if the lengths differ."""
     low = query.dtype in (torch.float16, torch.bfloat16)
     square = not causal or query.shape[-2] == key.shape[-2]
     fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
@@ -142,8 +139,8 @@ def _scores(
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
 
 
-KERNELS[_FLASH, "cuda"] = _attend_on_gpu
-KERNELS[f"{_FLASH}_backward", "cuda"] = _pull_on_gpu
+KERNELS["aten._scaled_dot_product_flash_attention_for_cpu", "cuda"] = _attend_on_gpu
+KERNELS["aten._scaled_dot_product_flash_attention_for_cpu_backward", "cuda"] = _pull_on_gpu
 
 
 @checked
@@ -160,9 +157,8 @@ def attention(
 ) -> Var:
     """A self-attention layer over [N, T, C].
 
-    The projections are inner products along the last dimension: one makes queries, keys and values
-    together (`name/qkv`, its rows in this order), one mixes the heads (`name/out`, which
-    `out_filler` fills where it is given).
+    One inner product computes queries, keys and values (`name/qkv`, its rows in this order), one
+    mixes the heads (`name/out`, filled by `out_filler` if it is given).
 
     >>> from purine.kinds import Net
     >>> attention(Net().input("x", (2, 5, 8)), heads=2, causal=True, name="attention").name
@@ -188,11 +184,5 @@ def attention(
     mixed = x.net.apply("Attention", parts, settings, name=f"{name}/attend")
     mixed = transpose(mixed, (0, 2, 1, 3), name=f"{name}/back")
     mixed = reshape(mixed, (0, 0, width), name=f"{name}/join")
-    return inner_product(
-        mixed,
-        width,
-        axis=2,
-        bias=bias,
-        name=f"{name}/out",
-        weight_filler=out_filler or weight_filler,
-    )
+    filler = out_filler or weight_filler
+    return inner_product(mixed, width, axis=2, bias=bias, name=f"{name}/out", weight_filler=filler)

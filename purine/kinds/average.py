@@ -1,7 +1,7 @@
-"""Means over replicas: of gradients, statistics and losses, which no gradient passes.
+"""Means over replicas of gradients, statistics and losses. They have no gradient.
 
-`Average` reads what is at its own location. `Reduce` is the same as a collective: it reads the
-parts where they are, and how they come together is the run's choice.
+`Average` reads blobs at its own location. `Reduce` is the collective: it reads the parts where they
+are, and the run chooses how to bring them together.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from purine.graph import Op
+from purine.kinds.data import brought
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel, PerOp, Variants, kind, register
 from purine.registry.lookup import kinds
@@ -27,13 +28,13 @@ _PIECE = 1 << 15
 """Long sums are made in pieces of this many elements, so that each stays in the cache."""
 
 _COMPILING = threading.Lock()
-"""Lanes would compile at the same time, and undo each other's filters of warnings."""
+"""Without it, lanes that compile at the same time would undo each other's warning filters."""
 
 
 def _averages(
     *columns: Sequence[Tensor], weights: tuple[float, ...] | None = None, groups: int = 1
 ) -> list[list[Tensor]]:
-    """Several ops at once, in one call that does not need the interpreter."""
+    """Several ops at once, in one call of compiled code."""
     parts: list[list[Tensor]] = []
     for row in zip(*columns, strict=True):
         parts += [list(row[group::groups]) for group in range(groups)]
@@ -42,8 +43,8 @@ def _averages(
     flat = [all(is_flat(part, group[0]) for part in group) for group in parts]
     with _COMPILING:
         add_all = _compiled()
-    made = add_all(parts, shares, flat, _PIECE)
-    return [made[group::groups] for group in range(groups)]
+    means = add_all(parts, shares, flat, _PIECE)
+    return [means[group::groups] for group in range(groups)]
 
 
 @kind(variants=Variants(many=_averages))
@@ -64,11 +65,11 @@ def Average(
             + ("" if weights is None else f" with {len(weights)} weights")
         )
     shares = [1.0 / count] if weights is None else list(weights)
-    made = tuple(
+    means = tuple(
         _add_up(list(parts[group::groups]), shares, torch.empty_like(parts[group]))
         for group in range(groups)
     )
-    return made[0] if groups == 1 else made
+    return means[0] if groups == 1 else means
 
 
 def _reduce(op: Op) -> Kernel:
@@ -77,13 +78,7 @@ def _reduce(op: Op) -> Kernel:
     average = kinds()["Average"].bind(op)
 
     def reduce(*parts: Tensor) -> tuple[Tensor, ...] | Tensor:
-        here = (
-            part
-            if part.device == device or part.is_meta
-            else part.to(device, non_blocking=device.type != "cpu")
-            for part in parts
-        )
-        return average(*here)
+        return average(*(brought(part, device) for part in parts))
 
     return reduce
 
@@ -112,25 +107,24 @@ def _add_up(parts: list[Tensor], shares: list[float], result: Tensor) -> Tensor:
 def _add_all(
     groups: list[list[Tensor]], shares: list[float], flat: list[bool], piece: int
 ) -> list[Tensor]:
-    made: list[Tensor] = []
+    results: list[Tensor] = []
     for number in range(len(groups)):
         parts = groups[number]
         result = torch.empty_like(parts[0])
-        made.append(result)
+        results.append(result)
         length = result.numel()
         if flat[number] and length > piece:
             for start in range(0, length, piece):
                 size = min(piece, length - start)
-                pieces: list[Tensor] = []
-                for part in parts:
-                    pieces.append(
-                        torch.as_strided(part, [size], [1], part.storage_offset() + start)
-                    )
+                pieces = [
+                    torch.as_strided(part, [size], [1], part.storage_offset() + start)
+                    for part in parts
+                ]
                 target = torch.as_strided(result, [size], [1], result.storage_offset() + start)
                 _add_up(pieces, shares, target)
         else:
             _add_up(parts, shares, result)
-    return made
+    return results
 
 
 @cache

@@ -1,13 +1,11 @@
 """Reductions over the parts of a batch, as ops: identities until a scheme cuts the batch.
 
-`backward` puts a `BatchReduce` where a value of the whole batch is needed: behind a sum over
-samples that is reported or minimised, or in front of an op that is not linear, such as the division
-of a weighted mean. A graph that holds its batch in one part computes `x` there. A scheme that cuts
-the batch (`accumulate`, `replicate`, `pipeline`) makes an all-reduce of it, forwards and backwards.
+`backward` adds a `BatchReduce` where a value of the whole batch is needed: after a sum over samples
+that is reported or minimised, or before a nonlinear op, such as the division of a weighted mean. A
+scheme that cuts the batch (`accumulate`, `replicate`, `pipeline`) makes an all-reduce of it.
 
-Gradients follow one convention. The gradients of the parts are averaged with the parts' shares of
-the batch, so in a part every gradient is scaled by one over its share. A mean over the parts passes
-its gradient as it is, a sum multiplies it by one over the share.
+The gradients of the parts are averaged by the parts' shares of the batch, so the gradients of a
+part are scaled by one over its share: a sum multiplies its gradient by that, a mean passes it on.
 """
 
 from __future__ import annotations
@@ -18,11 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from purine.graph import Op
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.aten import dtype_of
+from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
 from purine.registry.kind import kind
-
-__all__ = ["BatchReduce", "BatchReduceGradient", "CountSum", "LabelCount", "WholeBatch"]
 
 Reduction = Literal["sum", "mean"]
 
@@ -31,8 +27,7 @@ Reduction = Literal["sum", "mean"]
 def BatchReduce(x: Tensor, *, operation: Reduction, shared: bool = False) -> Tensor:
     """The sum or mean of x over the parts of the batch; x itself where there is one part.
 
-    `shared` says that nothing behind it depends on single samples, so that its gradient is the same
-    in all parts.
+    With `shared`, no later op depends on single samples, so all parts have the same gradient.
     """
     return x.view_as(x)
 
@@ -53,10 +48,7 @@ def CountSum(*parts: Tensor) -> Tensor:
 
 @kind(view=True)
 def WholeBatch(x: Tensor, *, op: str, because: str, line: str = "") -> Tensor:
-    """x itself: the op called `op`, which reads it, works on the batch as a whole.
-
-    Schemes that cut the batch refuse a graph with such an op.
-    """
+    """x itself; schemes that cut the batch refuse it, since its reader `op` needs the whole."""
     return x.view_as(x)
 
 
@@ -69,41 +61,21 @@ def LabelCount(
     dtype: str = "float32",
 ) -> Tensor:
     """The number of labels other than `ignore_label`, or the sum of their classes' weights."""
-    real = getattr(torch, dtype)
-    counts = torch.ones_like(label, dtype=torch.bool)
-    if ignore_label is not None:
-        counts = label != ignore_label
+    real = dtype_of(dtype)
+    everyone = torch.ones_like(label, dtype=torch.bool)
+    counts = everyone if ignore_label is None else label != ignore_label
     if weight is None:
         return counts.sum(dtype=real)
     return (weight.to(real)[label.where(counts, 0).long()] * counts).sum()
 
 
-def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
-    emit(op.kind, op.inputs, op.attributes, outputs=op.outputs)
-    return ()
+def _pull_reduce(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    return emit("BatchReduceGradient", [pull.cotangent], pull.op.attributes)
 
 
-def _pull_reduce(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    (cotangent,) = cotangents
-    assert cotangent is not None
-    return emit("BatchReduceGradient", [cotangent], op.attributes)
+def _pull_whole(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    return pull.cotangents
 
 
-def _pull_whole(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    return cotangents
-
-
-RULES["BatchReduce"] = Rule(_lower, _pull_reduce)
-RULES["WholeBatch"] = Rule(_lower, _pull_whole)
+RULES["BatchReduce"] = Rule(lower_unchanged, _pull_reduce)
+RULES["WholeBatch"] = Rule(lower_unchanged, _pull_whole)

@@ -7,22 +7,13 @@ from torch import Tensor
 
 from purine.analysis.shapes import pair, windows
 from purine.arguments import at_least, checked
-from purine.graph import Attribute, Filler
-from purine.kinds.net import Net, Var
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    Role,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-)
+from purine.graph import Filler
+from purine.kinds.net import Var
+from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
-__all__ = ["Conv", "Deconv", "conv", "deconv"]
+__all__ = ["conv", "deconv"]
 
 Pair = int | tuple[int, int]
 
@@ -35,27 +26,17 @@ def _conv_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     outputs = weight[0]
     if x[1] != weight[1] * groups or outputs % groups or biases not in ([], [(outputs,)]):
         return None
+    pairs = [pair(settings[name]) for name in ("stride", "pad", "dilation")]
     sides = [
         windows(extent, dilation * (kernel - 1) + 1, stride, pad) if dilation > 0 else 0
-        for extent, kernel, stride, pad, dilation in zip(
-            x[2:],
-            weight[2:],
-            pair(settings["stride"]),
-            pair(settings["pad"]),
-            pair(settings["dilation"]),
-            strict=True,
-        )
+        for extent, kernel, stride, pad, dilation in zip(x[2:], weight[2:], *pairs, strict=True)
     ]
     return (x[0], outputs, *sides) if min(sides) > 0 else None
 
 
 @kind(
     facts=Facts(
-        Precision.LOW,
-        ShardRule.CONVOLUTION,
-        SampleRule.ROWS,
-        Role.CONVOLUTION,
-        shape=ShapeRule(_conv_shape),
+        Precision.LOW, ShardRule.CONVOLUTION, SampleRule.ROWS, Role.CONVOLUTION, shape=_conv_shape
     )
 )
 def Conv(
@@ -107,16 +88,8 @@ def conv(
     at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "conv")
     shape = (outputs, x.extent(1) // groups, *pair(kernel))
-    inputs = [
-        x,
-        *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
-    ]
-    settings: dict[str, Attribute] = {
-        "stride": stride,
-        "pad": pad,
-        "dilation": dilation,
-        "groups": groups,
-    }
+    inputs = _inputs(x, name, shape, outputs if bias else 0, weight_filler, bias_filler)
+    settings = {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups}
     return x.net.apply("Conv", inputs, settings, name=name)
 
 
@@ -140,30 +113,20 @@ def deconv(
     at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "deconv")
     shape = (x.extent(1), outputs // groups, *pair(kernel))
-    inputs = [
-        x,
-        *_parameters(x.net, name, shape, outputs if bias else 0, weight_filler, bias_filler),
-    ]
-    settings: dict[str, Attribute] = {
-        "stride": stride,
-        "pad": pad,
-        "output_pad": output_pad,
-        "dilation": dilation,
-        "groups": groups,
-    }
-    return x.net.apply("Deconv", inputs, settings, name=name)
+    inputs = _inputs(x, name, shape, outputs if bias else 0, weight_filler, bias_filler)
+    settings = {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups}
+    return x.net.apply("Deconv", inputs, {**settings, "output_pad": output_pad}, name=name)
 
 
-def _parameters(
-    net: Net,
+def _inputs(
+    x: Var,
     name: str,
     shape: tuple[int, ...],
     biases: int,
     weight_filler: Filler | None,
     bias_filler: Filler | None,
 ) -> list[Var]:
-    """The weight of a layer, and its bias where it has one."""
-    made = [net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
+    inputs = [x, x.net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
     if biases:
-        made.append(net.parameter(f"{name}/bias", (biases,), bias_filler or Filler()))
-    return made
+        inputs.append(x.net.parameter(f"{name}/bias", (biases,), bias_filler or Filler()))
+    return inputs

@@ -1,7 +1,7 @@
 """The loss of connectionist temporal classification, sample by sample.
 
-Its results have the size of the batch, but the memory that torch keeps for its gradient is as large
-as the longest target. So the gradient goes over the forward once more.
+What torch saves for the gradient is as large as the longest target, which is data. So the gradient
+runs the forward once more.
 """
 
 from __future__ import annotations
@@ -12,36 +12,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from purine.graph import Op
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
 from purine.registry.kind import kind
-
-__all__ = ["CtcLosses", "CtcLossesGradient"]
 
 aten = torch.ops.aten
 
 
 @torch.library.custom_op("purine::ctc_losses", mutates_args=())
 def ctc_losses(
-    scores: Tensor,
-    labels: Tensor,
-    times: Tensor,
-    counts: Tensor,
-    blank: int,
-    zero_infinity: bool,
+    scores: Tensor, labels: Tensor, times: Tensor, counts: Tensor, blank: int, zero_infinity: bool
 ) -> Tensor:
     return torch.ctc_loss(scores, labels, times, counts, blank, 0, zero_infinity)
 
 
 @ctc_losses.register_fake
-def _(
-    scores: Tensor,
-    labels: Tensor,
-    times: Tensor,
-    counts: Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> Tensor:
+def _(scores: Tensor, *rest: object) -> Tensor:
     return scores.new_empty(scores.shape[1])
 
 
@@ -65,15 +50,7 @@ def ctc_losses_gradient(
 
 
 @ctc_losses_gradient.register_fake
-def _(
-    cotangent: Tensor,
-    scores: Tensor,
-    labels: Tensor,
-    times: Tensor,
-    counts: Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> Tensor:
+def _(cotangent: Tensor, scores: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(scores)
 
 
@@ -113,22 +90,10 @@ def CtcLossesGradient(
     return gradient
 
 
-def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
-    emit(op.kind, op.inputs, op.attributes, outputs=op.outputs)
-    return op.inputs
-
-
-def _pull(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    (cotangent,) = cotangents
-    assert cotangent is not None
-    (gradient,) = emit("CtcLossesGradient", [cotangent, *saved], op.attributes)
+def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    inputs = [pull.cotangent, *pull.op.inputs]
+    (gradient,) = emit("CtcLossesGradient", inputs, pull.op.attributes)
     return gradient, None, None, None
 
 
-RULES["CtcLosses"] = Rule(_lower, _pull)
+RULES["CtcLosses"] = Rule(lower_unchanged, _pull)

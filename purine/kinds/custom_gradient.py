@@ -1,14 +1,12 @@
 """Values with a gradient rule of their own: straight-through estimators, reversed gradients.
 
-The inputs of a `CustomGradient` are some results that were computed without a gradient, then what
-the rule needs. Its outputs are the results themselves. A backward does not differentiate the op; it
-runs the rule, a graph that is an attribute of the op in the form of YAML text:
+The first inputs of a `CustomGradient` are its results, computed without a gradient; the others are
+for the rule. The backward adds the ops of the rule, a graph that the op has as YAML text:
 
     inputs of the rule:  the cotangents of the results, then the inputs that are `saved`
     outputs of the rule: the gradients of the inputs that are `sources`
 
-So the op is plain data like any other, and what a backward adds are plain ops. The rule has no
-shapes: they follow from the op's inputs.
+The rule has no shapes: they follow from the op's inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from purine.analysis.rule_parts import needs_whole_batch
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Op, from_yaml, to_yaml
 from purine.registry.facts import Facts, Precision
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.gradient import RULES, Emit, Pull, Rule
 from purine.registry.kind import Attr, Kernel, Kind, PerOp, Results, register
 
 __all__ = [
@@ -72,27 +70,27 @@ def shaped_rule(op: Op, graph: Graph) -> Graph:
 
 def _arguments(op: Op, cotangents: Sequence[str]) -> list[str]:
     """The blobs that the rule reads: cotangents of the results, then what is saved."""
-    saved = [op.inputs[place] for place in _places(op, "saved")]
+    saved = [op.inputs[index] for index in _indices(op, "saved")]
     return [*cotangents[: _count(op)], *saved]
 
 
 def _count(op: Op) -> int:
     """The number of results; a ValueError where the rule does not fit the op."""
-    rule, sources, saved = rule_of(op), _places(op, "sources"), _places(op, "saved")
+    rule, sources, saved = rule_of(op), _indices(op, "sources"), _indices(op, "saved")
     count = len(rule.inputs) - len(saved)
     if not 1 <= count <= len(op.inputs):
         raise ValueError(f"the rule has {len(rule.inputs)} inputs, and {len(saved)} are saved")
     if len(rule.outputs) != len(sources):
         raise ValueError(f"the rule has {len(rule.outputs)} outputs for {len(sources)} sources")
-    if any(not 0 <= place < len(op.inputs) for place in (*sources, *saved)):
+    if any(not 0 <= index < len(op.inputs) for index in (*sources, *saved)):
         raise ValueError(f"sources and saved must be inputs 0 to {len(op.inputs) - 1}")
     return count
 
 
-def _places(op: Op, name: str) -> tuple[int, ...]:
-    places = op.attributes.get(name, ())
-    assert isinstance(places, tuple)
-    return places  # type: ignore[return-value]
+def _indices(op: Op, name: str) -> tuple[int, ...]:
+    indices = op.attributes.get(name, ())
+    assert isinstance(indices, tuple)
+    return indices  # type: ignore[return-value]
 
 
 def _bind(op: Op) -> Kernel:
@@ -106,10 +104,7 @@ def _bind(op: Op) -> Kernel:
 
 
 def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
-    """The results as they are: what only the rule reads is read by the backward alone.
-
-    A rule that needs the whole batch leaves its op behind, for schemes that cut batches to see.
-    """
+    # A rule that needs the whole batch keeps its op, for schemes that cut batches to see.
     if needs_whole_batch(rule_of(op), _count(op)):
         emit(CUSTOM_GRADIENT, op.inputs, op.attributes, outputs=op.outputs)
         return ()
@@ -119,31 +114,26 @@ def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
     return ()
 
 
-def _pull(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    zeros = [
-        emit("aten.zeros_like", [op.inputs[place]], label="zero")[0] if each is None else each
-        for place, each in enumerate(cotangents)
+def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    op, wanted = pull.op, pull.wanted
+    cotangents = [
+        emit("aten.zeros_like", [op.inputs[index]], label="zero")[0] if each is None else each
+        for index, each in enumerate(pull.cotangents)
     ]
     rule = rule_of(op)
-    blobs = dict(zip(rule.inputs, _arguments(op, zeros), strict=True))
-    sources = _places(op, "sources")
-    needed = {name for name, place in zip(rule.outputs, sources, strict=True) if wanted[place]}
+    blobs = dict(zip(rule.inputs, _arguments(op, cotangents), strict=True))
+    sources = _indices(op, "sources")
+    needed = {name for name, index in zip(rule.outputs, sources, strict=True) if wanted[index]}
     for member in _leading_to(rule, needed):
         outputs = [NOTHING if name == NOTHING else None for name in member.outputs]
         inputs = [blobs[name] for name in member.inputs]
-        found = emit(member.kind, inputs, member.attributes, outputs=outputs)
-        blobs.update(zip(member.outputs, found, strict=True))
+        results = emit(member.kind, inputs, member.attributes, outputs=outputs)
+        blobs.update(zip(member.outputs, results, strict=True))
     gradients: list[str | None] = [None] * len(op.inputs)
-    for name, place in zip(rule.outputs, sources, strict=True):
-        if wanted[place]:
-            gradients[place] = blobs[name]
-            _check(emit, op, op.inputs[place], blobs[name])
+    for name, index in zip(rule.outputs, sources, strict=True):
+        if wanted[index]:
+            gradients[index] = blobs[name]
+            _check(emit, op, op.inputs[index], blobs[name])
     return gradients
 
 
@@ -159,28 +149,25 @@ def _leading_to(rule: Graph, wanted: set[str]) -> list[Op]:
 
 
 def _check(emit: Emit, op: Op, source: str, gradient: str) -> None:
-    expected, found = emit.blob(source), emit.blob(gradient)
-    if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+    expected, given = emit.blob(source), emit.blob(gradient)
+    if (expected.shape, expected.dtype) != (given.shape, given.dtype):
         raise GraphError(
             f"the rule of op {op.name!r} gives a gradient of blob {source!r} of another form",
-            where=op.where,
-            op=op.name,
+            op=op,
             blob=source,
             expected=f"{expected.dtype} {list(expected.shape or ())}",
-            found=f"{found.dtype} {list(found.shape or ())}",
+            found=f"{given.dtype} {list(given.shape or ())}",
             remedy="change the rule so that a gradient has the form of what it is the gradient of",
         )
 
 
 def refuse_parts(graph: Graph, scheme: str) -> None:
-    """An error for a step with a gradient rule that needs the whole batch."""
+    """Raise `GraphError` for a step with a gradient rule that needs the whole batch."""
     for op in graph.ops.values():
         if op.kind == CUSTOM_GRADIENT and needs_whole_batch(rule_of(op), _count(op)):
             raise GraphError(
                 f"the gradient rule of op {op.name!r} needs the whole batch",
-                where=op.where,
-                op=op.name,
-                location=str(op.location),
+                op=op,
                 expected=f"rules that scale gradients sample by sample, for {scheme}",
                 found="ops " + ", ".join(each.kind for each in rule_of(op).ops.values()),
                 remedy="train on the whole batch, or write the backward so that it is linear in "
@@ -198,11 +185,7 @@ def add_custom_gradient(
     *,
     where: str | None = None,
 ) -> None:
-    """Add an op whose `results`, pairs of input and output, have the gradients of a rule.
-
-    The rule's outputs are the gradients of `sources`; its inputs are the cotangents of the results,
-    then `saved`.
-    """
+    """Add an op whose `results`, pairs of input and output, have the gradients of a rule."""
     inputs = [*(given for given, _ in results), *sources, *saved]
     first, last = len(results), len(inputs) - len(saved)
     settings: dict[str, Attribute] = {

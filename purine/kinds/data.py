@@ -1,18 +1,19 @@
-"""The kinds at the edge of a graph: where batches come in and where blobs change location."""
+"""Batches, copies to other locations, and values that pass unless a condition fails."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from purine.graph import Op
 from purine.registry.aten import device_of
 from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
 from purine.registry.kind import Attr, Kernel, Kind, PerOp, kind, register
 
-__all__ = ["Copy", "Data", "StopGradient"]
+__all__ = ["Copy", "Data", "Expect", "StopGradient"]
 
 Data = register(
     Kind(
@@ -32,14 +33,20 @@ Data = register(
 
 
 def _copy(op: Op) -> Kernel:
-    """A copy on the device of the op, which a GPU makes while its host goes on."""
     device = device_of(op.location)
 
     def copy(x: Tensor) -> Tensor:
-        same = x.device == device or x.is_meta
-        return x.clone() if same else x.to(device, non_blocking=device.type != "cpu")
+        local = brought(x, device)
+        return x.clone() if local is x else local
 
     return copy
+
+
+def brought(x: Tensor, device: torch.device) -> Tensor:
+    """x on a device; the host does not wait for a copy to a GPU."""
+    if x.device == device or x.is_meta:
+        return x
+    return x.to(device, non_blocking=device.type != "cpu")
 
 
 Copy = register(
@@ -64,22 +71,21 @@ def StopGradient(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def _lower_copy(emit: Emit, op: Op) -> tuple[str, ...]:
-    emit("Copy", op.inputs, op.attributes, outputs=op.outputs)
-    return ()
+@kind
+def Expect(x: Tensor, *conditions: Tensor, expected: str) -> Tensor:
+    """x if all conditions hold, else NaN, and so are gradients through it.
+
+    An imported module would branch differently than it was traced; `expected` says where. The check
+    is part of the numbers because a GPU is not waited for.
+    """
+    holds = torch.stack(conditions).all().to(x.dtype)
+    return x * (holds / holds)  # 1 / 1, or 0 / 0
 
 
-def _pull_copy(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
+def _pull_copy(emit: Emit, pull: Pull) -> Sequence[str | None]:
     """The gradient of what was copied goes back to where that came from."""
-    (cotangent,) = cotangents
-    assert cotangent is not None
-    return emit("Copy", [cotangent], op.attributes, location=emit.blob(op.inputs[0]).location)
+    source = emit.blob(pull.op.inputs[0])
+    return emit("Copy", [pull.cotangent], pull.op.attributes, location=source.location)
 
 
-RULES["Copy"] = Rule(_lower_copy, _pull_copy)
+RULES["Copy"] = Rule(lower_unchanged, _pull_copy)

@@ -11,19 +11,11 @@ from torch import Tensor
 
 from purine.arguments import at_least, checked
 from purine.kinds.net import Var
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-)
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
-__all__ = ["Eltwise", "eltwise"]
+__all__ = ["eltwise"]
 
 Operation = Literal["sum", "product", "max"]
 
@@ -36,11 +28,7 @@ def _eltwise_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return shapes[0] if fit and len(shapes) > 1 and len(set(shapes)) == 1 else None
 
 
-@kind(
-    facts=Facts(
-        Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=ShapeRule(_eltwise_shape)
-    )
-)
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=_eltwise_shape))
 def Eltwise(
     x: Tensor,
     y: Tensor,

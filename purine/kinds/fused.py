@@ -1,10 +1,8 @@
-"""Several ops as one: the kind of an op that has a graph of its own for a body.
+"""Several ops as one: the kind of an op whose body is a graph.
 
-The body is text, the YAML of a graph without locations, so a fused op is plain data like any other
-op: it can be printed, compared, moved to another device and read back. Its blobs without a producer
-are the op's inputs, in order, and its outputs the op's outputs. Ops of the body run in the order in
-which they are written. How the body becomes a kernel is the run's choice: one op after the other,
-or compiled as a whole.
+The body is the YAML text of a graph without locations, so a fused op is plain data like any other.
+Its inputs and outputs are those of the op, in order. Its ops run in the order in which they are
+written: one after the other, or compiled as a whole.
 """
 
 from __future__ import annotations
@@ -35,14 +33,13 @@ def fused_op(
     outputs: Sequence[str],
     family: Mapping[str, str],
 ) -> Op:
-    """The op that does what some ops of a graph do one after the other.
+    """The op that runs some ops of a graph; `family` tells which blobs share memory.
 
-    A result that carries on a state which only this op could still read is written over it.
-    `family` tells which blobs share memory.
+    The next value of a state that no other op may still read is written over the old one.
     """
     builder = Builder()
-    places = dict.fromkeys((*inputs, *(b for op in members for b in op.outputs if b != NOTHING)))
-    for blob in places:
+    results = (blob for op in members for blob in op.outputs if blob != NOTHING)
+    for blob in dict.fromkeys((*inputs, *results)):
         builder.add(replace(graph.blobs[blob], location=Location(), where=None))
     for op in members:
         builder.add(replace(op, location=Location(), lane="compute", where=None))
@@ -57,12 +54,10 @@ def fused_op(
 def _carried(
     op: Op, members: Sequence[Op], graph: Graph, family: Mapping[str, str]
 ) -> Iterator[tuple[int, int]]:
-    """Results that carry on a state that the op reads, and can be written over its old value.
+    """The pairs (result, input) where the next value of a state can be written over the old one.
 
-    Nothing that shares memory with the old value or with the new one may be wanted once the op
-    runs: neither by the host, nor in the next iteration under another name, nor by an op that does
-    not come before. So no run ever copies a state on behalf of somebody else, and a captured op
-    finds it where it was.
+    When the op runs, nothing that shares memory with either value may be needed by the host, by the
+    next iteration under another name, or by an op that does not come before.
     """
     carried = {state.next: state.read for state in graph.states.values()}
     inside = {member.name for member in members}
@@ -83,7 +78,7 @@ def _carried(
                 return True
         return False
 
-    for place, new in enumerate(op.outputs):
+    for index, new in enumerate(op.outputs):
         old = carried.get(new, NOTHING)
         if old not in op.inputs or family[old] == family[new] or new in graph.outputs:
             continue
@@ -95,16 +90,16 @@ def _carried(
             and not any(wanted(blob, before) for blob in sharing[family[old]])
             and not any(wanted(blob, inside) for blob in sharing[family[new]] if blob != new)
         ):
-            yield place, op.inputs.index(old)
+            yield index, op.inputs.index(old)
 
 
 def _before(ops: Iterable[str], graph: Graph) -> set[str]:
     """These ops, and all that come before one of them in every order."""
-    found = set(ops)
+    before = set(ops)
     for name in reversed(graph.order):
-        if not found.isdisjoint(graph.successors[name]):
-            found.add(name)
-    return found
+        if not before.isdisjoint(graph.successors[name]):
+            before.add(name)
+    return before
 
 
 def body_of(op: Op) -> Graph:
@@ -119,17 +114,16 @@ def body_of(op: Op) -> Graph:
 
 
 def refuse_fused(graph: Graph, transform: str) -> None:
-    """An error for a graph whose ops cannot be told apart any more."""
-    found = next((op for op in graph.ops.values() if op.kind == FUSED), None)
-    if found is not None:
-        raise GraphError(
-            f"the graph has a fused op, {found.name!r}",
-            op=found.name,
-            location=str(found.location),
-            expected=f"a step whose ops {transform} can tell apart",
-            found=f"{len(_body(str(found.attributes['body'])).ops)} ops in one",
-            remedy="use fuse last, behind all other transforms",
-        )
+    """Raise `GraphError` for a graph with a fused op."""
+    for op in graph.ops.values():
+        if op.kind == FUSED:
+            raise GraphError(
+                f"the graph has a fused op, {op.name!r}",
+                op=op,
+                expected=f"a step whose ops {transform} can tell apart",
+                found=f"{len(_body(str(op.attributes['body'])).ops)} ops in one",
+                remedy="use fuse last, behind all other transforms",
+            )
 
 
 @lru_cache(maxsize=64)
@@ -145,16 +139,12 @@ class _Call:
 
 
 def _bind(op: Op) -> Kernel:
-    """One op after the other."""
     body = body_of(op)
     return _sequence(body, [_call(member) for member in body.ops.values()])
 
 
 def bind_grouped(op: Op) -> Kernel:
-    """As `bind`, with updates of many parameters as one call at the end.
-
-    What is compiled has then a fraction of the calls, and a GPU a fraction of the launches.
-    """
+    """As `_bind`, with one call for the updates of many parameters: less to compile and launch."""
     body = body_of(op)
     read = {name for member in body.ops.values() for name in member.inputs}
     calls: list[_Call] = []
@@ -172,38 +162,38 @@ def bind_grouped(op: Op) -> Kernel:
 def _bind_overwrite(op: Op) -> Kernel:
     """As `_bind`, with the new values of states written over the old ones."""
     over, body = over_of(op), body_of(op)
-    writable, base = {body.inputs[place] for _, place in over}, families(body)
+    writable, base = {body.inputs[index] for _, index in over}, families(body)
     read = {base[name] for name in body.outputs}
     calls = []
     for member in reversed(list(body.ops.values())):
         kind = lookup(member)
-        written = {member.inputs[place] for place in kind.overwrites(member)}
+        written = {member.inputs[index] for index in kind.overwrites(member)}
         fits = written and written <= writable - read
         calls.append(_call(member, kind.bind_overwrite(member) if fits else _on_copies(member)))
         read.update(base.get(name, name) for name in member.inputs)
     run = _sequence(body, calls[::-1])
 
     def overwriting(*tensors: Tensor) -> Results:
-        found = run(*tensors)
-        results = [found] if isinstance(found, Tensor) else list(found)
-        for result, place in over:
-            if results[result] is not tensors[place]:
-                results[result] = tensors[place].copy_(results[result])
+        returned = run(*tensors)
+        results = [returned] if isinstance(returned, Tensor) else list(returned)
+        for result, index in over:
+            if results[result] is not tensors[index]:
+                results[result] = tensors[index].copy_(results[result])
         return tuple(results) if len(results) > 1 else results[0]
 
     return overwriting
 
 
 def _on_copies(member: Op) -> Kernel:
-    """A kernel that leaves its inputs alone, with the bits of the one that writes over them."""
+    """The in-place kernel of an op on copies of the inputs it overwrites, for the same bits."""
     kind = lookup(member)
-    places = kind.overwrites(member)
-    if not places:
+    written = kind.overwrites(member)
+    if not written:
         return kind.bind(member)
     run = kind.bind_overwrite(member)
 
     def kernel(*tensors: Tensor) -> Results:
-        return run(*(t.clone() if k in places else t for k, t in enumerate(tensors)))
+        return run(*(t.clone() if k in written else t for k, t in enumerate(tensors)))
 
     return kernel
 
@@ -218,14 +208,11 @@ def _grouped(members: Sequence[Op]) -> _Call:
     run, width = kind.bind_each(members[0]), len(members[0].inputs)
 
     def kernel(*tensors: Tensor) -> Results:
-        columns = run(*(list(tensors[place::width]) for place in range(width)))
+        columns = run(*(list(tensors[index::width]) for index in range(width)))
         return tuple(value for row in zip(*columns, strict=True) for value in row)
 
-    return _Call(
-        kernel,
-        tuple(name for member in members for name in member.inputs),
-        tuple(name for member in members for name in member.outputs),
-    )
+    inputs = tuple(name for member in members for name in member.inputs)
+    return _Call(kernel, inputs, tuple(name for member in members for name in member.outputs))
 
 
 def _sequence(body: Graph, calls: Sequence[_Call]) -> Kernel:
@@ -242,8 +229,8 @@ def _sequence(body: Graph, calls: Sequence[_Call]) -> Kernel:
     def run(*tensors: Tensor) -> Results:
         values = dict(zip(inputs, tensors, strict=True))
         for call, done in steps:
-            found = call.kernel(*(values[name] for name in call.inputs))
-            results = (found,) if isinstance(found, Tensor) else found
+            returned = call.kernel(*(values[name] for name in call.inputs))
+            results = (returned,) if isinstance(returned, Tensor) else returned
             values.update(zip(call.outputs, results, strict=False))
             for name in done:
                 values.pop(name, None)
@@ -254,25 +241,19 @@ def _sequence(body: Graph, calls: Sequence[_Call]) -> Kernel:
 
 
 def _infer(op: Op, inputs: Sequence[Spec]) -> Inferred:
-    """What results are, member by member: the same as of the ops that the fused one stands for.
-
-    Run as a whole, the body could make others: torch does not say the same of an op everywhere.
-    """
+    """The results of the members, one by one, so that they agree with those of the unfused ops."""
     body = body_of(op)
     specs = dict(zip(body.inputs, inputs, strict=True))
-    shared: dict[str, int | None] = {name: place for place, name in enumerate(body.inputs)}
+    shared: dict[str, int | None] = {name: index for index, name in enumerate(body.inputs)}
     for member in body.ops.values():
-        found = results_of(member, [specs[name] for name in member.inputs])
-        for name, spec, alias in zip(member.outputs, found.specs, found.aliases, strict=False):
+        inferred = results_of(member, [specs[name] for name in member.inputs])
+        results = zip(member.outputs, inferred.specs, inferred.aliases, strict=False)
+        for name, spec, alias in results:
             if spec is not None:
                 specs[name] = spec
             shared[name] = None if alias is None else shared[member.inputs[alias]]
-    outputs = body.outputs
-    return Inferred(
-        tuple(specs.get(name) for name in outputs),
-        tuple(shared[name] for name in outputs),
-        several=len(outputs) > 1,
-    )
+    given = tuple(specs.get(name) for name in body.outputs)
+    return Inferred(given, tuple(shared[name] for name in body.outputs), len(body.outputs) > 1)
 
 
 def over_of(op: Op) -> tuple[tuple[int, int], ...]:
@@ -292,7 +273,7 @@ register(
         per_op=PerOp(
             _bind,
             _bind_overwrite,
-            overwrites=lambda op: tuple(place for _, place in over_of(op)),
+            overwrites=lambda op: tuple(index for _, index in over_of(op)),
             infer=_infer,
         ),
     )

@@ -1,8 +1,8 @@
-"""Products of groups of rows with a matrix each, as a layer of experts has them.
+"""Products of groups of rows with a matrix each, for mixtures of experts.
 
-Rows are in the order of their groups; `ends` holds where each group ends. How many rows a group has
-is data, so the products are one op: on the CPU it cuts the rows by their ends. A GPU is not asked
-for them, and multiplies all rows with each matrix.
+Rows are sorted by group; `ends` has the end of each group. The sizes of groups are data, so the
+products are one op. On the CPU it slices the rows; on a GPU, which is not waited for, it multiplies
+all rows with each matrix.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from purine.graph import Op
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
 from purine.registry.kind import kind
-
-__all__ = ["GroupedProduct", "GroupedProductGradient"]
 
 
 @torch.library.custom_op("purine::grouped_product", mutates_args=())
@@ -57,10 +54,10 @@ def _groups(ends: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
             yield group, slice(start, end)
             start = end
         return
-    place = torch.arange(rows, device=ends.device).unsqueeze(1)
+    row = torch.arange(rows, device=ends.device).unsqueeze(1)
     for group in range(ends.shape[0]):
-        below = place < ends[group]
-        yield group, below if group == 0 else below & (place >= ends[group - 1])
+        below = row < ends[group]
+        yield group, below if group == 0 else below & (row >= ends[group - 1])
 
 
 @kind
@@ -77,28 +74,15 @@ def GroupedProductGradient(x: Tensor, cotangent: Tensor, ends: Tensor) -> Tensor
     return gradient
 
 
-def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
-    emit(op.kind, op.inputs, outputs=op.outputs)
-    return op.inputs
-
-
-def _pull(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    x, weight, ends = saved
-    (cotangent,) = cotangents
-    assert cotangent is not None
+def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    x, weight, ends = pull.op.inputs
     gradients: list[str | None] = [None, None, None]
-    if wanted[0]:
+    if pull.wanted[0]:
         (turned,) = emit("aten.transpose.int", [weight], {"dim0": 1, "dim1": 2})
-        (gradients[0],) = emit("GroupedProduct", [cotangent, turned, ends])
-    if wanted[1]:
-        (gradients[1],) = emit("GroupedProductGradient", [x, cotangent, ends])
+        (gradients[0],) = emit("GroupedProduct", [pull.cotangent, turned, ends])
+    if pull.wanted[1]:
+        (gradients[1],) = emit("GroupedProductGradient", [x, pull.cotangent, ends])
     return gradients
 
 
-RULES["GroupedProduct"] = Rule(_lower, _pull)
+RULES["GroupedProduct"] = Rule(lower_unchanged, _pull)

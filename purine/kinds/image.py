@@ -1,8 +1,4 @@
-"""Transforms of batches of images, as ops like any other.
-
-The random ones draw once per sample, under the rule of `purine.kinds.random`: what happens to a
-sample does not depend on how its batch was cut.
-"""
+"""Transforms of batches of images; random ones draw per sample, as in `purine.kinds.random`."""
 
 from __future__ import annotations
 
@@ -13,26 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from purine.analysis.shapes import pair
 from purine.arguments import checked
-from purine.graph import Attribute, Op
+from purine.graph import Attribute
 from purine.kinds.net import Var
 from purine.kinds.random import random_bits
 from purine.registry.aten import dtype_of
 from purine.registry.facts import Facts, Precision, SampleRule
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
 from purine.registry.kind import kind
 
-__all__ = [
-    "CenterCrop",
-    "Crop",
-    "CropGradient",
-    "Mirror",
-    "Normalize",
-    "center_crop",
-    "crop",
-    "mirror",
-    "normalize",
-]
+__all__ = ["center_crop", "crop", "mirror", "normalize"]
 
 Pair = int | tuple[int, int]
 Real = Literal["float16", "bfloat16", "float32", "float64"]
@@ -53,10 +40,9 @@ def Normalize(
     """
     value = x.to(dtype_of(dtype))
     if average is not None:
-        if average.shape != x.shape[1:]:
-            raise ValueError(
-                f"an average of shape {list(average.shape)} for x of shape {list(x.shape)}"
-            )
+        shape = list(average.shape)
+        if shape != list(x.shape[1:]):
+            raise ValueError(f"an average of shape {shape} for x of shape {list(x.shape)}")
         value = value - average.to(value.dtype)
     if not isinstance(mean, tuple):
         return (value - mean) * scale
@@ -106,12 +92,9 @@ def CropGradient(
 
 @kind(view=True, facts=Facts(Precision.FOLLOW, samples=SampleRule.ROWS))
 def CenterCrop(x: Tensor, *, size: Pair, pad: int = 0, stream: str = "", offset: int = 0) -> Tensor:
-    """The middle of each image.
-
-    This is `Crop` at test time, so it takes the attributes `stream` and `offset` and ignores them.
-    """
+    """The middle of each image: `Crop` at test time, so `stream` and `offset` are ignored."""
     down, right = _free_space(tuple(x.shape), size, pad)
-    height, width = _pair(size)
+    height, width = pair(size)
     padded = F.pad(x, (pad, pad, pad, pad)) if pad else x
     return padded.narrow(2, down // 2, height).narrow(3, right // 2, width)
 
@@ -164,66 +147,33 @@ def mirror(x: Var, *, name: str | None = None) -> Var:
     return x.net.apply("Mirror", [x], {"stream": name}, name=name)
 
 
-def _lower(emit: Emit, op: Op) -> tuple[str, ...]:
-    emit(op.kind, op.inputs, op.attributes, outputs=op.outputs)
-    return ()
-
-
-def _pull_crop(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    x, seed, iteration = op.inputs
-    (cotangent,) = cotangents
+def _pull_crop(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    x, *clock = pull.op.inputs
     shape = emit.blob(x).shape
-    assert cotangent is not None
     assert shape is not None
-    extents: dict[str, Attribute] = {"height": shape[2], "width": shape[3]}
-    inputs = [cotangent, seed, iteration]
-    return (*emit("CropGradient", inputs, {**extents, **op.attributes}, label="crop"), None, None)
+    settings = {"height": shape[2], "width": shape[3], **pull.op.attributes}
+    return (*emit("CropGradient", [pull.cotangent, *clock], settings, label="crop"), None, None)
 
 
-def _pull_crop_gradient(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    (cotangent,) = cotangents
-    assert cotangent is not None
-    settings = {key: op.attributes[key] for key in op.attributes if key not in ("height", "width")}
-    return (*emit("Crop", [cotangent, *op.inputs[1:]], settings), None, None)
+def _pull_crop_gradient(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    settings = {k: v for k, v in pull.op.attributes.items() if k not in ("height", "width")}
+    return (*emit("Crop", [pull.cotangent, *pull.op.inputs[1:]], settings), None, None)
 
 
-def _pull_mirror(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    (cotangent,) = cotangents
-    assert cotangent is not None
+def _pull_mirror(emit: Emit, pull: Pull) -> Sequence[str | None]:
     # A mirror image of a mirror image is the image: the gradient is mirrored alike.
-    return (*emit("Mirror", [cotangent, *op.inputs[1:]], op.attributes), None, None)
+    inputs = [pull.cotangent, *pull.op.inputs[1:]]
+    return (*emit("Mirror", inputs, pull.op.attributes), None, None)
 
 
-RULES["Crop"] = Rule(_lower, _pull_crop)
-RULES["CropGradient"] = Rule(_lower, _pull_crop_gradient)
-RULES["Mirror"] = Rule(_lower, _pull_mirror)
-
-
-def _pair(size: Pair) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+RULES["Crop"] = Rule(lower_unchanged, _pull_crop)
+RULES["CropGradient"] = Rule(lower_unchanged, _pull_crop_gradient)
+RULES["Mirror"] = Rule(lower_unchanged, _pull_mirror)
 
 
 def _free_space(shape: tuple[int, ...], size: Pair, pad: int) -> tuple[int, int]:
     """How far a window of `size` can move down and to the right."""
-    height, width = _pair(size)
+    height, width = pair(size)
     if len(shape) != 4:
         raise ValueError(f"x has {len(shape)} dimensions: a batch of images has 4")
     if pad < 0:
@@ -241,7 +191,7 @@ def _places(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The indices of a random window of each image, two draws a sample."""
     samples, channels, rows, columns = padded.shape
-    height, width = _pair(size)
+    height, width = pair(size)
     bits = random_bits(seed, iteration, 2 * samples, stream=stream, offset=2 * offset)
     drawn = bits.reshape(samples, 2).long() + 2**31
     top = (drawn[:, 0] * (rows - height + 1)) >> 32

@@ -7,33 +7,15 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from purine.analysis.shapes import axis_of
+from purine.analysis.shapes import axis_of, checked_axis
 from purine.arguments import checked
 from purine.graph import Filler
 from purine.kinds.net import Var
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-)
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
-__all__ = [
-    "Bias",
-    "Embedding",
-    "EmbeddingPart",
-    "InnerProduct",
-    "Scale",
-    "bias",
-    "embedding",
-    "inner_product",
-    "scale",
-]
+__all__ = ["bias", "embedding", "inner_product", "scale"]
 
 _ONE = Filler("constant", {"value": 1.0})
 
@@ -46,19 +28,13 @@ def _inner_product_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return (*x[:axis], weight[0]) if biases in ([], [weight[:1]]) else None
 
 
-@kind(
-    facts=Facts(
-        Precision.LOW, ShardRule.LINEAR, SampleRule.ROWS, shape=ShapeRule(_inner_product_shape)
-    )
-)
+@kind(facts=Facts(Precision.LOW, ShardRule.LINEAR, SampleRule.ROWS, shape=_inner_product_shape))
 def InnerProduct(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axis: int = 1) -> Tensor:
     """The product of x, whose dimensions from `axis` on count as one, with weight [M, K].
 
     The dimensions before `axis` stay: `axis = -1` multiplies along the last dimension alone.
     """
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
-    flat = x.flatten(axis)
+    flat = x.flatten(checked_axis(x, axis))
     if flat.shape[-1] != weight.shape[-1]:
         raise ValueError(
             f"weight takes {weight.shape[-1]} values, x has {flat.shape[-1]} from axis {axis} on"
@@ -175,9 +151,7 @@ def _part(x: Var, axis: int, dims: int) -> tuple[int, ...]:
 
 def _spread(value: Tensor, x: Tensor, axis: int) -> Tensor:
     """`value` with dimensions of 1 behind, so that it broadcasts over x from `axis` on."""
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
-    first = axis % x.ndim
+    first = checked_axis(x, axis)
     if x.shape[first : first + value.ndim] != value.shape:
         raise ValueError(
             f"{list(value.shape)} does not stand for dimensions of {list(x.shape)} from {axis} on"

@@ -1,8 +1,7 @@
 """Losses and measures of a batch.
 
-A loss is a mean over the samples of its batch, so that the mean of the losses of equal parts of a
-batch is the loss of the whole (unless labels are ignored: the mean is then over those that count).
-A `normalization` other than the mean is for nets that were written with it.
+A loss is a mean over the samples of its batch, so the mean of the losses of equal parts of a batch
+is the loss of the whole (unless labels are ignored: the mean is then over those that count).
 """
 
 from __future__ import annotations
@@ -14,22 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from purine.analysis.shapes import axis_of
+from purine.analysis.shapes import axis_of, checked_axis
 from purine.arguments import checked
 from purine.graph import Attribute
 from purine.kinds.net import Var
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-    with_labels,
-)
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule, with_labels
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
 __all__ = [
     "Accuracy",
@@ -71,24 +61,19 @@ def _of_labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return () if 1 <= settings.get("top_k", 1) <= x[axis] else None
 
 
-@kind(
-    facts=Facts(
-        Precision.WIDE, ShardRule.ALONG_AXIS, SampleRule.ROWS, shape=ShapeRule(_softmax_shape)
-    )
+_OF_LABELS = Facts(
+    Precision.WIDE, samples=SampleRule.LABELS, shape=_of_labels_shape, dtypes=with_labels
 )
+
+
+@kind(facts=Facts(Precision.WIDE, ShardRule.ALONG_AXIS, SampleRule.ROWS, shape=_softmax_shape))
 def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     """exp(x), scaled to sum to 1 along `axis`."""
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}, but there are {x.ndim} dimensions")
+    checked_axis(x, axis)
     return F.softmax(x, axis)
 
 
-@kind(
-    loss=True,
-    facts=Facts(
-        Precision.WIDE, samples=SampleRule.LABELS, shape=ShapeRule(_of_labels_shape, with_labels)
-    ),
-)
+@kind(loss=True, facts=_OF_LABELS)
 def SoftmaxLoss(
     x: Tensor,
     label: Tensor,
@@ -111,7 +96,7 @@ def SoftmaxLoss(
         return F.cross_entropy(x, label, ignore_index=_NO_LABEL)
     ignored = _NO_LABEL if ignore_label is None else ignore_label
     total = F.cross_entropy(x, label, ignore_index=ignored, reduction="sum")
-    return _divided(total, label, ignore_label, normalization, before)
+    return divided(total, label, ignore_label, normalization, before)
 
 
 @kind(loss=True, facts=Facts(Precision.WIDE))
@@ -127,7 +112,9 @@ def SigmoidCrossEntropyLoss(
     if ignore_label is None and normalization == "batch":
         return F.binary_cross_entropy_with_logits(x, real, reduction="sum") / x.shape[0]
     losses = F.binary_cross_entropy_with_logits(x, real, reduction="none")
-    return divided(losses, target, ignore_label, normalization, x.shape[:1])
+    if ignore_label is not None:
+        losses = losses * (target != ignore_label)
+    return divided(losses.sum(), target, ignore_label, normalization, x.shape[:1])
 
 
 @kind(loss=True, facts=Facts(Precision.WIDE))
@@ -155,17 +142,13 @@ def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
 
 @kind(loss=True, facts=Facts(Precision.WIDE))
 def ScalarLoss(x: Tensor) -> Tensor:
-    """A scalar that other ops made, as a loss."""
+    """A scalar as a loss."""
     if x.ndim != 0:
         raise ValueError(f"x has shape {list(x.shape)}: a loss is a scalar")
     return x.clone()
 
 
-@kind(
-    facts=Facts(
-        Precision.WIDE, samples=SampleRule.LABELS, shape=ShapeRule(_of_labels_shape, with_labels)
-    )
-)
+@kind(facts=_OF_LABELS)
 def Accuracy(
     x: Tensor,
     label: Tensor,
@@ -212,11 +195,7 @@ def softmax_loss(
     >>> softmax_loss(net.input("x", (8, 10)), net.input("label", (8,), "int64")).shape
     ()
     """
-    settings: dict[str, Attribute] = {
-        "axis": axis,
-        "ignore_label": ignore_label,
-        "loss_weight": loss_weight,
-    }
+    settings = {"axis": axis, "ignore_label": ignore_label, "loss_weight": loss_weight}
     return x.net.apply("SoftmaxLoss", [x, label], settings, name=name or "softmax_loss")
 
 
@@ -269,28 +248,13 @@ def accuracy(
 
 
 def divided(
-    losses: Tensor,
-    label: Tensor,
-    ignore_label: int | None,
-    normalization: Normalization,
-    before: tuple[int, ...],
-) -> Tensor:
-    """The sum of the losses of all labels but `ignore_label`, divided as asked.
-
-    `before` are the dimensions before that of the classes: they count as samples.
-    """
-    if ignore_label is not None:
-        losses = losses * (label != ignore_label)
-    return _divided(losses.sum(), label, ignore_label, normalization, before)
-
-
-def _divided(
     total: Tensor,
     label: Tensor,
     ignore_label: int | None,
     normalization: Normalization,
     before: tuple[int, ...],
 ) -> Tensor:
+    """A sum of losses, divided as asked; the dimensions `before` the classes count as samples."""
     if normalization == "none":
         return total
     if normalization == "batch":
@@ -302,9 +266,8 @@ def _divided(
 
 def class_labels(x: Tensor, label: Tensor, axis: int) -> Tensor:
     """The labels as int64, if they are one whole number for each row of scores."""
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
-    expected = [extent for place, extent in enumerate(x.shape) if place != axis % x.ndim]
+    axis = checked_axis(x, axis)
+    expected = [*x.shape[:axis], *x.shape[axis + 1 :]]
     if list(label.shape) != expected:
         raise ValueError(f"label has shape {list(label.shape)}: scores like x need {expected}")
     if label.dtype.is_floating_point:

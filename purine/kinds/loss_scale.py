@@ -1,10 +1,9 @@
-"""The loss scale of training in float16: states of the graph, and the kinds that work with them.
+"""The loss scale of training in float16: states of the graph, and the kinds that use them.
 
-Gradients below 6e-8 are 0 in float16, so the loss is multiplied by a scale that is as large as
-gradients stay finite. A net that has the state `loss_scale` is trained with it: `backward` starts
-from the scale and divides the gradients of parameters by it, so `grad/p` is the gradient whatever
-the scale; solvers keep a parameter and its slots where `loss_scale/finite` is false. Nothing is
-decided by the host.
+Gradients below 6e-8 are 0 in float16, so the loss is multiplied by the largest scale with which
+gradients stay finite. In a net with the state `loss_scale`, `backward` starts from the scale and
+divides the gradients of parameters by it; solvers skip an update if `loss_scale/finite` is false.
+The host decides nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +18,7 @@ from purine.graph import NOTHING, Builder, Filler, Graph, Location, Origin
 from purine.graph.names import gradient_of, update_of
 from purine.registry.kind import kind
 
-__all__ = [
-    "FINITE",
-    "LOSS_SCALE",
-    "UPDATES",
-    "AllTrue",
-    "CountGood",
-    "CountUpdates",
-    "LossScaleUpdate",
-    "Unscale",
-    "add_loss_scale",
-    "scaled_of",
-    "unscale",
-]
+__all__ = ["FINITE", "LOSS_SCALE", "UPDATES", "add_loss_scale", "scaled_of", "unscale"]
 
 LOSS_SCALE = "loss_scale"
 FINITE = "loss_scale/finite"
@@ -75,10 +62,9 @@ def CountUpdates(updates: Tensor, finite: Tensor) -> Tensor:
 
 @kind
 def LossScaleUpdate(scale: Tensor, good: Tensor, interval: Tensor, finite: Tensor) -> Tensor:
-    """The next loss scale, after `good` good iterations and this one.
+    """The next loss scale: halved if not `finite`, doubled after `interval` good iterations.
 
-    It is halved when a gradient is not finite, and doubled after `interval` good iterations; it
-    stays between 1 and 2 ** 24.
+    It stays between 1 and 2 ** 24.
 
     >>> good, interval = torch.tensor(1999), torch.tensor(2000)
     >>> LossScaleUpdate(torch.tensor(8.0), good, interval, torch.tensor(True))
@@ -104,19 +90,14 @@ def add_loss_scale(builder: Builder, *, scale: float, interval: int, location: L
 
 
 def scaled_of(gradient: str) -> str:
-    """The name of the gradient of the scaled loss that a gradient is made of.
-
-    >>> scaled_of("grad/fc1/weight")
-    'grad/fc1/weight/scaled'
-    """
+    """The name of the gradient of the scaled loss that a gradient is computed from."""
     return f"{gradient}/scaled"
 
 
 def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ()) -> Graph:
-    """A graph with gradients of the scaled loss, which then have the loss's own under their names.
+    """The graph with the gradients of the scaled loss divided by the scale.
 
-    The gradients of `parameters` must be finite for an update to count; those of `others` are
-    unscaled only.
+    An update counts if the gradients of all `parameters` are finite; `others` are not checked.
     """
     builder = Builder(graph)
     owner_of = {gradient_of(name): name for name in (*parameters, *others)}
@@ -131,16 +112,16 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
         )
     flags = []
     for name, scaled in renamed.items():
-        place, flag = builder.blobs[name].location, NOTHING
+        location, flag = builder.blobs[name].location, NOTHING
         if owner_of[name] in parameters:
-            flag = builder.blob(builder.fresh(f"{name}/finite"), (), "bool", place)
+            flag = builder.blob(builder.fresh(f"{name}/finite"), (), "bool", location)
             flags.append(flag)
         builder.op(
             builder.fresh(f"{name}/unscale"),
             "Unscale",
             [scaled, LOSS_SCALE],
             [name, flag],
-            location=place,
+            location=location,
             origin=Origin(owner_of[name], "update"),
         )
     if not flags:

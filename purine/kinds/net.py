@@ -1,6 +1,4 @@
-"""Writing a net: handles to blobs that know the net they belong to.
-
-Layer functions (`conv`, `pool`, ...) take a `Var` and return one: a net reads from top to bottom.
+"""Writing a net: layer functions (`conv`, `pool`, ...) take and return a `Var`, a blob of the net.
 
     net = Net()
     image, label = net.data((64, 1, 28, 28))
@@ -8,7 +6,7 @@ Layer functions (`conv`, `pool`, ...) take a `Var` and return one: a net reads f
     softmax_loss(inner_product(x, 10, name="fc"), label, name="loss")
     graph = net.graph()
 
-Shapes are inferred as the net is written, so a mistake is reported at the line that makes it.
+Shapes are inferred as the net is written, so an error points to the line of the mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from purine.analysis.infer import infer_op, spec_of
-from purine.arguments import checked
+from purine.arguments import checked, wrong_value
 from purine.errors import ConfigError
 from purine.graph import DTYPES, NOTHING, Attribute, Blob, Builder, Filler, Graph, Lane, Op
 from purine.nearest import nearest_name
@@ -70,12 +68,9 @@ class Net:
     @checked
     def __init__(self, *, dtype: str = "float32") -> None:
         if dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype is {dtype!r}",
-                expected=f"one of {', '.join(sorted(DTYPES))}",
-                found=repr(dtype),
-                remedy=nearest_name(dtype, DTYPES, "use one of these"),
-            )
+            remedy = nearest_name(dtype, DTYPES, "use one of these")
+            expected = f"one of {', '.join(sorted(DTYPES))}"
+            raise wrong_value(ConfigError, "dtype", dtype, expected, remedy=remedy)
         self.dtype = dtype
         self.builder = Builder()
 
@@ -87,7 +82,8 @@ class Net:
     @checked
     def data(self, shape: Sequence[int], *, name: str = "data") -> tuple[Var, Var]:
         """The images and labels of a `Data` op: blobs `data` and `label`."""
-        _check_sizes(name, shape)
+        if not shape:
+            raise _wrong_size(name, shape)
         return self.source([(name, shape, self.dtype), ("label", shape[:1], "int64")], name=name)  # type: ignore[return-value]
 
     @checked
@@ -96,7 +92,8 @@ class Net:
     ) -> tuple[Var, ...]:
         """The blobs of a `Data` op with the given names, shapes and dtypes."""
         for blob, shape, _ in fields:
-            _check_sizes(blob, shape)
+            if not shape or min(shape) < 1:
+                raise _wrong_size(blob, shape)
         add_clock(self.builder)
         names = [self.builder.blob(blob, shape, dtype) for blob, shape, dtype in fields]
         self.builder.op(name, "Data", [SEED, ITERATION], names, lane="io")
@@ -114,7 +111,7 @@ class Net:
         decay_mult: float = 1.0,
     ) -> Var:
         """A state that solvers update (or, where it is not trainable, that ops of the net do)."""
-        if 0 in shape or any(size < 0 for size in shape):
+        if any(size < 1 for size in shape):
             raise _wrong_size(name, shape)
         self.builder.blob(name, shape, self.dtype)
         self.builder.state(
@@ -182,9 +179,8 @@ class Net:
         if implied:
             add_clock(self.builder)
         names = (*(variable.name for variable in inputs), *implied)
-        op = Op(
-            name, kind, names, tuple(outputs), _without_defaults(known, attributes or {}), lane=lane
-        )
+        settings = _without_defaults(known, attributes or {})
+        op = Op(name, kind, names, tuple(outputs), settings, lane=lane)
         for error in known.problems(op):
             raise error
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in op.inputs])
@@ -208,12 +204,6 @@ class Net:
         return graph
 
 
-def _check_sizes(name: str, shape: Sequence[int]) -> None:
-    """Refuse data without samples or without numbers."""
-    if not shape or min(shape) < 1:
-        raise _wrong_size(name, shape)
-
-
 def _wrong_size(name: str, shape: Sequence[int]) -> ConfigError:
     return ConfigError(
         f"blob {name!r} has the shape {list(shape)}",
@@ -225,9 +215,5 @@ def _wrong_size(name: str, shape: Sequence[int]) -> ConfigError:
 
 
 def _without_defaults(kind: Kind, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    """The attributes that say something: a graph's text stays short."""
-    return {
-        key: value
-        for key, value in attributes.items()
-        if key not in kind.attributes or kind.attributes[key].default != value
-    }
+    defaults = {key: attribute.default for key, attribute in kind.attributes.items()}
+    return {k: v for k, v in attributes.items() if k not in defaults or defaults[k] != v}

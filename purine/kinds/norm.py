@@ -1,9 +1,9 @@
-"""Normalisation: batch norm, layer norm and local response normalisation."""
+"""Batch norm, layer norm, local response normalisation, and the kernels of group norm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,12 @@ from purine.arguments import at_least, checked
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Filler, Op
 from purine.kinds.net import Var
+from purine.registry.aten import KERNELS
 from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.gradient import RULES, Emit, Pull, Rule
 from purine.registry.kind import kind
 
-__all__ = ["LRN", "BatchNorm", "BatchNormTest", "LayerNorm", "batch_norm", "layer_norm", "lrn"]
+__all__ = ["batch_norm", "layer_norm", "lrn"]
 
 Region = Literal["across", "within"]
 
@@ -149,14 +150,8 @@ def lrn(
     name: str | None = None,
 ) -> Var:
     """A local response normalisation layer."""
-    settings: dict[str, Attribute] = {
-        "size": size,
-        "alpha": alpha,
-        "beta": beta,
-        "k": k,
-        "region": region,
-    }
-    return x.net.apply("LRN", [x], settings, name=name)
+    numbers: dict[str, Attribute] = {"size": size, "alpha": alpha, "beta": beta, "k": k}
+    return x.net.apply("LRN", [x], {**numbers, "region": region}, name=name)
 
 
 def _lower_batch_norm(emit: Emit, op: Op) -> tuple[str, ...]:
@@ -172,32 +167,50 @@ def _lower_batch_norm(emit: Emit, op: Op) -> tuple[str, ...]:
     return (mean, invstd)
 
 
-def _pull_batch_norm(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
+def _pull_batch_norm(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    op, wanted = pull.op, pull.wanted[:3]
     x, weight, _, mean, variance = op.inputs
-    cotangent = cotangents[0]
-    if cotangent is None or any(cotangents[1:]):
+    cotangent, *others = pull.cotangents
+    if cotangent is None or any(others):
         raise GraphError(
             f"op {op.name!r} ({op.kind}) at {op.location} has a loss behind its running statistics",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
+            op=op,
             expected=f"gradients through {op.outputs[0]!r} alone",
             found=f"a loss that depends on {op.outputs[1]!r} or {op.outputs[2]!r}",
             remedy="put a StopGradient before the ops that read the statistics",
         )
-    found = emit(
+    gradients = emit(
         "aten.native_batch_norm_backward",
-        [cotangent, x, weight, mean, variance, *saved],
-        {"train": True, "eps": op.attributes.get("eps", 1e-5), "output_mask": tuple(wanted[:3])},
-        outputs=[None if want else NOTHING for want in wanted[:3]],
+        [cotangent, x, weight, mean, variance, *pull.saved],
+        {"train": True, "eps": op.attributes.get("eps", 1e-5), "output_mask": tuple(wanted)},
+        outputs=[None if want else NOTHING for want in wanted],
     )
-    return (*(name or None for name in found), None, None)
+    return (*(name or None for name in gradients), None, None)
 
 
 RULES["BatchNorm"] = Rule(_lower_batch_norm, _pull_batch_norm)
+
+
+def _group_norm(x: Tensor, *rest: Any, **more: Any) -> Any:
+    x = x.contiguous(memory_format=_format_of(x))
+    return torch.ops.aten.native_group_norm.default(x, *rest, **more)
+
+
+def _group_norm_backward(cotangent: Tensor, x: Tensor, *rest: Any, **more: Any) -> Any:
+    layout = _format_of(x)
+    tensors = cotangent.contiguous(memory_format=layout), x.contiguous(memory_format=layout)
+    return torch.ops.aten.native_group_norm_backward.default(*tensors, *rest, **more)
+
+
+def _format_of(x: Tensor) -> torch.memory_format:
+    """On CPUs images stay channels-last; their kernels take that layout."""
+    last = x.dim() == 4 and not x.is_contiguous() and x.device.type == "cpu"
+    images = last and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if images else torch.contiguous_format
+
+
+# torch's own kernels need inputs without gaps: the forward raises an error for others, the backward
+# gives wrong numbers. `torch.group_norm` copies such inputs first, which no trace shows.
+for _device in ("cpu", "cuda"):
+    KERNELS["aten.native_group_norm", _device] = _group_norm
+    KERNELS["aten.native_group_norm_backward", _device] = _group_norm_backward

@@ -9,20 +9,13 @@ from torch import Tensor
 
 from purine.analysis.shapes import pair, windows
 from purine.arguments import checked
+from purine.graph import Attribute
 from purine.kinds.net import Var
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-)
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
-__all__ = ["GlobalPool", "Pool", "global_pool", "pool"]
+__all__ = ["global_pool", "pool"]
 
 Pair = int | tuple[int, int]
 Method = Literal["max", "average"]
@@ -32,26 +25,20 @@ def _pool_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     (x,) = shapes
     if len(x) != 4:
         return None
+    pairs = [pair(settings[name]) for name in ("kernel", "stride", "pad")]
     sides = [
         windows(extent, kernel, stride, pad, ceil=settings["ceil"]) if 2 * pad <= kernel else 0
-        for extent, kernel, stride, pad in zip(
-            x[2:],
-            pair(settings["kernel"]),
-            pair(settings["stride"]),
-            pair(settings["pad"]),
-            strict=True,
-        )
+        for extent, kernel, stride, pad in zip(x[2:], *pairs, strict=True)
     ]
     return (*x[:2], *sides) if min(sides) > 0 else None
 
 
 def _global_pool_shape(settings: Settings, shapes: Shapes) -> Shape | None:
-    del settings
     (x,) = shapes
     return (*x[:2], 1, 1) if len(x) == 4 else None
 
 
-@kind(facts=Facts(Precision.FOLLOW, ShardRule.POOL, SampleRule.ROWS, shape=ShapeRule(_pool_shape)))
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.POOL, SampleRule.ROWS, shape=_pool_shape))
 def Pool(
     x: Tensor,
     *,
@@ -72,11 +59,7 @@ def Pool(
     return F.avg_pool2d(x, kernel, stride, pad, ceil_mode=ceil, count_include_pad=count_pad)
 
 
-@kind(
-    facts=Facts(
-        Precision.FOLLOW, ShardRule.POOL, SampleRule.ROWS, shape=ShapeRule(_global_pool_shape)
-    )
-)
+@kind(facts=Facts(Precision.FOLLOW, ShardRule.POOL, SampleRule.ROWS, shape=_global_pool_shape))
 def GlobalPool(x: Tensor, *, method: Method = "average") -> Tensor:
     """The maximum or average over all of each image: [N, C, H, W] to [N, C, 1, 1]."""
     if x.ndim != 4:
@@ -104,19 +87,9 @@ def pool(
     >>> pool(Net().input("x", (8, 3, 7, 7)), kernel=2, stride=2, ceil=True).shape
     (8, 3, 4, 4)
     """
-    return x.net.apply(
-        "Pool",
-        [x],
-        {
-            "method": method,
-            "kernel": kernel,
-            "stride": stride,
-            "pad": pad,
-            "ceil": ceil,
-            "count_pad": count_pad,
-        },
-        name=name,
-    )
+    window: dict[str, Attribute] = {"kernel": kernel, "stride": stride, "pad": pad, "ceil": ceil}
+    settings = {"method": method, **window, "count_pad": count_pad}
+    return x.net.apply("Pool", [x], settings, name=name)
 
 
 @checked

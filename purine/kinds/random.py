@@ -1,10 +1,8 @@
 """Random numbers as a pure function of (seed, stream, iteration, index), and dropout.
 
-Every element's number is a hash of its own index under a key, so that the bits depend neither on
-the order in which ops run nor on how a batch is cut: a part of a batch that starts at sample
-`offset` draws exactly the numbers that the whole batch would have drawn there. Every random kind
-has that attribute, with that meaning. What is drawn once for the whole batch is `shared`: its parts
-all draw the same.
+The number of an element is a hash of its index under a key, so it depends neither on the order of
+ops nor on how a batch is cut: a part that starts at sample `offset` draws what the whole batch
+draws there. With `shared`, all parts of a batch draw the same.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,30 +19,12 @@ from purine.arguments import checked
 from purine.graph import Attribute, Op
 from purine.kinds.net import Var
 from purine.registry.aten import dtype_name, dtype_of
-from purine.registry.facts import (
-    Facts,
-    Precision,
-    SampleRule,
-    Settings,
-    Shape,
-    ShapeRule,
-    Shapes,
-    ShardRule,
-    with_labels,
-)
-from purine.registry.gradient import RULES, Emit, Rule
+from purine.registry.facts import Facts, Precision, SampleRule, ShardRule, with_labels
+from purine.registry.gradient import RULES, Emit, Pull, Rule
 from purine.registry.kind import kind
+from purine.registry.spec import Settings, Shape, Shapes
 
-__all__ = [
-    "Dropout",
-    "RandomExponential",
-    "RandomIntegers",
-    "RandomMask",
-    "RandomNormal",
-    "RandomUniform",
-    "dropout",
-    "random_bits",
-]
+__all__ = ["dropout", "random_bits"]
 
 # Digits of a uniform number: as many as the dtype has, so that rounding never gives 1.
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 32}
@@ -58,7 +39,7 @@ def random_bits(
 
 
 def _bits_at(bits: Tensor, seed: Tensor, iteration: Tensor, stream: str) -> Tensor:
-    """The random bits of the given places, written over these."""
+    """The random bits of the given indices, written over them."""
     key = _mix64(seed * 0x5851F42D4C957F2D + iteration)
     key = _mix64(key ^ zlib.crc32(stream.encode()))
     low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
@@ -86,8 +67,8 @@ def RandomMask(
 ) -> Tensor:
     """1 / keep with probability `keep`, else 0, for every element of `shape`.
 
-    A mask that is a `part` of a larger one draws what that draws there: the numbers are an axis,
-    the extent of the whole along it, and the start and end of each span of it, one after the other.
+    A `part` of a larger mask is given by an axis, the extent of the whole along it, and the start
+    and end of each span.
     """
     if part is None:
         start = offset * math.prod(shape[1:])
@@ -202,7 +183,8 @@ def _dropout_shape(settings: Settings, shapes: Shapes) -> Shape | None:
         Precision.FOLLOW,
         ShardRule.DROPOUT,
         SampleRule.ROWS,
-        shape=ShapeRule(_dropout_shape, with_labels),
+        shape=_dropout_shape,
+        dtypes=with_labels,
     ),
 )
 def Dropout(
@@ -233,20 +215,17 @@ def Dropout(
 
 
 def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Tensor) -> Tensor:
-    """The place of each element of a part in the whole that it belongs to."""
+    """The index in the whole mask of each element of a part."""
     axis, extent, *ends = part
     spans = list(zip(ends[::2], ends[1::2], strict=True))
     if not 0 < axis < len(shape) or sum(end - start for start, end in spans) != shape[axis]:
         raise ValueError(f"part {list(part)} does not describe a mask of shape {list(shape)}")
-    along = [
-        torch.arange(start, end, dtype=torch.int32, device=seed.device) for start, end in spans
-    ]
+    count = partial(torch.arange, dtype=torch.int32, device=seed.device)
     inner = math.prod(shape[axis + 1 :])
-    row = torch.cat(along).mul_(inner).unsqueeze(1)
-    row = row + torch.arange(inner, dtype=torch.int32, device=seed.device)
-    outer = math.prod(shape[:axis])
+    row = torch.cat([count(start, end) for start, end in spans]).mul_(inner).unsqueeze(1)
+    row = row + count(inner)
     first = offset * math.prod(shape[1:axis])
-    rows = torch.arange(first, first + outer, dtype=torch.int32, device=seed.device)
+    rows = count(first, first + math.prod(shape[:axis]))
     return (rows.mul_(extent * inner).unsqueeze(1) + row.view(1, -1)).view(-1)
 
 
@@ -278,16 +257,8 @@ def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
     return (mask,)
 
 
-def _pull_dropout(
-    emit: Emit,
-    op: Op,
-    saved: Sequence[str],
-    cotangents: Sequence[str | None],
-    wanted: Sequence[bool],
-) -> Sequence[str | None]:
-    (cotangent,) = cotangents
-    assert cotangent is not None
-    return (*emit("aten.mul.Tensor", [cotangent, *saved]), None, None)
+def _pull_dropout(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    return (*emit("aten.mul.Tensor", [pull.cotangent, *pull.saved]), None, None)
 
 
 RULES["Dropout"] = Rule(_lower_dropout, _pull_dropout)

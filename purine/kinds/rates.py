@@ -1,8 +1,7 @@
 """Learning-rate policies as kinds: each makes the rate from the number of the iteration.
 
-A rate is a float64 scalar made by tensor ops alone, so it can be computed on any device without the
-host looking at it. Iterations count from 0. The formulas are Caffe's; `purine.solvers.rates` holds
-the same policies as values that check their settings.
+A rate is a float64 scalar, computed by tensor ops on any device. Iterations count from 0. The
+formulas are Caffe's. `purine.solvers.rates` has the same policies as values.
 """
 
 from __future__ import annotations
@@ -13,18 +12,6 @@ import torch
 from torch import Tensor
 
 from purine.registry.kind import kind
-
-__all__ = [
-    "CosineRate",
-    "ExpRate",
-    "FixedRate",
-    "InvRate",
-    "MultiStepRate",
-    "PolyRate",
-    "SigmoidRate",
-    "StepRate",
-    "WarmupRate",
-]
 
 
 @kind

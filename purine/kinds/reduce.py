@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from purine.analysis.shapes import checked_axis
 from purine.registry.facts import Facts, Precision
 from purine.registry.kind import kind
-
-__all__ = ["ArgMax", "Reduction"]
 
 
 @kind(facts=Facts(Precision.WIDE))
@@ -22,9 +21,7 @@ def Reduction(
     coefficient: float = 1.0,
 ) -> Tensor:
     """The sum over all dimensions from `axis` on, of x, |x| or x squared, or the mean of x."""
-    flat = x.flatten(axis) if -x.ndim <= axis < x.ndim else None
-    if flat is None:
-        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
+    flat = x.flatten(checked_axis(x, axis))
     if operation == "mean":
         reduced = flat.mean(-1)
     elif operation == "sum":
@@ -36,15 +33,14 @@ def Reduction(
 
 @kind(facts=Facts(Precision.WIDE))
 def ArgMax(x: Tensor, *, top_k: int = 1, axis: int | None = None, values: bool = False) -> Tensor:
-    """The places of the `top_k` greatest values of each sample, as numbers of x's dtype.
+    """The indices of the `top_k` greatest values of each sample, in the dtype of x.
 
-    With an `axis`, the places along it, or with `values` the values there. Without, each sample
-    counts as one row and the result is [N, 1, top_k], or with `values` the places and the values,
-    [N, 2, top_k].
+    With an `axis`, the indices along it, or with `values` the values there. Without one the result
+    is [N, 1, top_k], or with `values` indices and values, [N, 2, top_k].
     """
     if axis is not None:
         best = x.detach().topk(top_k, axis)
         return best.values if values else best.indices.to(x.dtype)
     best = x.detach().flatten(1).topk(top_k, 1)
-    places = best.indices.to(x.dtype)
-    return torch.stack([places, best.values] if values else [places], 1)
+    indices = best.indices.to(x.dtype)
+    return torch.stack([indices, best.values] if values else [indices], 1)

@@ -7,28 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from purine.analysis.shapes import checked_axis
 from purine.arguments import at_least, checked
 from purine.graph import Filler
 from purine.kinds.net import Var
 from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
 from purine.registry.kind import kind
 
-__all__ = [
-    "Concat",
-    "Flatten",
-    "Prepend",
-    "Reshape",
-    "Slice",
-    "Split",
-    "Transpose",
-    "concat",
-    "flatten",
-    "prepend",
-    "reshape",
-    "slice",
-    "split",
-    "transpose",
-]
+__all__ = ["concat", "flatten", "prepend", "reshape", "slice", "split", "transpose"]
 
 
 @kind(facts=Facts(Precision.FOLLOW, ShardRule.CONCAT, SampleRule.ALONG_AXIS, Role.CONCATENATION))
@@ -48,7 +34,7 @@ def Prepend(x: Tensor, rows: Tensor) -> Tensor:
 @kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.SPLIT, SampleRule.ALONG_AXIS))
 def Split(x: Tensor, *, parts: int, axis: int = 1) -> tuple[Tensor, ...]:
     """`parts` equal pieces of x along `axis`, each a result."""
-    extent = _extent(x, axis)
+    extent = x.shape[checked_axis(x, axis)]
     if parts < 1 or extent % parts:
         raise ValueError(f"{extent} along axis {axis} cannot be cut into {parts} equal parts")
     return tuple(torch.split(x, extent // parts, axis))
@@ -57,7 +43,7 @@ def Split(x: Tensor, *, parts: int, axis: int = 1) -> tuple[Tensor, ...]:
 @kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.ALONG_AXIS, SampleRule.ALONG_AXIS))
 def Slice(x: Tensor, *, axis: int = 1, start: int = 0, end: int | None = None) -> Tensor:
     """The part of x from `start` up to `end` (left out: to the end) along `axis`."""
-    extent = _extent(x, axis)
+    extent = x.shape[checked_axis(x, axis)]
     stop = extent if end is None else end
     if not 0 <= start < stop <= extent:
         raise ValueError(f"{start} to {stop} is no part of 0 to {extent} along axis {axis}")
@@ -141,9 +127,3 @@ def reshape(x: Var, shape: Sequence[int], *, name: str | None = None) -> Var:
 def transpose(x: Var, axes: Sequence[int], *, name: str | None = None) -> Var:
     """x with its dimensions in another order."""
     return x.net.apply("Transpose", [x], {"axes": tuple(axes)}, name=name)
-
-
-def _extent(x: Tensor, axis: int) -> int:
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}, but x has {x.ndim} dimensions")
-    return int(x.shape[axis])

@@ -1,11 +1,9 @@
-"""Batch norm over samples that lie on several devices, in steps.
+"""Batch norm over samples on several devices, in steps.
 
-Each device makes the statistics of its own samples (`BatchNormStatistics`), one combines them
-(`CombineStatistics`), and each normalises its samples with the result (`BatchNormTest`, which is
-given the batch's statistics for running ones). Backwards likewise: sums on each device
-(`BatchNormSums`), which are combined, and the gradient of each device's samples
-(`BatchNormGradient`). Of samples in low precision, statistics and sums are float32. No gradient
-passes these kinds: they stand where a backward is made already.
+Each device computes the statistics of its samples (`BatchNormStatistics`), one device combines them
+(`CombineStatistics`), and each normalises its samples with the result (`BatchNormTest`). Backward:
+sums on each device (`BatchNormSums`), combined, then gradients (`BatchNormGradient`). Statistics
+and sums of samples in low precision are float32. These kinds have no gradient.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from purine.registry.kind import kind
-
-__all__ = ["BatchNormGradient", "BatchNormStatistics", "BatchNormSums", "CombineStatistics"]
 
 
 @kind
@@ -69,21 +65,10 @@ def CombineStatistics(
 def BatchNormSums(
     gradient: Tensor, x: Tensor, mean: Tensor, variance: Tensor, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """By channel, the sums of gradient times normalised x, and of gradient.
-
-    They are the gradients of scale and shift.
-    """
+    """By channel the sums of gradient times normalised x, and of gradient (for scale and shift)."""
+    scale = None if x.dtype == mean.dtype else torch.ones_like(mean)  # gives the sums its dtype
     _, weight, bias = torch.ops.aten.native_batch_norm_backward(
-        gradient,
-        x,
-        None if x.dtype == mean.dtype else torch.ones_like(mean),  # gives the sums its dtype
-        mean,
-        variance,
-        None,
-        None,
-        False,
-        eps,
-        [False, True, True],
+        *(gradient, x, scale, mean, variance, None, None, False, eps, [False, True, True])
     )
     return weight, bias
 

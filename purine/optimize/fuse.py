@@ -1,15 +1,12 @@
-"""Ops of one device put together into fused ops, to be compiled as a whole.
+"""Fused ops: the ops of a device between two points of communication, compiled as one.
 
-A piece is all that a lane does between two points of communication: what another lane or device
-gives it must be there when it starts, and what it gives others leaves when it ends. Pieces can be
-made smaller, so that gradients leave before the backward is over. On a GPU what is done beside
-compute, averages and updates of several devices, is fused too: there a launch costs more than most
-of these ops.
+A fused op starts when all it reads from other lanes has arrived, and its results leave when it
+ends. Smaller pieces let gradients leave before the backward ends. On a GPU the ops beside compute
+(averages and updates of several devices) are fused too, because a launch costs more than they do.
 
-The graph of pieces has no cycle. Each op has a rank: the number of crossings between lanes that lie
-behind it, counted from the end. A piece holds ops of one lane and one rank, in an order in which
-they could run; along every edge ranks do not rise towards the end, and they are equal only within a
-lane.
+The graph of pieces has no cycle. The rank of an op is the largest number of crossings between lanes
+on a path from it to the end. A piece holds ops of one lane and one rank, in topological order.
+Ranks never rise along an edge, and are equal only within a lane.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from collections.abc import Sequence
 
 from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import families, size_in_bytes
-from purine.arguments import checked
-from purine.errors import ConfigError
+from purine.arguments import at_least, checked
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
 from purine.kinds.fused import FUSED, fused_op
 from purine.registry.lookup import lookup
@@ -39,25 +35,18 @@ def fuse(
 ) -> Graph:
     """The graph with the ops of each compute lane in fused ops.
 
-    Between two points of communication a lane has up to `pieces` fused ops, of about equal cost.
-    With `bucket` a fused op ends as soon as so many bytes have come into it from other lanes and
-    gone out to them, so that gradients are reduced, and new weights read, before all of them are
-    there. `devices` are those to fuse on, by default all. Apply it last: what is fused cannot be
-    differentiated, split or placed apart any more.
+    Between two points of communication a lane has up to `pieces` fused ops of about equal cost.
+    With `bucket` a fused op also ends once it has exchanged that many bytes with other lanes.
+    `devices` are those to fuse on, by default all. Apply it last: fused ops cannot be
+    differentiated, split or placed apart.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=4)), lr=0.1)
     >>> [op.kind for op in fuse(step).ops.values()]
     ['aten.add.Scalar', 'Data', 'Fused']
     """
-    for name, value in (("pieces", pieces), ("bucket", 1 if bucket is None else bucket)):
-        if value < 1:
-            raise ConfigError(
-                f"{name} is {value}",
-                expected="1 or more",
-                found=str(value),
-                remedy=f"leave {name} out for as few fused ops as can be",
-            )
+    at_least("pieces", pieces, 1)
+    at_least("bucket", 1 if bucket is None else bucket, 1)
     for device in devices or ():
         Location(device=device)  # refuses what is no device
     builder, family = Builder(graph), families(graph)
@@ -66,13 +55,13 @@ def fuse(
         if len(members) < 2:
             continue
         names = {op.name for op in members}
-        made = [blob for op in members for blob in op.outputs if blob != NOTHING]
-        inside = set(made)
+        results = [blob for op in members for blob in op.outputs if blob != NOTHING]
+        inside = set(results)
         inputs = dict.fromkeys(blob for op in members for blob in op.inputs if blob not in inside)
         asked = {*graph.outputs, *(state.next for state in graph.states.values())}
         outputs = [
             blob
-            for blob in made
+            for blob in results
             if blob in asked or any(user.name not in names for user in graph.consumers[blob])
         ]
         name = builder.fresh(f"fused/{count}")
@@ -92,13 +81,13 @@ def _pieces(
     graph: Graph, pieces: int, bucket: int | None, devices: Sequence[str] | None
 ) -> list[list[Op]]:
     """The ops of each lane by rank, those with the most crossings behind them first."""
-    found: dict[tuple[int, Location, str], list[Op]] = {}
+    groups: dict[tuple[int, Location, str], list[Op]] = {}
     ranks = _ranks(graph, devices)
     for name in graph.order:
         op = graph.ops[name]
         if _fits(op, devices):
-            found.setdefault((-ranks[name], op.location, op.lane), []).append(op)
-    parts = [part for key in sorted(found) for part in _split(graph, found[key], pieces)]
+            groups.setdefault((-ranks[name], op.location, op.lane), []).append(op)
+    parts = [part for key in sorted(groups) for part in _split(graph, groups[key], pieces)]
     if bucket is not None:
         parts = [piece for part in parts for piece in _by_bytes(graph, part, bucket)]
     return parts
@@ -111,11 +100,8 @@ def _ranks(graph: Graph, devices: Sequence[str] | None) -> dict[str, int]:
         behind = [0]
         for following in graph.successors[name]:
             other = graph.ops[following]
-            together = (
-                _fits(op, devices)
-                and _fits(other, devices)
-                and (op.location, op.lane) == (other.location, other.lane)
-            )
+            same_lane = (op.location, op.lane) == (other.location, other.lane)
+            together = same_lane and _fits(op, devices) and _fits(other, devices)
             behind.append(ranks[following] + (not together))
         ranks[name] = max(behind)
     return ranks

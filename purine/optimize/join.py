@@ -1,9 +1,8 @@
-"""Convolutions that read the same blob put together into one.
+"""Convolutions that read the same blob, joined into one.
 
-The branches of an inception begin with convolutions of 1 x 1 over the same input. As one
-convolution with the filters of all, that input is read once and not three times, in the forward and
-for the gradients of the filters; and its own gradient is made at once, with nothing to add up.
-Parameters keep their names and values: the filters are joined anew in every iteration.
+The branches of an inception block begin with 1 x 1 convolutions of the same input. One convolution
+with all their filters reads that input once, and gives its gradient without a sum. Parameters keep
+their names and values; the filters are concatenated in every iteration.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ from purine.registry.lookup import lookup
 
 __all__ = ["join"]
 
-_SPLIT = "aten.split_with_sizes"
-
 
 @checked
 def join(net: Graph) -> Graph:
     """The net with one convolution for all those of the same form that read the same blob.
 
-    To be used before `backward`, for GPUs: there a few large kernels are quicker than many small
-    ones. Each result is a part of the joined one, under its own name.
+    Use it before `backward`, for GPUs, where few large kernels are faster than many small ones.
 
     >>> from purine.zoo import googlenet
     >>> net = googlenet(batch=2)
@@ -42,7 +38,7 @@ def join(net: Graph) -> Graph:
 
 def _siblings(net: Graph) -> Iterator[list[Op]]:
     """Convolutions that differ in their filters alone."""
-    found: dict[tuple[object, ...], list[Op]] = {}
+    groups: dict[tuple[object, ...], list[Op]] = {}
     ordered = {name for edge in net.control for name in edge}
     for name in net.order:
         op = net.ops[name]
@@ -57,8 +53,8 @@ def _siblings(net: Graph) -> Iterator[list[Op]]:
             *(op.kind, repr(sorted(op.attributes.items())), op.location, op.lane),
             *(op.inputs[0], len(op.inputs), weight.dtype, weight.shape[1:]),
         )
-        found.setdefault(key, []).append(op)
-    yield from (members for members in found.values() if len(members) > 1)
+        groups.setdefault(key, []).append(op)
+    yield from (members for members in groups.values() if len(members) > 1)
 
 
 def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
@@ -85,7 +81,7 @@ def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
     whole = add(title, first.kind, inputs, (shape[0], sum(counts), *shape[2:]), **first.attributes)
     builder.op(
         builder.fresh(f"{whole}/parts"),
-        _SPLIT,
+        "aten.split_with_sizes",
         [whole],
         [name for op in members for name in op.outputs],
         {"split_sizes": tuple(counts), "dim": 1},

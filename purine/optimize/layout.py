@@ -1,8 +1,7 @@
-"""How images and filters lie in memory, said by the graph.
+"""The memory layout of images and filters, as a property of blobs.
 
-Convolutions compute in the layout of what they read, and what follows them keeps it. So a run only
-has to lay out what no op makes: batches and inputs, filters, and what solvers keep for these. The
-results are the same to rounding.
+Convolutions compute in the layout of their inputs, and later ops keep it. So a run sets the layout
+only of blobs that no op computes: batches, inputs, filters and their optimizer state.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, NOTHING, Builder, Graph, Op
 from purine.kinds.fused import refuse_fused
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.registry.facts import Role
 from purine.registry.lookup import lookup
 
@@ -34,13 +33,10 @@ _CONVOLUTIONS = (*_FORWARD, Role.CONVOLUTION_BACKWARD)
 def layout(graph: Graph, form: str = "auto") -> Graph:
     """The graph with the layout of its images and filters set.
 
-    `channels-last` lays out what a run has to: blobs of four dimensions that a `Data` op gives or
-    the caller feeds, states that are the filters of convolutions, what solvers keep for these, and
-    copies and casts of all of them. `contiguous` takes all layouts out. `auto` decides for the
-    graph as a whole: `channels-last` where more than half of its floating-point operations are
-    convolutions of images, forward or backward, and `contiguous` elsewhere.
-
-    Other transforms carry layouts along, so the place among them is free; `fuse` comes behind it.
+    `channels-last` sets that layout for image batches, filters, their optimizer state, and copies
+    and casts of these. `contiguous` removes all layouts. `auto` is `channels-last` where more than
+    half of the floating-point operations are convolutions of images. The results are the same to
+    rounding. Apply it before `fuse`; other transforms keep layouts.
 
     >>> from purine.zoo import lenet, mlp
     >>> str(layout(lenet(batch=2)).blobs["conv1/weight"])
@@ -50,12 +46,7 @@ def layout(graph: Graph, form: str = "auto") -> Graph:
     """
     forms = get_args(Layout)
     if form not in forms:
-        raise ConfigError(
-            f"there is no layout {form!r}",
-            expected=f"one of {', '.join(forms)}",
-            found=repr(form),
-            remedy=nearest_name(form, forms, "use one of these"),
-        )
+        raise unknown_name(ConfigError, "layout", form, forms)
     refuse_fused(graph, "layout")
     builder = Builder(graph)
     for name, blob in graph.blobs.items():
@@ -82,20 +73,20 @@ def _mostly_convolutions(graph: Graph) -> bool:
 def _laid_out(graph: Graph) -> set[str]:
     """The blobs that are laid out, in a graph whose shapes are known."""
     given = {name for op in graph.ops.values() if op.kind == "Data" for name in op.outputs}
-    found = {name for name in (*graph.inputs, *given) if _is_image(graph, name)}
+    laid_out = {name for name in (*graph.inputs, *given) if _is_image(graph, name)}
     filters = set(_filters(graph))
     for name in [*filters]:
         filters.update(_kept_for(graph, name))
-    found |= filters | {graph.states[name].next for name in filters}
+    laid_out |= filters | {graph.states[name].next for name in filters}
     for name in graph.order:
         op = graph.ops[name]
-        if _role(op) is Role.COPY and op.inputs[0] in found:
-            found.add(op.outputs[0])
-    return found
+        if _role(op) is Role.COPY and op.inputs[0] in laid_out:
+            laid_out.add(op.outputs[0])
+    return laid_out
 
 
 def _filters(graph: Graph) -> Iterator[str]:
-    """The states that convolutions of images read, themselves, copied, cast or joined."""
+    """The states that convolutions of images read, directly or copied, cast or joined."""
     for op in graph.ops.values():
         if _role(op) not in _FORWARD or not _is_image(graph, op.inputs[1]):
             continue
@@ -110,12 +101,11 @@ def _filters(graph: Graph) -> Iterator[str]:
 
 
 def _kept_for(graph: Graph, name: str) -> Iterator[str]:
-    """The states of the shape of a filter that its update reads beside it."""
+    """The optimizer states of a filter: those of its shape that its update reads."""
     for op in graph.consumers[name]:
         if op.outputs and _role(op) not in _CONVOLUTIONS:
             for other in op.inputs:
-                alike = graph.blobs[other].shape == graph.blobs[name].shape
-                if other in graph.states and alike:
+                if other in graph.states and graph.blobs[other].shape == graph.blobs[name].shape:
                     yield other
 
 
@@ -125,7 +115,4 @@ def _role(op: Op) -> Role | None:
 
 def _is_image(graph: Graph, name: str) -> bool:
     """Whether a blob has the dimensions of images, or of filters for them."""
-    if name == NOTHING:
-        return False
-    shape = graph.blobs[name].shape
-    return shape is not None and len(shape) == 4
+    return name != NOTHING and len(graph.blobs[name].shape or ()) == 4

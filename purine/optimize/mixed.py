@@ -1,19 +1,17 @@
-"""Mixed precision: casts put in front of the ops that compute in low precision, and behind them.
+"""Mixed precision: casts before and after the ops that compute in low precision.
 
-Each kind declares its `Precision`. States stay float32 (parameters, statistics, optimizer state),
-and so do the outputs of the net, so solvers, checkpoints and readers of results see no difference.
-A blob is cast at most once in each direction. A blob that was computed in low precision is never
-cast for an op that can take it as it is.
+Each kind declares its `Precision`. States (parameters, statistics, optimizer state) and the outputs
+of the net stay float32. A blob is cast at most once in each direction, and never for an op that
+takes low precision as it is.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from purine.analysis.infer import complete, infer_op, spec_of
-from purine.arguments import checked
+from purine.arguments import at_least, checked, positive
 from purine.autodiff import GRADIENT, losses_of
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
@@ -38,18 +36,14 @@ def precision_of(op: Op) -> Precision:
 
 @checked
 def mixed(
-    net: Graph,
-    dtype: str = "bf16",
-    *,
-    loss_scale: float | None = None,
-    growth_interval: int = 2000,
+    net: Graph, dtype: str = "bf16", *, loss_scale: float | None = None, growth_interval: int = 2000
 ) -> Graph:
     """The net with matrix products and what follows them in low precision, and states in float32.
 
-    To be used before `backward`. `dtype` is `bf16` or `fp16`. A net in `fp16` has a loss
-    scale, which starts at `loss_scale` (by default 65536), is halved in an iteration with a
-    gradient that is not finite, whose updates do not count, and is doubled after `growth_interval`
-    iterations without. In `bf16` there is none unless `loss_scale` is given.
+    Use it before `backward`. `dtype` is `bf16` or `fp16`. A net in `fp16`, or with `loss_scale`
+    given, has a loss scale. It starts at `loss_scale` (by default 65536), is halved in an iteration
+    with a gradient that is not finite, whose updates are skipped, and is doubled after
+    `growth_interval` iterations without one.
 
     >>> from purine.zoo import lenet
     >>> net = mixed(lenet(batch=2))
@@ -63,21 +57,17 @@ def mixed(
             found=repr(dtype),
             remedy="use one of these, or leave mixed out to train in float32",
         )
-    if loss_scale is not None and not (math.isfinite(loss_scale) and loss_scale > 0):
-        raise _out_of_range("loss_scale", loss_scale, "a number above 0")
-    if growth_interval < 1:
-        raise _out_of_range("growth_interval", growth_interval, "at least 1")
+    if loss_scale is not None:
+        positive("loss_scale", loss_scale)
+    at_least("growth_interval", growth_interval, 1)
     net = complete(net)
     _refuse(net)
     builder = _Casts(net, DTYPES[dtype], dtype).builder()
     if loss_scale is not None or dtype == "fp16":
         losses = [net.blobs[name] for name in losses_of(net)] or list(net.blobs.values())
-        add_loss_scale(
-            builder,
-            scale=2.0**16 if loss_scale is None else loss_scale,
-            interval=growth_interval,
-            location=losses[0].location,
-        )
+        scale = 2.0**16 if loss_scale is None else loss_scale
+        location = losses[0].location
+        add_loss_scale(builder, scale=scale, interval=growth_interval, location=location)
     return builder.graph()
 
 
@@ -85,11 +75,9 @@ class _Casts:
     """One net while its casts are put in. Names are those of the net that is given."""
 
     def __init__(self, net: Graph, dtype: str, suffix: str) -> None:
-        self.net = net
-        self.dtype = dtype
-        self.suffix = suffix
-        self.made = Builder(net)
-        self.made.ops.clear()
+        self.net, self.dtype, self.suffix = net, dtype, suffix
+        self.result = Builder(net)
+        self.result.ops.clear()
         self.kept = {*net.outputs, *(state.next for state in net.states.values())}
         self.low: dict[str, str] = {}
         """By blob, what holds it in low precision."""
@@ -101,16 +89,15 @@ class _Casts:
     def builder(self) -> Builder:
         for name in self.net.order:
             self._add(self.net.ops[name])
-        return self.made
+        return self.result
 
     def _add(self, op: Op) -> None:
         if lookup(op).function is None:
-            self.made.add(op)
+            self.result.add(op)
             return
         inputs = self._inputs(op)
-        specs = infer_op(
-            replace(op, inputs=inputs), [spec_of(self.made.blobs[name]) for name in inputs]
-        )
+        given = [spec_of(self.result.blobs[name]) for name in inputs]
+        specs = infer_op(replace(op, inputs=inputs), given)
         outputs, back = [], []
         for name, spec in zip(op.outputs, specs, strict=True):
             if name == NOTHING or spec is None or spec.dtype != self.dtype:
@@ -118,14 +105,14 @@ class _Casts:
                 continue
             self.computed.add(name)
             self.low[name] = name
-            blob = self.made.blobs[name]
+            blob = self.result.blobs[name]
             if name in self.kept:
-                self.low[name] = self.made.fresh(f"{name}/{self.suffix}")
+                self.low[name] = self.result.fresh(f"{name}/{self.suffix}")
                 self.wide[name] = name
                 back.append(name)
-            self.made.blobs[self.low[name]] = replace(blob, name=self.low[name], dtype=self.dtype)
+            self.result.blobs[self.low[name]] = replace(blob, name=self.low[name], dtype=self.dtype)
             outputs.append(self.low[name])
-        self.made.add(replace(op, inputs=inputs, outputs=tuple(outputs)))
+        self.result.add(replace(op, inputs=inputs, outputs=tuple(outputs)))
         for name in back:
             self._cast(self.low[name], _WIDE, name, op)
 
@@ -141,10 +128,10 @@ class _Casts:
         )
         first = op.inputs[0] if op.inputs else NOTHING
         inputs = []
-        for place, (name, is_real) in enumerate(zip(op.inputs, real, strict=True)):
+        for index, (name, is_real) in enumerate(zip(op.inputs, real, strict=True)):
             if not is_real:
                 inputs.append(self.low.get(name, name) if name in self.computed else name)
-            elif precision is Precision.NORM and place == 0:
+            elif precision is Precision.NORM and index == 0:
                 inputs.append(self.low[first] if first in self.computed else first)
             else:
                 inputs.append(self._as_low(name, op) if as_low else self._as_wide(name, op))
@@ -152,7 +139,7 @@ class _Casts:
 
     def _as_low(self, name: str, op: Op) -> str:
         if name not in self.low and not self._draw_low(name):
-            self.low[name] = self.made.fresh(f"{name}/{self.suffix}")
+            self.low[name] = self.result.fresh(f"{name}/{self.suffix}")
             self._cast(name, self.dtype, self.low[name], op)
         return self.low[name]
 
@@ -160,7 +147,7 @@ class _Casts:
         if name not in self.computed:
             return name
         if name not in self.wide:
-            self.wide[name] = self.made.fresh(f"{name}/fp32")
+            self.wide[name] = self.result.fresh(f"{name}/fp32")
             self._cast(self.low[name], _WIDE, self.wide[name], op)
         return self.wide[name]
 
@@ -169,22 +156,22 @@ class _Casts:
         drawn = self.net.producers.get(name)
         if drawn is None or drawn.kind.removeprefix(SIZED) != "RandomMask" or name in self.kept:
             return False
-        if any(name in other.inputs for other in self.made.ops.values()):
+        if any(name in other.inputs for other in self.result.ops.values()):
             return False
         settings = {**drawn.attributes, "dtype": self.dtype}
-        self.made.ops[drawn.name] = replace(self.made.ops[drawn.name], attributes=settings)
-        self.made.blobs[name] = replace(self.made.blobs[name], dtype=self.dtype)
+        self.result.ops[drawn.name] = replace(self.result.ops[drawn.name], attributes=settings)
+        self.result.blobs[name] = replace(self.result.blobs[name], dtype=self.dtype)
         self.low[name] = name
         self.computed.add(name)
         return True
 
     def _cast(self, name: str, dtype: str, result: str, op: Op) -> None:
         """Add the cast of a blob, where the blob is."""
-        blob = self.made.blobs[name]
-        if result not in self.made.blobs:
-            self.made.blob(result, blob.shape, dtype, blob.location, layout=blob.layout)
-        self.made.op(
-            self.made.fresh(f"{result}/cast") if result in self.made.ops else result,
+        blob = self.result.blobs[name]
+        if result not in self.result.blobs:
+            self.result.blob(result, blob.shape, dtype, blob.location, layout=blob.layout)
+        self.result.op(
+            self.result.fresh(f"{result}/cast") if result in self.result.ops else result,
             "aten._to_copy",
             [name],
             [result],
@@ -213,12 +200,3 @@ def _refuse(net: Graph) -> None:
             found=f"blob {low}" if low else f"a state {LOSS_SCALE}",
             remedy="call mixed once, on the net in float32",
         )
-
-
-def _out_of_range(option: str, value: float, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{option} is {value}",
-        expected=expected,
-        found=str(value),
-        remedy=f"change {option}, or leave it out",
-    )

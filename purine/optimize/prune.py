@@ -1,8 +1,7 @@
-"""Pruning: from what is asked for backwards; what nothing needs is gone.
+"""Pruning: the part of a graph that the requested outputs depend on.
 
-Training, evaluation and inference graphs of one net are prunings of it: `evaluation` first puts the
-test-time form of each kind in its place (no dropout, running statistics), `inference` also takes
-away the source, so that the caller feeds the data.
+`evaluation` first replaces each kind by its test-time form (no dropout, running statistics);
+`inference` also removes the source, so that the caller feeds the data.
 """
 
 from __future__ import annotations
@@ -26,14 +25,19 @@ def prune(
 ) -> Graph:
     """The part of a graph that its outputs and states need.
 
-    `outputs` are the blobs to keep asking for, by default those of the graph; `states` the states
-    that matter in themselves, by default all. A state that something needs is kept in any case,
-    together with whatever makes its next value.
+    `outputs` are the requested blobs, by default those of the graph. `states` are the states to
+    keep, by default all; a state that something needs is always kept, with all its update needs.
     """
     wanted = tuple(graph.outputs if outputs is None else outputs)
     for name in wanted:
         if name not in graph.blobs:
-            raise _no_such_blob(graph, name)
+            raise GraphError(
+                f"there is no blob {name!r} to ask for",
+                blob=name,
+                expected="the name of a blob of the graph",
+                found=repr(name),
+                remedy=nearest_names(name, graph.blobs, "see `purine show` for the names"),
+            )
     roots = graph.states if states is None else states
     stack = [*wanted, *roots, *(graph.states[name].next for name in roots)]
     blobs: set[str] = set()
@@ -85,13 +89,13 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
             builder.ops[name] = Op(name, "StopGradient", op.inputs[:1], op.outputs, {}, op.location)
         elif form is not None:
             _replace_by(builder, op, form)
-            # Statistics that training would carry on stay as they are, for those who read on.
+            # Running statistics keep their values.
             count = len(op.outputs) - 1
             carried = zip(op.outputs[1:], op.inputs[len(op.inputs) - count :], strict=True)
             passed.update((after, before) for after, before in carried if after != NOTHING)
-    made = {blob for op in builder.ops.values() for blob in op.outputs}
+    written = {blob for op in builder.ops.values() for blob in op.outputs}
     for name, state in builder.states.items():
-        if state.next not in made:
+        if state.next not in written:
             builder.states[name] = replace(state, next=name)
     return prune(builder.graph(), wanted, states=())
 
@@ -120,7 +124,7 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
 
 
 def _replace_by(builder: Builder, op: Op, kind: str) -> None:
-    """Let an op be of its test-time kind, which takes implied inputs only if it names them."""
+    """Change an op to its test-time kind, without the inputs that this kind does not take."""
     draft = replace(op, kind=kind)
     count = len(lookup(draft).inputs)
     builder.ops[op.name] = replace(draft, inputs=op.inputs[:count], outputs=op.outputs[:1])
@@ -130,13 +134,3 @@ def _without(op: Op, kept: set[str]) -> Op:
     if all(name in kept or name == NOTHING for name in op.outputs):
         return op
     return replace(op, outputs=tuple(name if name in kept else NOTHING for name in op.outputs))
-
-
-def _no_such_blob(graph: Graph, name: str) -> GraphError:
-    return GraphError(
-        f"there is no blob {name!r} to ask for",
-        blob=name,
-        expected="the name of a blob of the graph",
-        found=repr(name),
-        remedy=nearest_names(name, graph.blobs, "see `purine show` for the names"),
-    )

@@ -1,10 +1,9 @@
-"""Recomputation: less memory for values that the backward reads, at the price of computing twice.
+"""Activation checkpointing: the backward computes activations again instead of keeping them.
 
-Of a block of forward ops, only what goes in and what other layers read is kept. What its backward
-reads besides is made again, by copies of the forward ops under `again/`, when the backward arrives
-at the block. The copies run the same kernels on the same inputs (random numbers are functions of
-seed and iteration), so the results have the same bits; what they would carry on (running
-statistics) is dropped.
+Of a block of forward ops, only the inputs and the results that other layers read are kept. When the
+backward reaches the block, copies of its forward ops, under `again/`, compute the rest. They run
+the same kernels on the same inputs (random numbers are functions of seed and iteration), so the
+results have the same bits. Their running statistics are dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import product
 
 from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import complete
-from purine.arguments import checked
+from purine.arguments import checked, wrong_value
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Op
 from purine.graph.names import GRADIENT, again_of, origin_of
@@ -29,10 +29,10 @@ __all__ = ["recompute"]
 def recompute(step: Graph, blocks: int | str | Iterable[str]) -> Graph:
     """The step with values of some blocks computed again instead of kept for the backward.
 
-    `blocks` are the first parts of op names, as `stage2/block1`; where a part has wildcards, as in
-    `stage*/block*`, each name that it matches is a block. A number n stands for n contiguous blocks
-    of about equal cost, of which the last, where the backward begins, is left as it is. A block of
-    a step that was accumulated or replicated is one in each micro-batch and replica.
+    `blocks` are prefixes of op names, such as `stage2/block1`; with wildcards, as in
+    `stage*/block*`, each matching prefix is a block. A number n stands for n contiguous blocks of
+    about equal cost, of which the last is not computed again. Each micro-batch and replica has its
+    own blocks.
 
     >>> import purine as pu
     >>> net = pu.zoo.resnet50(batch=2, image=(3, 32, 32), classes=10, width=4, layers=(1, 1))
@@ -65,11 +65,9 @@ def _name_in_net(op: Op) -> str:
 
 
 def _forward(step: Graph) -> list[Op]:
-    """The ops that can be repeated, each shortly before the first that reads its results.
-
-    Control edges say nothing about what an op is: the schedule of a pipeline lets the forward of a
-    micro-batch wait for the backward of another.
-    """
+    """The ops that can be repeated, each shortly before the first that reads its results."""
+    # Control edges do not count: in a pipeline, a forward may wait for the backward of another
+    # micro-batch.
     if not any(_is_backward(step, op) for op in step.ops.values()):
         refuse_fused(step, "recompute")
         raise GraphError(
@@ -149,18 +147,15 @@ def _no_such_block(forward: Sequence[Op], pattern: str) -> ConfigError:
 def _equal_blocks(step: Graph, forward: Sequence[Op], count: int) -> list[list[str]]:
     """Contiguous blocks of about equal cost, but for the last."""
     if count < 2:
-        raise ConfigError(
-            f"blocks is {count}",
-            expected="2 or more: the last block is never computed again",
-            found=str(count),
-            remedy="name the blocks, or ask for more",
-        )
+        expected = "2 or more: the last block is never computed again"
+        remedy = "name the blocks, or ask for more"
+        raise wrong_value(ConfigError, "blocks", count, expected, remedy=remedy)
     parts_of_batch: dict[str, list[Op]] = {}
     for op in forward:
         parts_of_batch.setdefault(origin_of(op).parts, []).append(op)
     blocks: dict[tuple[str, int], list[str]] = {}
     for part, ops in parts_of_batch.items():
-        costs = [_time(op, step) for op in ops]
+        costs = [PROFILE.recomputed.seconds(cost(op, step.blobs)) for op in ops]
         whole, before = sum(costs) or 1.0, 0.0
         for op, own in zip(ops, costs, strict=True):
             number = min(int(count * (before + own / 2) / whole), count - 1)
@@ -169,19 +164,12 @@ def _equal_blocks(step: Graph, forward: Sequence[Op], count: int) -> list[list[s
     return [names for (_, number), names in blocks.items() if number < count - 1]
 
 
-def _time(op: Op, step: Graph) -> float:
-    return PROFILE.recomputed.seconds(cost(op, step.blobs))
-
-
 def _repeated(step: Graph, block: Sequence[str]) -> Graph:
-    """The step with copies of those ops of a block that its backward needs, which reads from them.
-
-    Blocks are taken one by one, since what a block waits for must not wait for another that in turn
-    waits for it.
-    """
+    """The step with copies of the ops of one block that its backward needs."""
+    # Blocks are repeated one by one, so that no two of them wait for each other.
     inside = set(block)
     kept = {*step.outputs, *step.states, *(state.next for state in step.states.values())}
-    made: list[str] = []
+    lost: list[str] = []
     readers: dict[str, Op] = {}
     for name in block:
         for blob in step.ops[name].outputs:
@@ -189,11 +177,11 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
             if blob == NOTHING or blob in kept or not all(_is_backward(step, op) for op in others):
                 kept.add(blob)
             elif others:
-                made.append(blob)
+                lost.append(blob)
                 readers |= {op.name: op for op in others}
-    if not made:
+    if not lost:
         return step
-    repeated, wanted = _closure(step, made, inside, kept)
+    repeated, wanted = _closure(step, lost, inside, kept)
     builder = Builder(step)
     names: dict[str, str] = {}
     for op in (step.ops[name] for name in block):
@@ -223,19 +211,17 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
         op = builder.ops[name]
         inputs = tuple(names.get(item, item) for item in op.inputs)
         builder.ops[name] = replace(op, inputs=inputs)
-    builder.control |= {
-        (trigger, name) for trigger in _triggers(step, block, readers) for name in first
-    }
+    builder.control |= set(product(_triggers(step, block, readers), first))
     return builder.graph()
 
 
 def _closure(
-    step: Graph, made: Sequence[str], inside: set[str], kept: set[str]
+    step: Graph, lost: Sequence[str], inside: set[str], kept: set[str]
 ) -> tuple[set[str], set[str]]:
     """The ops that make some blobs from what is kept, and the blobs that they hand on."""
     repeated: set[str] = set()
     wanted: set[str] = set()
-    stack = list(made)
+    stack = list(lost)
     while stack:
         blob = stack.pop()
         producer = step.producers.get(blob)
@@ -265,8 +251,8 @@ def _triggers(step: Graph, block: Sequence[str], readers: Mapping[str, Op]) -> l
 
 def _behind(step: Graph, names: Iterable[str]) -> set[str]:
     """Some ops, and all that wait for them."""
-    found = set(names)
+    behind = set(names)
     for name in step.order:
-        if name in found:
-            found.update(step.successors[name])
-    return found
+        if name in behind:
+            behind.update(step.successors[name])
+    return behind

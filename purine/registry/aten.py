@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _MORE = ("mkldnn._convolution_pointwise",)
-"""Overloads of another namespace that ops are run as: that of the library for CPUs."""
+"""Overloads of another namespace than aten."""
 _PLACED = ("device", "layout", "pin_memory")
 _FORMATS = {
     "contiguous": torch.contiguous_format,
@@ -50,29 +50,28 @@ _FORMATS = {
 }
 
 KERNELS: dict[tuple[str, str], Kernel] = {}
-"""What runs an overload on a kind of device, by the overload's name: where ATen has no kernel for
-it, one that adds up in another order each time, or one that does not take all inputs."""
+"""Our kernels by overload and type of device: where ATen has none, or one that is not deterministic
+or does not take all inputs."""
 
 
 @cache
 def device_of(location: Location) -> torch.device:
-    """torch's device for a location: a `cpu:k` is a set of cores to us, and plain cpu to torch.
+    """torch's device for a location: every `cpu:k`, a set of cores, is torch's cpu.
 
-    GPUs that are more than there are share those that there are; a run refuses that unless it was
-    asked for.
+    GPUs with numbers beyond those of the machine share its GPUs; a run must be asked to do that.
     """
     kind, _, number = location.device.partition(":")
     if kind == "cpu":
         return torch.device("cpu")
-    there = torch.cuda.device_count()
-    return torch.device(kind, int(number) % there if there else int(number))
+    count = torch.cuda.device_count()
+    return torch.device(kind, int(number) % count if count else int(number))
 
 
 def dtype_of(name: str) -> torch.dtype:
     """torch's dtype for a blob's dtype name."""
-    found = getattr(torch, name, None)
-    assert isinstance(found, torch.dtype), name
-    return found
+    dtype = getattr(torch, name, None)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -110,13 +109,10 @@ def kind_of(name: str) -> Kind | None:
 
 
 def bind_over(op: Op, index: int) -> Kernel:
-    """The kernel of an elementwise ATen op, with its result written over input `index`.
-
-    By the in-place overload where there is one: some `out` overloads of ATen compute elsewhere
-    first and then copy.
-    """
+    """The kernel of an elementwise ATen op, with its result written over input `index`."""
     assert index in OVERWRITES[op.kind], op
     _, name, *overload = op.kind.split(".")
+    # Some `out` overloads compute elsewhere first and then copy, so in-place ones are preferred.
     in_place = _overload(".".join(["aten", f"{name}_", *overload])) if index == 0 else None
     if in_place is not None:
         return _bind(in_place, op)
@@ -130,9 +126,7 @@ def bind_over(op: Op, index: int) -> Kernel:
 
 
 def canonical(name: str) -> str:
-    """The one spelling of a kind that graphs and tables use: an overload `default` is left out.
-
-    A graph may be written with the other one; `purine.analysis.complete` turns it into this one.
+    """The spelling of a kind that graphs and tables use: an overload `default` is left out.
 
     >>> canonical("aten.relu.default"), canonical("aten.add.Tensor"), canonical("Relu")
     ('aten.relu', 'aten.add.Tensor', 'Relu')
@@ -166,9 +160,8 @@ def attributes_of(
             inputs.append(own)
         elif _is_tensor_list(argument) and isinstance(value, list | tuple):
             numbers = [number(item) for item in value]
-            if any(item is None for item in numbers) or _count_lists(arguments) > 1:
-                start = len(inputs)
-                attributes[argument.name] = _placeholders(numbers, start)
+            if None in numbers or sum(map(_is_tensor_list, arguments)) > 1:
+                attributes[argument.name] = _placeholders(numbers, len(inputs))
             inputs += [item for item in numbers if item is not None]
         elif not argument.has_default_value() or value != argument.default_value:
             attributes[argument.name] = _encode(value)
@@ -191,22 +184,22 @@ def _overload(name: str) -> OpOverload | None:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Stands in the arguments of a call for the op's input at a place."""
+    """Stands for one of the op's inputs in the arguments of a call."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Stands in the arguments of a call for a list of the op's inputs; None for an absent one."""
+    """Stands for a list of the op's inputs in the arguments of a call; None for an absent one."""
 
     places: tuple[int | None, ...]
 
 
 def written_over(op: Op, index: int | None) -> tuple[OpOverload, list[tuple[int, object]]]:
-    """The overload that an op calls, in place where it may write over its first input.
+    """The overload that an op calls, in place if `index` is 0, and its arguments.
 
-    With it the arguments as pairs (place in the schema, value).
+    Arguments are pairs (position in the schema, value).
     """
     overload = _overload(op.kind)
     assert overload is not None, op
@@ -218,7 +211,7 @@ def written_over(op: Op, index: int | None) -> tuple[OpOverload, list[tuple[int,
 
 def _arguments(overload: OpOverload, op: Op, *, out: str | None = None) -> list[tuple[int, object]]:
     """The arguments of a call of `overload` for an op, without the one called `out`."""
-    found: list[tuple[int, object]] = []
+    values: list[tuple[int, object]] = []
     used = 0
     schema = overload._schema.arguments
     arguments = [a for a in schema if a.name != out]
@@ -230,18 +223,17 @@ def _arguments(overload: OpOverload, op: Op, *, out: str | None = None) -> list[
         value: object = _argument(argument, op)
         if _is_tensor_list(argument):
             if name in op.attributes:
-                places = _places(op.attributes[name])
-                used += sum(place is not None for place in places)
+                indices = _indices(op.attributes[name])
             else:
                 after = len([a for a in single if arguments.index(a) > arguments.index(argument)])
-                places = tuple(range(used, len(op.inputs) - after))
-                used += len(places)
-            value = Inputs(places)
+                indices = tuple(range(used, len(op.inputs) - after))
+            used += sum(index is not None for index in indices)
+            value = Inputs(indices)
         elif _is_tensor(argument) and name not in op.attributes and used < len(op.inputs):
             value = Input(used)
             used += 1
-        found.append((number, value))
-    return found
+        values.append((number, value))
+    return values
 
 
 def _bind(overload: OpOverload, op: Op, *, out: str | None = None) -> Kernel:
@@ -254,16 +246,12 @@ def _bind(overload: OpOverload, op: Op, *, out: str | None = None) -> Kernel:
             positional.append(value)
         elif isinstance(value, Input):
             named.append((argument.name, value.place))
-        elif (
-            argument.name in op.attributes
-            or argument.name in _PLACED
-            or not argument.has_default_value()
-        ):
+        elif argument.name in (*op.attributes, *_PLACED) or not argument.has_default_value():
             keywords[argument.name] = value
     slots = [(k, item.place) for k, item in enumerate(positional) if isinstance(item, Input)]
     lists = [(k, item.places) for k, item in enumerate(positional) if isinstance(item, Inputs)]
     function: Kernel = KERNELS.get((name_of(overload), device_of(op.location).type), overload)
-    if not lists and not named and all(place == index for place, index in slots):
+    if not lists and not named and all(position == index for position, index in slots):
         rest = tuple(positional[len(slots) :])
 
         def direct(*tensors: torch.Tensor, **more: torch.Tensor) -> Results:
@@ -273,10 +261,10 @@ def _bind(overload: OpOverload, op: Op, *, out: str | None = None) -> Kernel:
 
     def call(*tensors: torch.Tensor, **more: torch.Tensor) -> Results:
         filled = positional.copy()
-        for place, index in slots:
-            filled[place] = tensors[index]
-        for place, indices in lists:
-            filled[place] = [None if i is None else tensors[i] for i in indices]
+        for position, index in slots:
+            filled[position] = tensors[index]
+        for position, indices in lists:
+            filled[position] = [None if i is None else tensors[i] for i in indices]
         given = {name: tensors[index] for name, index in named}
         return function(*filled, **keywords, **given, **more)
 
@@ -314,14 +302,14 @@ def _decode(argument: Argument, value: Attribute) -> object:
 
 
 def _placeholders(numbers: Sequence[int | None], start: int) -> tuple[Attribute, ...]:
-    places: list[Attribute] = []
+    texts: list[Attribute] = []
     for number in numbers:
-        places.append(None if number is None else f"${start}")
+        texts.append(None if number is None else f"${start}")
         start += number is not None
-    return tuple(places)
+    return tuple(texts)
 
 
-def _places(value: Attribute) -> tuple[int | None, ...]:
+def _indices(value: Attribute) -> tuple[int | None, ...]:
     assert isinstance(value, tuple)
     return tuple(None if item is None else int(str(item).removeprefix("$")) for item in value)
 
@@ -331,13 +319,4 @@ def _is_tensor(argument: Argument) -> bool:
 
 
 def _is_tensor_list(argument: Argument) -> bool:
-    return str(argument.type) in (
-        "List[Tensor]",
-        "List[Optional[Tensor]]",
-        "Optional[List[Tensor]]",
-        "Optional[List[Optional[Tensor]]]",
-    )
-
-
-def _count_lists(arguments: Sequence[Argument]) -> int:
-    return sum(map(_is_tensor_list, arguments))
+    return "List[" in str(argument.type) and "Tensor]" in str(argument.type)

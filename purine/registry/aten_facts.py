@@ -7,7 +7,6 @@ an operator, so its table names operators, without overloads; the other tables n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from functools import cache
 from typing import TypeVar
 
@@ -15,10 +14,10 @@ from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
 
 __all__ = ["OPERATORS", "OVERLOADS", "OVERWRITES", "facts_of"]
 
-E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
 
 
-def _by_name(table: Mapping[E, str]) -> dict[str, E]:
+def _by_name(table: Mapping[T, str]) -> dict[str, T]:
     return {f"aten.{name}": fact for fact, names in table.items() for name in names.split()}
 
 
@@ -121,26 +120,15 @@ _ROLE = _by_name(
     }
 )
 
-OVERWRITES: Mapping[str, tuple[int, ...]] = {
-    "aten.add.Tensor": (0, 1),
-    "aten.div.Tensor": (0,),
-    "aten.elu": (0,),
-    "aten.exp": (0,),
-    "aten.gelu": (0,),
-    "aten.gelu_backward": (0,),
-    "aten.index_add": (0,),
-    "aten.leaky_relu": (0,),
-    "aten.leaky_relu_backward": (0,),
-    "aten.mul.Tensor": (0, 1),
-    "aten.neg": (0,),
-    "aten.relu": (0,),
-    "aten.sigmoid": (0,),
-    "aten.sigmoid_backward": (0,),
-    "aten.sub.Tensor": (0, 1),
-    "aten.tanh": (0,),
-    "aten.tanh_backward": (0,),
-    "aten.threshold_backward": (0,),
-}
+OVERWRITES: Mapping[str, tuple[int, ...]] = _by_name(
+    {
+        (0, 1): "add.Tensor mul.Tensor sub.Tensor",
+        (0,): """
+            div.Tensor elu exp gelu gelu_backward index_add leaky_relu leaky_relu_backward neg relu
+            sigmoid sigmoid_backward tanh tanh_backward threshold_backward
+        """,
+    }
+)
 """The inputs that an overload can write its result over."""
 
 OPERATORS = frozenset(_PRECISION)

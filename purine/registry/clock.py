@@ -1,7 +1,6 @@
 """The two states every training graph reads: the run's seed and the iteration number.
 
-They are blobs like any other, so a kernel that draws random numbers or reads a batch is a pure
-function of its inputs: the same seed and iteration give the same bits in whatever order ops run.
+Kernels that draw random numbers or read a batch take them as inputs, so they are pure functions.
 """
 
 from __future__ import annotations
@@ -25,11 +24,6 @@ def add_clock(builder: Builder) -> None:
         builder.blob(following, (), "int64")
         # On the lane of those who run ahead: behind compute it would hold prefetching up.
         builder.op(
-            f"{ITERATION}/add",
-            "aten.add.Scalar",
-            [ITERATION],
-            [following],
-            {"other": 1},
-            lane="io",
+            f"{ITERATION}/add", "aten.add.Scalar", [ITERATION], [following], {"other": 1}, lane="io"
         )
         builder.state(ITERATION, following)

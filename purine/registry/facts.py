@@ -1,36 +1,18 @@
 """What transforms need to know about a kind, declared where the kind is.
 
-A named kind states its facts in `@kind(facts=Facts(...))`; those of ATen overloads are in
-`registry.aten_facts`. A fact that is absent means the cautious choice: float32, no sharding, a
-trial run instead of a rule.
+The facts of ATen overloads are in `registry.aten_facts`. An absent fact means the cautious choice:
+float32, no sharding, a trial run instead of a rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, TypeAlias
 
-__all__ = [
-    "UNKNOWN",
-    "Facts",
-    "Precision",
-    "Role",
-    "SampleRule",
-    "Settings",
-    "Shape",
-    "ShapeRule",
-    "Shapes",
-    "ShardRule",
-    "alike",
-    "with_labels",
-]
+from purine.registry.spec import Settings, Shape, Shapes
 
-Shape: TypeAlias = tuple[int, ...]
-Shapes: TypeAlias = Sequence[Shape]
-Settings: TypeAlias = Mapping[str, Any]
-"""The attributes of an op, with the defaults of its kind."""
+__all__ = ["UNKNOWN", "Facts", "Precision", "Role", "SampleRule", "ShardRule", "with_labels"]
 
 
 class Precision(Enum):
@@ -125,27 +107,20 @@ def with_labels(dtypes: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeRule:
-    """The shape of the only result, which has the dtype of the first input.
-
-    `shape` takes the attributes and the shapes of the inputs. It returns None
-    wherever anything is out of the ordinary: torch then decides, and words the error. `dtypes` says
-    which dtypes of the inputs the rule is for.
-    """
-
-    shape: Callable[[Settings, Shapes], Shape | None]
-    dtypes: Callable[[Sequence[str]], bool] = alike
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a kind besides its function; None where nothing is."""
+    """What is known of a kind besides its function; None where nothing is.
+
+    `shape` gives the shape of the only result from the attributes and the shapes of the inputs, for
+    inputs whose dtypes `dtypes` accepts; the result has the dtype of the first input. It returns
+    None for anything unusual: torch then decides, and words the error.
+    """
 
     precision: Precision | None = None
     shard: ShardRule | None = None
     samples: SampleRule | None = None
     role: Role | None = None
-    shape: ShapeRule | None = None
+    shape: Callable[[Settings, Shapes], Shape | None] | None = None
+    dtypes: Callable[[Sequence[str]], bool] = alike
 
 
 UNKNOWN = Facts()

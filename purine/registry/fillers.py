@@ -1,11 +1,8 @@
 """Fillers: the first values of states, as a pure function of the seed and the state's name.
 
-Every state draws from a generator of its own, so a value depends neither on the order in which
-states are filled nor on the machine that fills them. Numbers are drawn in float64 and then cast, so
-nets of different dtypes start alike.
-
-A state that is a shard of another has a filler with the settings of `Shard`: it draws what the
-whole would be filled with and keeps its own part.
+Every state draws from its own generator, so a value depends neither on the order of filling nor on
+the machine. Numbers are drawn in float64 and then cast, so nets of different dtypes start alike. A
+state that is a shard of another draws the whole and keeps its part.
 """
 
 from __future__ import annotations
@@ -24,15 +21,13 @@ from torch import Generator, Tensor
 
 from purine.arguments import checked, conforms, describe
 from purine.errors import KindError
-from purine.graph import Attribute, Blob, Filler, Graph, State, verify
+from purine.graph import Blob, Filler, Graph, State, verify
 from purine.registry.aten import dtype_of
 
 __all__ = ["Shard", "fill", "filler_problems", "shard_of"]
 
 Variance = Literal["fan_in", "fan_out", "average"]
 Draw = Callable[..., Tensor]
-
-
 _SHARD = ("of", "whole", "axis", "spans")
 
 
@@ -47,13 +42,7 @@ class Shard:
 
     def filler(self, like: Filler) -> Filler:
         """The filler of the shard of a state that is filled by `like`."""
-        settings: dict[str, Attribute] = {
-            "of": self.of,
-            "whole": self.whole,
-            "axis": self.axis,
-            "spans": self.spans,
-        }
-        return Filler(like.kind, {**like.attributes, **settings})
+        return Filler(like.kind, {**like.attributes, **{key: getattr(self, key) for key in _SHARD}})
 
     def take(self, value: Tensor) -> Tensor:
         """The shard's own part of a value of the whole."""
@@ -84,8 +73,7 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
         raise problem
     shard = shard_of(filler)
     if shard is not None:
-        whole = fill(_own(filler), shard.whole, dtype, seed=seed, name=shard.of)
-        return shard.take(whole)
+        return shard.take(fill(_own(filler), shard.whole, dtype, seed=seed, name=shard.of))
     key = hashlib.sha256(f"{seed}\n{name}".encode()).digest()
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
     value = _FILLERS[filler.kind](tuple(shape), generator, **filler.attributes)
@@ -104,7 +92,6 @@ def filler_problems(state: State, blob: Blob) -> Iterator[KindError]:
 
 
 def _constant(shape: tuple[int, ...], generator: Generator, *, value: float = 0.0) -> Tensor:
-    del generator
     exact = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=exact).expand(shape)
 
@@ -150,7 +137,6 @@ def _positive_unitball(shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 def _bilinear(shape: tuple[int, ...], generator: Generator) -> Tensor:
     """The kernel with which a transposed convolution interpolates between pixels."""
-    del generator
     size = shape[-1]
     factor = (size + 1) // 2
     centre = factor - 0.5 * (1 + factor % 2)
@@ -159,23 +145,18 @@ def _bilinear(shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 
 _FILLERS: dict[str, Draw] = {
-    "bilinear": _bilinear,
-    "constant": _constant,
-    "gaussian": _gaussian,
-    "msra": _msra,
-    "positive_unitball": _positive_unitball,
-    "uniform": _uniform,
-    "xavier": _xavier,
+    draw.__name__.removeprefix("_"): draw
+    for draw in (_bilinear, _constant, _gaussian, _msra, _positive_unitball, _uniform, _xavier)
 }
 
 
 def _fan(shape: tuple[int, ...], variance: Variance) -> float:
-    """How many values meet in one: Caffe's count, which takes a missing dimension for 1."""
+    """The fan as Caffe counts it, which takes a missing dimension for 1."""
     count = math.prod(shape)
     fan_in = count / shape[0] if shape and shape[0] else 1.0
     fan_out = count / shape[1] if len(shape) > 1 and shape[1] else float(count)
-    found = {"fan_in": fan_in, "fan_out": fan_out, "average": (fan_in + fan_out) / 2}[variance]
-    return max(found, 1.0)
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "average": (fan_in + fan_out) / 2}
+    return max(fans[variance], 1.0)
 
 
 def _own(filler: Filler) -> Filler:
@@ -186,10 +167,8 @@ def _own(filler: Filler) -> Filler:
 
 def _is_shard(filler: Filler, shape: tuple[int, ...] | None) -> bool:
     """Whether all settings of a shard are there and describe a blob of this shape."""
-    if not all(key in filler.attributes for key in _SHARD):
-        return False
-    hints = typing.get_type_hints(Shard)
-    if not all(conforms(filler.attributes[key], hints[key]) for key in _SHARD):
+    given, hints = filler.attributes, typing.get_type_hints(Shard)
+    if not all(key in given and conforms(given[key], hints[key]) for key in _SHARD):
         return False
     shard = shard_of(filler)
     assert shard is not None
@@ -204,15 +183,9 @@ def _is_shard(filler: Filler, shape: tuple[int, ...] | None) -> bool:
 
 def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindError]:
     def problem(what: str, expected: str, found: str, remedy: str) -> KindError:
-        return KindError(
-            f"the filler of blob {blob.name!r} at {blob.location} {what}",
-            where=where,
-            blob=blob.name,
-            location=str(blob.location),
-            expected=expected,
-            found=found,
-            remedy=remedy,
-        )
+        what = f"the filler of blob {blob.name!r} at {blob.location} {what}"
+        facts = {"expected": expected, "found": found, "remedy": remedy}
+        return KindError(what, where=where, blob=blob, **facts)
 
     if not filler.attributes.keys().isdisjoint(_SHARD):
         if not _is_shard(filler, blob.shape):
@@ -227,18 +200,14 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
         filler = _own(filler)
     draw = _FILLERS.get(filler.kind)
     if draw is None:
-        yield problem(
-            f"is of unknown kind {filler.kind!r}",
-            "one of " + ", ".join(_FILLERS),
-            repr(filler.kind),
-            f"change the filler of {blob.name!r}",
-        )
+        what, remedy = f"is of unknown kind {filler.kind!r}", f"change the filler of {blob.name!r}"
+        yield problem(what, f"one of {', '.join(_FILLERS)}", repr(filler.kind), remedy)
         return
     hints, known = _hints(draw), _settings(draw)
-    ill = False
+    fits = True
     for key, value in filler.attributes.items():
         if key not in known:
-            ill = True
+            fits = False
             yield problem(
                 f"({filler.kind}) has unknown setting {key!r}",
                 f"settings of {filler.kind}: {', '.join(known) or 'none'}",
@@ -246,19 +215,15 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
                 f"remove {key!r} or change the kind of filler",
             )
         elif not conforms(value, hints[key]):
-            ill = True
-            yield problem(
-                f"({filler.kind}) has {key} = {value!r}",
-                f"{key} to be {describe(hints[key])}",
-                f"{type(value).__name__} {value!r}",
-                f"change {key}",
-            )
-    if not ill:
+            fits = False
+            what, expected = f"has {key} = {value!r}", f"{key} to be {describe(hints[key])}"
+            given = f"{type(value).__name__} {value!r}"
+            yield problem(f"({filler.kind}) {what}", expected, given, f"change {key}")
+    if fits:
         settings = known | dict(filler.attributes)
+        what, remedy = f"({filler.kind}) does not fit", "change the filler or the blob"
         for expected, found in _disagreements(filler.kind, settings, blob):
-            yield problem(
-                f"({filler.kind}) does not fit", expected, found, "change the filler or the blob"
-            )
+            yield problem(what, expected, found, remedy)
 
 
 @cache

@@ -1,26 +1,22 @@
-"""Gradient rules written by hand, for the few kinds where tracing the joint does not do.
-
-A rule emits ops into the graph that is being built. `lower` emits the forward and returns the names
-of what the backward will want; `pull` emits the backward, given the blobs that hold the cotangents.
-"""
+"""Gradient rules written by hand, for the few kinds whose joint cannot be traced."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from purine.graph import Attribute, Blob, Location, Op
 
-__all__ = ["RULES", "Emit", "Lower", "Pull", "Rule"]
+__all__ = ["RULES", "Emit", "Pull", "Rule", "lower_unchanged"]
 
 
 class Emit(Protocol):
     """Adds an op and its result blobs to the graph being built and returns the results' names.
 
-    `outputs` gives the results' names: NOTHING for those nobody needs, None for those that get a
-    fresh name. The op's name ends in `label`, by default in the kind's own name. It is at the
-    location of the op that is differentiated, unless another is given.
+    `outputs` are the names of the results: NOTHING drops one, None gives it a fresh name. The name
+    of the op ends in `label`, by default in that of its kind. Its location is by default that of
+    the op that is differentiated.
     """
 
     def __call__(
@@ -39,31 +35,43 @@ class Emit(Protocol):
         ...
 
 
-class Lower(Protocol):
-    """Emits the forward of an op, and returns the names of the blobs its backward reads."""
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """What the backward of an op is emitted from.
 
-    def __call__(self, emit: Emit, op: Op) -> tuple[str, ...]: ...
+    `saved` are the blobs that `lower` returned. `cotangents` are those of the outputs, None for an
+    output that no loss depends on. `wanted` says which inputs need a gradient.
+    """
 
+    op: Op
+    saved: Sequence[str]
+    cotangents: Sequence[str | None]
+    wanted: Sequence[bool]
 
-class Pull(Protocol):
-    """Emits the backward; returns the gradient blob of each input, or None where there is none."""
-
-    def __call__(
-        self,
-        emit: Emit,
-        op: Op,
-        saved: Sequence[str],
-        cotangents: Sequence[str | None],
-        wanted: Sequence[bool],
-    ) -> Sequence[str | None]: ...
+    @property
+    def cotangent(self) -> str:
+        """The cotangent of an op that has one output."""
+        (cotangent,) = self.cotangents
+        assert cotangent is not None
+        return cotangent
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How to lower an op that takes part in differentiation, and how to pull cotangents back."""
+    """The gradient of a kind.
 
-    lower: Lower
-    pull: Pull
+    `lower` emits the forward and returns the blobs that the backward reads. `pull` emits the
+    backward and returns the gradient blob of each input, or None where there is none.
+    """
+
+    lower: Callable[[Emit, Op], tuple[str, ...]]
+    pull: Callable[[Emit, Pull], Sequence[str | None]]
+
+
+def lower_unchanged(emit: Emit, op: Op) -> tuple[str, ...]:
+    """Emit the op itself as its forward, for rules that read nothing but its inputs."""
+    emit(op.kind, op.inputs, op.attributes, outputs=op.outputs)
+    return ()
 
 
 RULES: dict[str, Rule] = {}

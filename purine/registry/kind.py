@@ -1,15 +1,15 @@
-"""The one registry of kinds: what an op of a kind computes, takes and may be given.
+"""The registry of kinds.
 
-A kind is a pure function over tensors. Its positional parameters are the op's inputs, its
-keyword-only parameters the op's attributes, their annotations the attributes' types. Shapes, cost
-and gradients all come from running that function, so a new kind is usually one short function:
+A kind is a pure function of tensors. Its positional parameters are the inputs of an op, its
+keyword-only parameters the attributes. Shapes, cost and gradients come from running that function,
+so a new kind is usually one short function:
 
     @kind
     def Relu(x: Tensor) -> Tensor:
         return F.relu(x)
 
-Any ATen overload is a kind without being registered (see `registry.aten`), and any kind has a
-form whose sizes follow the batch (see `purine.registry.sized`).
+Every ATen overload is a kind too (`registry.aten`), and every kind has a form whose sizes follow
+the batch (`registry.sized`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -51,7 +51,7 @@ Many: TypeAlias = Callable[..., Sequence[Sequence[Tensor]]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 IMPLIED = ("seed", "iteration")
-"""Inputs by these names need not be written: the blobs of the same names are meant."""
+"""Inputs that an op need not list: they are the blobs of the same names."""
 
 _UNSET = object()
 
@@ -72,9 +72,8 @@ class Attr:
 class Variants:
     """Other ways to compute what the function of a kind computes.
 
-    `in_place` writes result k over input `over[k]`. `many` and `each` run several ops that differ
-    in their tensors alone: they take a list for each input and return a list for each result.
-    `many` works in place; `each` is pure, and consists of calls that a compiler can merge.
+    `in_place` writes result k over input `over[k]`. `many` (in place) and `each` (pure, for a
+    compiler) run several ops that differ in their tensors alone, on a list for each input.
     """
 
     in_place: Kernel | None = None
@@ -105,10 +104,9 @@ class Kind:
     """What an op of a kind computes, takes and may be given.
 
     `function` is None where the runtime makes the kernel, as for `Data`. The last `optional` of the
-    `inputs` may be left out; with `variadic` any number of inputs may follow.
-    `evaluation` names the kind that replaces this one at test time, or "pass" where the first input
-    replaces the first output. `loss` marks losses, which have a `loss_weight`. `view` says that the
-    result may share memory with the first input.
+    `inputs` may be left out; with `variadic` more inputs may follow. `evaluation` names the kind at
+    test time, or is "pass" if the first output is then the first input. `loss` marks losses, which
+    have a `loss_weight`. `view` says that the result may share memory with the first input.
     """
 
     name: str
@@ -153,11 +151,8 @@ class Kind:
         return partial(self.variants.each, **self._settings(op))
 
     def _settings(self, op: Op) -> dict[str, Attribute]:
-        return {
-            key: value
-            for key, value in op.attributes.items()
-            if not (self.loss and key == "loss_weight")
-        }
+        weight = "loss_weight" if self.loss else None
+        return {key: value for key, value in op.attributes.items() if key != weight}
 
     def problems(self, op: Op) -> Iterator[KindError]:
         """What is wrong with the number of inputs and the attributes of `op`."""
@@ -165,32 +160,31 @@ class Kind:
         for key, value in op.attributes.items():
             attr = self.attributes.get(key)
             if attr is None:
-                yield _unknown_attribute(self, op, key)
+                yield _problem(
+                    op,
+                    f"has unknown attribute {key!r}",
+                    f"attributes of {op.kind}: {', '.join(self.attributes) or 'none'}",
+                    f"{key} = {value!r}",
+                    nearest_name(key, self.attributes, f"remove {key!r}", cutoff=0.5),
+                )
             elif not conforms(value, attr.annotation):
-                yield KindError(
-                    f"op {op.name!r} ({op.kind}) at {op.location} has attribute {key} = {value!r}",
-                    where=op.where,
-                    op=op.name,
-                    location=str(op.location),
-                    expected=f"{key} to be {describe(attr.annotation)}",
-                    found=f"{type(value).__name__} {value!r}",
-                    remedy=f"change {key} of op {op.name!r}",
+                yield _problem(
+                    op,
+                    f"has attribute {key} = {value!r}",
+                    f"{key} to be {describe(attr.annotation)}",
+                    f"{type(value).__name__} {value!r}",
+                    f"change {key} of op {op.name!r}",
                 )
         for key, attr in self.attributes.items():
             if attr.required and key not in op.attributes:
-                yield KindError(
-                    f"op {op.name!r} ({op.kind}) at {op.location} has no attribute {key}",
-                    where=op.where,
-                    op=op.name,
-                    location=str(op.location),
-                    expected=f"{key}, which is {describe(attr.annotation)}",
-                    found=", ".join(op.attributes) or "no attributes",
-                    remedy=f"add {key} to op {op.name!r}",
-                )
+                expected = f"{key}, which is {describe(attr.annotation)}"
+                given = ", ".join(op.attributes) or "no attributes"
+                remedy = f"add {key} to op {op.name!r}"
+                yield _problem(op, f"has no attribute {key}", expected, given, remedy)
 
 
 REGISTERED: dict[str, Kind] = {}
-"""The kinds that have a name, as far as their modules are imported; see `lookup.kinds`."""
+"""The named kinds of the modules that are imported so far; see `lookup.kinds`."""
 _generation = 0
 
 
@@ -212,15 +206,12 @@ def register(kind: Kind) -> Kind:
 
 
 def generation() -> int:
-    """How many times a kind was redefined: what was found by running a kind holds for one."""
+    """How many times a kind was redefined; results of tracing are cached per generation."""
     return _generation
 
 
 def _redefines(kind: Kind, first: Kind) -> bool:
-    """Whether a function was defined again where it was before, as when a notebook cell is rerun.
-
-    Functions of modules are defined once, unless the module is reloaded.
-    """
+    """Whether a function is defined again in its module, as when a notebook cell is rerun."""
     return (
         kind.function is not None
         and first.function is not None
@@ -257,30 +248,22 @@ def kind(
 ) -> Any:
     """Register a function as the kind of its own name; see `Kind` for the options.
 
-    A function that is defined again under its name in its module, as in a notebook, takes the place
-    of the first; graphs then mean the new one.
+    A function that is defined again, as in a notebook, replaces the first.
     """
 
     def add(function: Kernel) -> Kernel:
-        basis = _from_signature(function)
-        weight = {"loss_weight": Attr(float, 1.0)} if loss else {}
-        register(
-            replace(
-                basis,
-                attributes={**basis.attributes, **weight},
-                evaluation=evaluation,
-                loss=loss,
-                view=view,
-                facts=facts,
-                variants=variants,
-            )
-        )
+        inputs, optional, variadic, attributes = _signature(function)
+        if loss:
+            attributes["loss_weight"] = Attr(float, 1.0)
+        arguments = (function.__name__, function, inputs, optional, variadic, attributes)
+        register(Kind(*arguments, evaluation, loss, view, facts, variants))
         return function
 
     return add if function is None else add(function)
 
 
-def _from_signature(function: Kernel) -> Kind:
+def _signature(function: Kernel) -> tuple[tuple[str, ...], int, bool, dict[str, Attr]]:
+    """The inputs, how many of them are optional, whether more may follow, and the attributes."""
     if not inspect.isfunction(function) or not function.__name__.isidentifier():
         raise ConfigError(
             f"{shown(function)} cannot be a kind",
@@ -309,8 +292,7 @@ def _from_signature(function: Kernel) -> Kind:
         else:
             inputs.append(name)
             optional += parameter.default is not inspect.Parameter.empty
-    name = function.__name__
-    return Kind(name, function, tuple(inputs), optional, variadic, attributes)
+    return tuple(inputs), optional, variadic, attributes
 
 
 def _unusable(function: Kernel, found: str, expected: str) -> ConfigError:
@@ -330,25 +312,11 @@ def _input_problems(kind: Kind, op: Op) -> Iterator[KindError]:
         count = f"{least}" if least == most else f"{least} to {most}"
         if kind.variadic:
             count = f"{least} or more"
-        yield KindError(
-            f"op {op.name!r} ({op.kind}) at {op.location} has {given} inputs",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
-            expected=f"{count} ({names})" if names else count,
-            found=", ".join(op.inputs) or "none",
-            remedy=f"change the inputs of op {op.name!r}",
-        )
+        expected = f"{count} ({names})" if names else count
+        found, remedy = ", ".join(op.inputs) or "none", f"change the inputs of op {op.name!r}"
+        yield _problem(op, f"has {given} inputs", expected, found, remedy)
 
 
-def _unknown_attribute(kind: Kind, op: Op, key: str) -> KindError:
-    known = ", ".join(kind.attributes) or "none"
-    return KindError(
-        f"op {op.name!r} ({op.kind}) at {op.location} has unknown attribute {key!r}",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
-        expected=f"attributes of {op.kind}: {known}",
-        found=f"{key} = {op.attributes[key]!r}",
-        remedy=nearest_name(key, kind.attributes, f"remove {key!r}", cutoff=0.5),
-    )
+def _problem(op: Op, what: str, expected: str, found: str, remedy: str) -> KindError:
+    what = f"op {op.name!r} ({op.kind}) at {op.location} {what}"
+    return KindError(what, op=op, expected=expected, found=found, remedy=remedy)

@@ -1,7 +1,6 @@
 """The kind of an op, by its name.
 
-The families in `purine.kinds` register their kinds when they are imported. A name that is not known
-yet imports them, so that a graph means the same whichever modules a program has imported.
+Modules of `purine.kinds` register their kinds. A name that is not known yet imports all of them.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from purine.registry.kind import REGISTERED, Kind
 
 __all__ = ["kinds", "lookup"]
 
-_FAMILIES = "purine.kinds"
-
 
 def kinds() -> Mapping[str, Kind]:
     """All named kinds."""
-    import_module(_FAMILIES)
+    import_module("purine.kinds")
     return MappingProxyType(REGISTERED)
 
 
@@ -35,9 +32,7 @@ def lookup(op: Op) -> Kind:
     if known is None:
         raise KindError(
             f"op {op.name!r} at {op.location} is of unknown kind {op.kind!r}",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
+            op=op,
             expected="a named kind, or an ATen overload such as aten.relu or aten.add.Tensor",
             found=repr(op.kind),
             remedy=nearest_names(op.kind, REGISTERED, "see `purine show --kinds`", cutoff=0.5),

@@ -1,12 +1,10 @@
 """Kinds whose attributes follow the batch size, so that a net can be made for another one.
 
-`sized.KIND` is KIND with one more input, `batch`, of which only the number of samples counts. It
-comes last, but for implied inputs. In the attributes, texts stand for numbers: `batch`, `2*batch`,
-`batch-1`, `1/batch`. Whole numbers stay whole.
+`sized.KIND` is KIND with one more input, `batch`, before the implied ones; only its number of
+samples counts. In the attributes, texts stand for numbers: `batch`, `2*batch`, `batch-1`,
+`1/batch`. `FixedBatch` is for nets that only take one size.
 
     {op_type: sized.aten.expand, inputs: [token, data], size: [batch, -1, -1]}
-
-`FixedBatch` is for the net that cannot be made for another size: it says so.
 """
 
 from __future__ import annotations
@@ -68,9 +66,8 @@ def kind_of(name: str) -> Kind | None:
 
 def sized(op: Op, batch: str, attributes: Mapping[str, Attribute]) -> Op:
     """The op with attributes that are counted in the samples of the blob `batch`."""
-    implied = sum(name in IMPLIED for name in op.inputs)
-    place = len(op.inputs) - implied
-    inputs = (*op.inputs[:place], batch, *op.inputs[place:])
+    own = len(op.inputs) - sum(name in IMPLIED for name in op.inputs)
+    inputs = (*op.inputs[:own], batch, *op.inputs[own:])
     return replace(op, kind=PREFIX + op.kind, inputs=inputs, attributes=attributes)
 
 
@@ -82,10 +79,10 @@ def counted(value: Attribute, batch: int) -> Attribute:
     """
     if isinstance(value, tuple):
         return tuple(counted(item, batch) for item in value)
-    found = _COUNT.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _COUNT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         return value
-    times, plus, over = found.groups()
+    times, plus, over = match.groups()
     if over is not None:
         return float(over) / batch
     total = _number(times or "1") * batch + int(plus or 0)
@@ -96,7 +93,7 @@ def counted(value: Attribute, batch: int) -> Attribute:
 
 @kind(view=True, facts=Facts(Precision.FOLLOW, samples=SampleRule.IDENTITY))
 def FixedBatch(x: Tensor, *, batch: int, because: str, holder: str = "", held: str = "") -> Tensor:
-    """x itself, if it has `batch` samples: the op `holder`, which makes `held`, takes no others."""
+    """x itself if it has `batch` samples, as the op `holder` needs for its result `held`."""
     if x.shape[0] != batch:
         raise KindError(
             f"this net is for batches of {batch} only: {because}",
@@ -118,8 +115,8 @@ def _bind(base: Kind, op: Op, implied: int) -> Kernel:
         return base.bind(Op(op.name, base.name, op.inputs[:-1], op.outputs, settings, op.location))
 
     def call(*tensors: Tensor) -> Results:
-        place = len(tensors) - 1 - implied
-        return kernel(tensors[place].shape[0])(*tensors[:place], *tensors[place + 1 :])
+        own = len(tensors) - 1 - implied
+        return kernel(tensors[own].shape[0])(*tensors[:own], *tensors[own + 1 :])
 
     return call
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-__all__ = ["Inferred", "Spec"]
+__all__ = ["Inferred", "Settings", "Shape", "Shapes", "Spec"]
+
+Shape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Sequence[Shape]
+Settings: TypeAlias = Mapping[str, Any]
+"""The attributes of an op, with the defaults of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +27,8 @@ class Spec:
 class Inferred:
     """What is known of a call's results without computing them.
 
-    `specs` has None where a result is absent. `aliases` has for each result the first input that it
-    shares memory with, or None. `several` says that results come in a sequence, even if it is one.
+    `specs` has None for an absent result. `aliases` has the first input that a result shares memory
+    with, or None. `several` says that the call returns a sequence, even of one result.
     """
 
     specs: tuple[Spec | None, ...]

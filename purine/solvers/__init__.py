@@ -6,7 +6,6 @@ from types import MappingProxyType
 from purine.graph import Graph
 from purine.solvers.adaptive import adadelta, adagrad, adam, adamw, rmsprop
 from purine.solvers.clip import clip_by_norm
-from purine.solvers.lars import lars
 from purine.solvers.rates import (
     POLICIES,
     Cosine,
@@ -22,7 +21,7 @@ from purine.solvers.rates import (
     add_rate,
     parse_rate,
 )
-from purine.solvers.sgd import sgd
+from purine.solvers.sgd import lars, sgd
 
 __all__ = [
     "POLICIES",
@@ -50,14 +49,6 @@ __all__ = [
 ]
 
 SOLVERS: Mapping[str, Callable[..., Graph]] = MappingProxyType(
-    {
-        "adadelta": adadelta,
-        "adagrad": adagrad,
-        "adam": adam,
-        "adamw": adamw,
-        "lars": lars,
-        "rmsprop": rmsprop,
-        "sgd": sgd,
-    }
+    {f.__name__: f for f in (adadelta, adagrad, adam, adamw, lars, rmsprop, sgd)}
 )
 """The solvers by name."""

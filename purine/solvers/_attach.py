@@ -1,14 +1,13 @@
 """What all solvers share: an update op per parameter, its states and the learning rate.
 
-The parameters of a graph are its trainable states that have a gradient. Each keeps its name; its
-state carries on to the blob `<name>/next` that the op `update/<name>` writes (where the loss is
-scaled, `<name>/updated`, of which it is made). Updates are where their parameter is; what they read
-from elsewhere is copied.
+The parameters of a graph are its trainable states that have a gradient. The op `update/<name>`
+writes the next value of a parameter, `<name>/next`, at the location of the parameter; where the
+loss is scaled it writes `<name>/updated`, from which the next value is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
@@ -58,17 +57,16 @@ def parameters(graph: Graph) -> tuple[str, ...]:
 def attach(
     graph: Graph,
     kind: str,
-    *,
+    slots: Sequence[str],
     lr: float | Rate,
-    slots: Sequence[str] = (),
-    weight_decay: float = 0.0,
-    attributes: Mapping[str, Attribute] | None = None,
+    weight_decay: float,
+    **attributes: Attribute,
 ) -> Graph:
-    """The graph with an update op of `kind` for each parameter.
+    """The graph with an update op of `kind`, which has these attributes, for each parameter.
 
-    The op reads the weight, its gradient, a state `<slot>/<name>` for each slot, and the rate; and
-    the number of the iteration where its kind asks for it. Where the loss is scaled, that is the
-    number of updates: an iteration that is skipped is none to a solver.
+    The op reads the weight, its gradient, a state `<slot>/<name>` for each slot, the rate, and the
+    number of the iteration if its kind takes it. Where the loss is scaled, skipped iterations are
+    not counted in that number.
     """
     not_negative("weight_decay", weight_decay)
     names = parameters(graph)
@@ -87,7 +85,7 @@ def attach(
             builder.state(item, _following(builder, item, weight), Filler(), origin=origin)
         builder.states[name] = replace(state, next=_following(builder, name, weight))
         settings: dict[str, Attribute] = {
-            **(attributes or {}),
+            **attributes,
             "weight_decay": weight_decay * state.decay_mult,
             "lr_mult": state.lr_mult,
         }
@@ -95,7 +93,7 @@ def attach(
             update_of(name),
             kind,
             [name, gradient_of(name), *states, rate, *clock],
-            [_made(builder, item, weight, origin) for item in (name, *states)],
+            [_written(builder, item, weight, origin) for item in (name, *states)],
             {k: v for k, v in settings.items() if v != known.attributes[k].default},
             location=weight.location,
             origin=origin,
@@ -103,27 +101,18 @@ def attach(
     return insert_copies(builder.graph())
 
 
-def _made(builder: Builder, name: str, like: Blob, origin: Origin) -> str:
-    """The blob that an update writes: what carries a state on, unless a gradient is not finite.
-
-    Where the loss is scaled, a state then keeps its value.
-    """
+def _written(builder: Builder, name: str, like: Blob, origin: Origin) -> str:
+    """The blob that an update writes; a scaled loss drops it if a gradient is not finite."""
     following = builder.states[name].next
     if FINITE not in builder.blobs:
         return following
-    made = builder.blob(f"{name}/updated", like.shape, like.dtype, like.location)
-    builder.op(
-        following,
-        "aten.where.self",
-        [FINITE, made, name],
-        [following],
-        location=like.location,
-        origin=origin,
-    )
-    return made
+    updated = builder.blob(f"{name}/updated", like.shape, like.dtype, like.location)
+    inputs, location = [FINITE, updated, name], like.location
+    builder.op(following, "aten.where.self", inputs, [following], location=location, origin=origin)
+    return updated
 
 
 def _following(builder: Builder, name: str, like: Blob) -> str:
-    """Add the blob that carries a state on."""
+    """Add the blob that a state is read from in the next iteration."""
     builder.add(replace(like, name=f"{name}/next", where=None))
     return f"{name}/next"

@@ -19,14 +19,7 @@ def adagrad(
 ) -> Graph:
     """Steps divided by the root of the sum of all squared gradients."""
     not_negative("eps", eps)
-    return attach(
-        graph,
-        "AdaGradUpdate",
-        lr=lr,
-        slots=["total"],
-        weight_decay=weight_decay,
-        attributes={"eps": eps},
-    )
+    return attach(graph, "AdaGradUpdate", ["total"], lr, weight_decay, eps=eps)
 
 
 @checked
@@ -41,14 +34,7 @@ def rmsprop(
     """Steps divided by the root of a decaying mean of squared gradients."""
     fraction("alpha", alpha)
     not_negative("eps", eps)
-    return attach(
-        graph,
-        "RmsPropUpdate",
-        lr=lr,
-        slots=["square"],
-        weight_decay=weight_decay,
-        attributes={"alpha": alpha, "eps": eps},
-    )
+    return attach(graph, "RmsPropUpdate", ["square"], lr, weight_decay, alpha=alpha, eps=eps)
 
 
 @checked
@@ -63,14 +49,7 @@ def adadelta(
     """As `rmsprop`, with steps also scaled by the root of a decaying mean of squared steps."""
     fraction("rho", rho)
     not_negative("eps", eps)
-    return attach(
-        graph,
-        "AdaDeltaUpdate",
-        lr=lr,
-        slots=["square", "delta"],
-        weight_decay=weight_decay,
-        attributes={"rho": rho, "eps": eps},
-    )
+    return attach(graph, "AdaDeltaUpdate", ["square", "delta"], lr, weight_decay, rho=rho, eps=eps)
 
 
 @checked
@@ -109,25 +88,11 @@ def _adam(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    *,
-    decoupled: bool,
-    correct_eps: bool = False,
+    **flags: bool,
 ) -> Graph:
     beta1, beta2 = pair("betas", betas)
     fraction("the first of betas", beta1)
     fraction("the second of betas", beta2)
     not_negative("eps", eps)
-    return attach(
-        graph,
-        "AdamUpdate",
-        lr=lr,
-        slots=["mean", "square"],
-        weight_decay=weight_decay,
-        attributes={
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": eps,
-            "decoupled": decoupled,
-            "correct_eps": correct_eps,
-        },
-    )
+    numbers = {"beta1": beta1, "beta2": beta2, "eps": eps}
+    return attach(graph, "AdamUpdate", ["mean", "square"], lr, weight_decay, **numbers, **flags)

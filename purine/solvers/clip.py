@@ -1,8 +1,4 @@
-"""Clipping: gradients scaled down together where their norm is too large.
-
-It comes between `backward` and a solver, which finds the clipped gradients under the names of the
-raw ones.
-"""
+"""Clipping by the global norm: between `backward` and a solver, which reads clipped gradients."""
 
 from __future__ import annotations
 
@@ -54,17 +50,17 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
 
 
 def _norm(builder: Builder, gradients: Sequence[str]) -> str:
-    """Add the norm of all gradients; where they are at several locations, that of their norms."""
+    """Add the norm of all gradients; with several locations, the norm of their norms."""
     groups: dict[Location, list[str]] = {}
     for name in gradients:
         groups.setdefault(builder.blobs[name].location, []).append(name)
     norm = builder.fresh(f"{GRADIENT}/norm")
     norms: list[str] = []
     origin = Origin(norm, "update")
-    for number, (place, names) in enumerate(groups.items()):
+    for number, (location, names) in enumerate(groups.items()):
         own = norm if len(groups) == 1 else f"{norm}/{number}"
-        builder.blob(own, (), "float64", place)
-        builder.op(own, "GlobalNorm", names, [own], location=place, origin=origin)
+        builder.blob(own, (), "float64", location)
+        builder.op(own, "GlobalNorm", names, [own], location=location, origin=origin)
         norms.append(own)
     if len(groups) > 1:
         first = next(iter(groups))

@@ -1,21 +1,20 @@
-"""Learning-rate policies as values that check their own settings, and their text form.
+"""Learning-rate policies as values, and their text form.
 
-Each policy stands for an op of the kind of its name in `purine.kinds.rates`, with its fields as the
-op's attributes; `add_rate` adds that op to a graph.
+`add_rate` adds the op of a policy, a kind in `purine.kinds.rates`, with its fields as attributes.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import TypeAlias
 
 import purine.kinds.rates  # noqa: F401  (registers the kinds)
-from purine.arguments import at_least, check_fields, checked, not_negative, positive
-from purine.errors import ConfigError
+from purine.arguments import at_least, check_fields, checked, not_negative, positive, wrong_value
+from purine.errors import ConfigError, given_twice
 from purine.graph import Attribute, Builder
-from purine.nearest import nearest_name
+from purine.nearest import nearest_name, unknown_name
 from purine.registry.clock import ITERATION, add_clock
 
 __all__ = [
@@ -37,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The same rate for ever."""
+    """The same rate in all iterations."""
 
     lr: float
 
@@ -181,14 +180,8 @@ Rate: TypeAlias = Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine
 Policy: TypeAlias = type[Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine]
 
 POLICIES: Mapping[str, Policy] = {
-    "fixed": Fixed,
-    "step": Step,
-    "multistep": MultiStep,
-    "exp": Exp,
-    "inv": Inv,
-    "poly": Poly,
-    "sigmoid": Sigmoid,
-    "cosine": Cosine,
+    policy.__name__.lower(): policy
+    for policy in (Fixed, Step, MultiStep, Exp, Inv, Poly, Sigmoid, Cosine)
 }
 """The policies by the names that `parse_rate` knows."""
 
@@ -198,13 +191,6 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     """Add the op that makes the rate of each iteration in blob `name`, and return that name."""
     if isinstance(rate, int | float):
         rate = Fixed(float(rate))
-    if not isinstance(rate, Rate):
-        raise ConfigError(
-            f"{name} is {rate!r}",
-            expected="a number above 0, or a policy such as Step(0.1, step=1000)",
-            found=repr(rate),
-            remedy="pass for example lr=0.01; parse_rate reads a policy from text",
-        )
     add_clock(builder)
     location = builder.blobs[ITERATION].location
     inputs, settings = [ITERATION], _settings(rate)
@@ -229,15 +215,10 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     name, _, rest = text.partition(":")
     policy = POLICIES.get(name)
     if policy is None:
-        raise ConfigError(
-            f"there is no learning-rate policy {name!r}",
-            expected=f"one of {', '.join(POLICIES)}",
-            found=repr(text),
-            remedy=_nearest(name, POLICIES),
-        )
-    types = {key: hint for key, hint in typing.get_type_hints(policy).items() if key != "_"}
-    types = {**types, "warmup": int}
+        raise unknown_name(ConfigError, "learning-rate policy", name, POLICIES, found=repr(text))
+    types = {**typing.get_type_hints(policy), "warmup": int}
     del types["lr"]
+    types.pop("_", None)
     values: dict[str, typing.Any] = {}
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
@@ -246,15 +227,10 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
                 f"policy {name!r} has no setting {key!r}",
                 expected=f"settings of {name}: {', '.join(types)}",
                 found=repr(text),
-                remedy=_nearest(key, types),
+                remedy=nearest_name(key, types, "use one of these", cutoff=0.5),
             )
         if key in values:
-            raise ConfigError(
-                f"{key} is given twice",
-                expected="every setting once",
-                found=repr(text),
-                remedy="remove one",
-            )
+            raise given_twice(ConfigError, key, found=repr(text))
         values[key] = _value(key, value, types[key])
     warmup = values.pop("warmup", 0)
     at_least("warmup", warmup, 0)
@@ -274,7 +250,7 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
 
 
 def _settings(rate: Rate) -> dict[str, Attribute]:
-    """The fields that say something, which are the attributes of the op."""
+    """The fields that differ from their defaults, as attributes of the op."""
     values = {item.name: (getattr(rate, item.name), item.default) for item in fields(rate)}
     return {key: v for key, (v, default) in values.items() if v != default and key != "rate"}
 
@@ -287,16 +263,10 @@ def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
             return float(text)
         return tuple(int(item) for item in text.split("|"))
     except ValueError:
-        words = {int: "a whole number", float: "a number"}
-        expected = words[hint] if hint in (int, float) else "whole numbers with bars between them"
-        raise ConfigError(
-            f"{key} is {text!r}",
-            expected=expected,
-            found=repr(text),
-            remedy=f"write for example {key}={'100|200' if hint not in (int, float) else '1'}",
-        ) from None
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    return nearest_name(name, names, f"use one of {', '.join(names)}", cutoff=0.5)
+        forms: dict[object, tuple[str, str]] = {
+            int: ("a whole number", "1"),
+            float: ("a number", "1"),
+        }
+        expected, example = forms.get(hint, ("whole numbers with bars between them", "100|200"))
+        remedy = f"write for example {key}={example}"
+        raise wrong_value(ConfigError, key, text, expected, remedy=remedy) from None

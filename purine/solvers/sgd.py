@@ -1,14 +1,14 @@
-"""Stochastic gradient descent, plain or with momentum."""
+"""Stochastic gradient descent, plain or with momentum, and LARS."""
 
 from __future__ import annotations
 
-from purine.arguments import checked, fraction
+from purine.arguments import checked, fraction, not_negative, positive
 from purine.errors import ConfigError
 from purine.graph import Graph
 from purine.solvers._attach import attach
 from purine.solvers.rates import Rate
 
-__all__ = ["sgd"]
+__all__ = ["lars", "sgd"]
 
 
 @checked
@@ -23,8 +23,7 @@ def sgd(
 ) -> Graph:
     """The graph with an update of every parameter, as `torch.optim.SGD` does it.
 
-    `lr_in_momentum` sums gradients times their rates instead of gradients, as Caffe does it: the
-    numbers are the same as long as the rate is.
+    `lr_in_momentum` sums gradients times their rates, as Caffe does.
 
     >>> from purine.autodiff import backward
     >>> from purine.zoo import mlp
@@ -41,16 +40,37 @@ def sgd(
             remedy="pass momentum=0.9, or leave nesterov out",
         )
     if momentum == 0:
-        return attach(graph, "SgdUpdate", lr=lr, weight_decay=weight_decay)
+        return attach(graph, "SgdUpdate", [], lr, weight_decay)
     return attach(
         graph,
         "MomentumUpdate",
-        lr=lr,
-        slots=["momentum"],
-        weight_decay=weight_decay,
-        attributes={
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "lr_in_momentum": lr_in_momentum,
-        },
+        ["momentum"],
+        lr,
+        weight_decay,
+        momentum=momentum,
+        nesterov=nesterov,
+        lr_in_momentum=lr_in_momentum,
+    )
+
+
+@checked
+def lars(
+    graph: Graph,
+    *,
+    lr: float | Rate = 0.01,
+    momentum: float = 0.9,
+    eta: float = 0.001,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Graph:
+    """Momentum where the gradient of each parameter is scaled by its trust ratio.
+
+    The ratio is eta |w| / (|g| + weight_decay |w| + eps), and 1 where either norm is 0. The rate
+    is applied to the velocity, as in `sgd`.
+    """
+    fraction("momentum", momentum)
+    positive("eta", eta)
+    not_negative("eps", eps)
+    return attach(
+        graph, "LarsUpdate", ["momentum"], lr, weight_decay, momentum=momentum, eta=eta, eps=eps
     )

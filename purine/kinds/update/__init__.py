@@ -1,10 +1,8 @@
 """Parameter updates of solvers, as kinds: one op computes the next value of one parameter.
 
-The formula of each solver is written once, with the conventions of `torch.optim`, so a run can be
-compared with torch number by number. It is a pure function; the variants that work in place or on
-many parameters at once are derived from it (`_declare`, `_arithmetic`), and torch's fused kernels
-are declared beside it. The learning rate is a float64 scalar; everything else is computed in the
-dtype of the weight.
+The formula of each solver is written once, with the conventions of `torch.optim`. The variants that
+work in place or on many parameters are derived from it (`_declare`, `_arithmetic`). The learning
+rate is a float64 scalar; everything else is computed in the dtype of the weight.
 """
 
 from purine.kinds.update.adaptive import AdaDeltaUpdate, AdaGradUpdate, AdamUpdate, RmsPropUpdate

@@ -1,10 +1,9 @@
 """Three ways to compute the formula of a solver: pure, in place, and on lists of tensors.
 
 A formula calls the methods of an `Arithmetic` instead of torch, so it is written once. `PURE` makes
-new tensors. `IN_PLACE` writes each result over the argument that the method names, which saves a
-pass over memory and an allocation. `EACH` is pure too and takes `TensorList`s, with an entry for
-each parameter; a compiler turns its calls of `_foreach` functions into a few kernels.
-The three agree to rounding: in place, torch has operations of two steps that round once.
+new tensors. `IN_PLACE` writes each result over the argument that the method names. `EACH` is pure
+and takes `TensorList`s; a compiler turns its `_foreach` calls into a few kernels. The three agree
+to rounding, because torch's in-place operations of two steps round once.
 """
 
 from __future__ import annotations

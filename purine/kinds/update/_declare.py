@@ -25,9 +25,8 @@ __all__ = ["in_order", "update"]
 Formula: TypeAlias = Callable[..., Any]
 """A function of an `Arithmetic` and of the inputs and attributes of the kind."""
 Fused: TypeAlias = Callable[..., bool]
-"""Updates lists of parameters in place by torch's fused kernel. It takes a list for the weights,
-the gradients and each slot, then the scalars, then every attribute; it returns False where the
-kernel does not have what the attributes ask for."""
+"""Updates parameters in place by torch's fused kernel, given lists of weights, gradients and each
+slot, then the scalars, then all attributes. It returns False where the kernel cannot do it."""
 
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
@@ -37,10 +36,9 @@ def update(
 ) -> Callable[[Formula], Kernel]:
     """Register the kind of a formula, which takes the weight, the gradient, slots and scalars.
 
-    `slots` is the number of states that a solver keeps per parameter. The in-place variant writes
-    over the weight and the slots, and uses `fused` where it can. With `many`, several parameters
-    are updated by one call. `elementwise` says that an element of the results depends on the same
-    element of the inputs alone, so that an update may be divided among devices.
+    `slots` is the number of states per parameter. The in-place variant writes over the weight and
+    the slots, and uses `fused` where it can. `many` lets one call update several parameters.
+    `elementwise` updates may be divided among devices.
     """
     over = (0, *range(2, 2 + slots))
     tensors = 2 + slots

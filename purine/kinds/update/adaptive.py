@@ -161,8 +161,8 @@ def AdamUpdate(
     """A step along the mean gradient, divided by the root of the mean squared gradient.
 
     Both means start at 0; the number of the iteration corrects this bias. `decoupled` applies the
-    weight decay to the weight alone and not through the means, as AdamW does. `correct_eps` adds
-    eps before that correction, as Caffe does, and not after it.
+    weight decay to the weight alone, as AdamW does. `correct_eps` adds eps before the correction,
+    as Caffe does.
     """
     rate = rate_of(lr, lr_mult)
     count = (iteration + 1).double()

@@ -87,8 +87,7 @@ def MomentumUpdate(
 ) -> tuple[Tensor, Tensor]:
     """A step against the velocity, a decaying sum of gradients; with `nesterov` one step ahead.
 
-    `lr_in_momentum` sums gradients times their rates, as Caffe does: a rate that falls then does
-    not shorten the steps of earlier gradients.
+    `lr_in_momentum` sums gradients times their rates, as Caffe does.
     """
     rate: Tensor | None = ops.scalar(rate_of(lr, lr_mult), weight)
     terms = decayed(ops, weight, gradient, weight_decay)
