@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from purine.compile.rewrites.recorded import Recorded, is_mutable
+from purine.compile.rewrites._recorded import Recorded, is_mutable
 
 __all__ = ["hoist_scalars"]
 
