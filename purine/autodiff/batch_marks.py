@@ -132,19 +132,19 @@ class _Marking:
             self.builder.ops[op.name] = op
             self.relations.update(dict.fromkeys(op.outputs, MIXED))
             return
-        found = relate(op, self.builder.blobs, self.relations)
-        if found is None:
+        related = relate(op, self.builder.blobs, self.relations)
+        if related is None:
             partial = [name for name in op.inputs if self.relations[name] in (SUM, MEAN)]
             for name in dict.fromkeys(partial):
                 self._reduce(name)
             if partial:
                 op = self._reading_whole(op)
-                found = relate(op, self.builder.blobs, self.relations)
-        if found is None:
+                related = relate(op, self.builder.blobs, self.relations)
+        if related is None:
             self._refuse_cuts(op)
             return
         self.builder.ops[op.name] = op
-        for name, relation in zip(op.outputs, found, strict=True):
+        for name, relation in zip(op.outputs, related, strict=True):
             self.relations[name] = relation
             reported = name in self.reported and relation is SUM
             if reported or (name in self.carried and relation in (SUM, MEAN)):

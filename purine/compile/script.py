@@ -122,8 +122,8 @@ class _Text:
             return self.values[op.inputs[value.place]]
         if isinstance(value, aten.Inputs):
             items = [
-                self._constant(None) if place is None else self.values[op.inputs[place]]
-                for place in value.places
+                self._constant(None) if position is None else self.values[op.inputs[position]]
+                for position in value.places
             ]
             element = "Tensor?" if "Optional[Tensor]" in str(argument.type) else "Tensor"
             return self._list(f"{element}[]", items)

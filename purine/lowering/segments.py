@@ -232,20 +232,17 @@ class _Grouping:
         eager = set()
         for name in reversed(self.graph.order):
             own = self.station[name]
-            stations: set[Station] = set()
+            computes = own[1].startswith("compute")
+            stations = awaited[name] = set()
             for target in self.graph.successors[name]:
-                if self.station[target] != own:
-                    if self.station[target][1].startswith("compute"):
-                        stations.add(self.station[target])
-                    else:
-                        stations |= awaited[target]
-            awaited[name] = stations
-            if not own[1].startswith("compute"):
-                for target in self.graph.successors[name]:
+                station = self.station[target]
+                if computes and station == own:
+                    continue
+                if station[1].startswith("compute"):
+                    stations.add(station)
+                if not computes or not station[1].startswith("compute"):
                     stations |= awaited[target]
-                    if self.station[target][1].startswith("compute"):
-                        stations.add(self.station[target])
-            elif stations:
+            if computes and stations:
                 eager.add(name)
         return eager
 
@@ -325,7 +322,7 @@ def _many_kernel(ops: Sequence[Op]) -> Kernel:
     single = len(ops) == 1 and len(ops[0].outputs) == 1
 
     def kernel(*tensors: Tensor) -> Results:
-        columns = [list(tensors[place::width]) for place in range(width)]
+        columns = [list(tensors[position::width]) for position in range(width)]
         try:
             results = call(*columns)
         except Exception as error:

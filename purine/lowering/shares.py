@@ -151,7 +151,7 @@ def _divide(
             products.append(_Product())
             builder.ops[op.name] = replace(op, kind=PRODUCT)
             kernels[op.name] = products[-1].compute
-    written = tuple(update.inputs[place] for place in lookup(update).overwrites(update))
+    written = tuple(update.inputs[position] for position in lookup(update).overwrites(update))
     builder.ops[update.name] = replace(update, kind=SHARED, inputs=written, attributes={})
     kernels[update.name] = _carry(products)
     return kernels

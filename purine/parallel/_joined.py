@@ -1,8 +1,8 @@
 """What the parts of a batch compute together: all-reduces, and the ops between them.
 
-A step that was marked by `backward` has a `BatchReduce` where a value of the whole batch is needed.
-When the batch is cut, each becomes one op that adds up the parts, and what depends on such values
-and on no sample is computed once for all parts. Everything else is copied for every part.
+`backward` adds a `BatchReduce` where a value of the whole batch is needed. When the batch is cut,
+each becomes one op that adds up the parts. Ops that depend on such values and on no sample are
+computed once for all parts. Everything else is copied for every part.
 """
 
 from __future__ import annotations

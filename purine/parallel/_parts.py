@@ -106,33 +106,33 @@ def add_joined(builder: Builder, graph: Graph, joined: Joined, parts: Sequence[P
         return name if own else first.name(name)
 
     for op in joined.ops:
-        place = first.located(op.location)
+        location = first.located(op.location)
         for name in op.outputs:
             if name in joined.blobs:
-                builder.add(replace(graph.blobs[name], location=place))
+                builder.add(replace(graph.blobs[name], location=location))
         if op.kind == "BatchReduce":
             total = _reduced(builder, graph, op, parts)
-            builder.add(replace(op, inputs=(total,), location=place, lane=BESIDE))
+            builder.add(replace(op, inputs=(total,), location=location, lane=BESIDE))
         elif op.kind == "BatchReduceGradient":
             _add_gradients(builder, graph, op, parts)
         else:
             inputs = tuple(map(read, op.inputs))
-            builder.add(replace(op, inputs=inputs, location=place, lane=BESIDE))
+            builder.add(replace(op, inputs=inputs, location=location, lane=BESIDE))
 
 
 def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> str:
     """Add the sum or the mean over all parts of what an op reads."""
     (source,) = op.inputs
     blob, name = graph.blobs[source], builder.fresh(f"{op.name}/parts")
-    place = parts[0].located(op.location)
+    location = parts[0].located(op.location)
     values = [part.name(source) for part in parts]
     shares = tuple(part.share for part in parts)
     if "float" in blob.dtype:
         weights = (1.0,) * len(parts) if op.attributes["operation"] == "sum" else shares
-        average(builder, blob, name, values, location=place, weights=weights, of=op.name)
+        average(builder, blob, name, values, location=location, weights=weights, of=op.name)
         return name
-    builder.add(replace(blob, name=name, location=place))
-    add_reduction(builder, name, "CountSum", values, [name], location=place, of=op.name)
+    builder.add(replace(blob, name=name, location=location))
+    add_reduction(builder, name, "CountSum", values, [name], location=location, of=op.name)
     return name
 
 
@@ -142,9 +142,9 @@ def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]
     mean = replace(op, attributes={**op.attributes, "operation": "mean"})
     total = _reduced(builder, graph, mean, parts)
     like, whole = graph.blobs[result], builder.fresh(f"{result}/whole")
-    place = parts[0].located(op.location)
-    builder.add(replace(like, name=whole, location=place))
-    builder.add(replace(op, inputs=(total,), outputs=(whole,), location=place, lane=BESIDE))
+    location = parts[0].located(op.location)
+    builder.add(replace(like, name=whole, location=location))
+    builder.add(replace(op, inputs=(total,), outputs=(whole,), location=location, lane=BESIDE))
     for part in parts:
         scale = scale_of(replace(op, attributes={**op.attributes, "scale": 1.0}), part.share)
         builder.op(

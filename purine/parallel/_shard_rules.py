@@ -104,11 +104,11 @@ def _only(seen: Seen) -> Sharding | None:
 def _elementwise(seen: Seen) -> ShardedOp | None:
     """Inputs of the same cut, or parameters, which are cut alike; broadcast ones stay whole."""
     out = seen.outputs[0]
-    place = next(k for k, sharding in enumerate(seen.shardings) if sharding)
-    first = seen.shardings[place]
+    index = next(k for k, sharding in enumerate(seen.shardings) if sharding)
+    first = seen.shardings[index]
     assert first is not None
-    axis = first.axis + len(out) - len(seen.inputs[place])
-    if seen.inputs[place][first.axis] != out[axis]:
+    axis = first.axis + len(out) - len(seen.inputs[index])
+    if seen.inputs[index][first.axis] != out[axis]:
         return None
     wanted: list[Sharding | None] = []
     for shape, sharding, state in zip(seen.inputs, seen.shardings, seen.states, strict=True):
@@ -406,7 +406,7 @@ def _summands(
     whole = _same(seen, count)
     if len(seen.inputs) < 3:
         return whole
-    others = tuple(place for place in range(3) if place != at.bias)
+    others = tuple(index for index in range(3) if index != at.bias)
     attributes = {**seen.op.attributes, **(changed or {})}
     bare = Piece(at.bare or seen.op.kind, attributes, others)
     return (whole[0], *[bare] * (count - 1))

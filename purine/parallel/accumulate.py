@@ -1,8 +1,7 @@
 """Gradient accumulation: one iteration reads several micro-batches and makes one update.
 
-The micro-batches together are the one batch `times` as large: they read the same samples in the
-same order and draw the same random numbers. What sees a whole batch at once, such as batch norm,
-sees a micro-batch at a time.
+The micro-batches read the samples and draw the random numbers of one batch that is `times` as
+large. Ops on a whole batch, such as batch norm, see one micro-batch at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Cutting a step into stages: which ops of its batch half belong together on a device.
-
-A cut is one of the line of `flow`, so every forward edge stays or goes to a later stage, and every
-backward edge stays or goes to an earlier one, skip connections included.
-"""
+"""Cutting a step into stages, along the line of `flow`."""
 
 from __future__ import annotations
 
@@ -170,11 +166,11 @@ def _starts(step: Graph, flow: Flow) -> list[int]:
     inside = list(running(change))
     starts = []
     begin = 0
-    for place, name in enumerate(flow.forward):
+    for position, name in enumerate(flow.forward):
         if step.ops[name].lane == "compute":
             if not inside[begin]:
                 starts.append(begin)
-            begin = place + 1
+            begin = position + 1
     return starts
 
 

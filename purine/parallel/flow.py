@@ -1,9 +1,8 @@
 """The batch half of a step as a line, along which a pipeline is cut.
 
 Forward ops have positions in an order in which each op comes right before the first that reads it.
-A backward op has the position of the forward op that it belongs to, or of an earlier one. So along
-forward edges positions rise, and along backward edges they fall: wherever the line is cut, values
-go to later stages only, and gradients to earlier ones.
+A backward op has the position of its forward op, or of an earlier one. So wherever the line is cut,
+values go to later stages only, and gradients to earlier ones.
 """
 
 from __future__ import annotations

@@ -211,25 +211,25 @@ class _Hybrid:
         return check(insert_copies(builder.graph()))
 
     def _share(self, number: int) -> Part:
-        place = self.places[number]
+        location = self.places[number]
         whole = self.batch * len(self.places)
         start = number * self.batch
-        return Part(replica(number), start, self.batch, whole, number, located=lambda _: place)
+        return Part(replica(number), start, self.batch, whole, number, located=lambda _: location)
 
     def _rest_alone(self) -> Graph:
         """The rest for the whole batch as a net of its own, fed with what crosses the border."""
         builder = Builder()
-        made = {name for op in self.parts.rest for name in op.outputs if name != NOTHING}
+        written = {name for op in self.parts.rest for name in op.outputs if name != NOTHING}
         read = {name for op in self.parts.rest for name in op.inputs}
         for name, blob in self.wide.blobs.items():
-            if name in made or name in read:
+            if name in written or name in read:
                 builder.add(blob)
         for op in self.parts.rest:
             builder.add(self.wide.ops[op.name])
         for name, state in self.net.states.items():
             if name in read:
-                builder.add(state if state.next in made else replace(state, next=name))
-        builder.outputs = [name for name in self.net.outputs if name in made]
+                builder.add(state if state.next in written else replace(state, next=name))
+        builder.outputs = [name for name in self.net.outputs if name in written]
         return builder.graph()
 
     def _owners(self, builder: Builder) -> dict[str, Location]:
@@ -266,8 +266,8 @@ class _Hybrid:
                 joined = Op(op.name, "Concat", tuple(pieces), op.outputs, axis, op.location)
                 builder.ops[op.name] = joined
             if len(copies) < len(readers):
-                place = builder.blobs[name].location
-                builder.op(f"{name}/join", "Concat", pieces, [name], axis, location=place)
+                location = builder.blobs[name].location
+                builder.op(f"{name}/join", "Concat", pieces, [name], axis, location=location)
             else:
                 del builder.blobs[name]
 

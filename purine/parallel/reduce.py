@@ -1,8 +1,7 @@
 """How the gradients of replicas become one: by their owner, along a tree, around a ring, natively.
 
-Every way gives blob `g` at its owner from the blobs `replica0/g`, `replica1/g`, ... The order of
-additions is fixed by the graph, so the bits are the same in every run; that of `native` is the
-backend's where it has a collective, and else that of `sharded`.
+The graph fixes the order of additions, so the bits are the same in every run. With `native` the
+backend fixes it where it has a collective.
 """
 
 from __future__ import annotations

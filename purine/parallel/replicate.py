@@ -99,25 +99,23 @@ class _Replicas:
         sizes = [samples_of(step) for step in steps]
         whole = sum(sizes)
         self.parts = []
-        start = 0
         for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
-            moves = dict(zip(self.own, onto, strict=True))
-            at = moves.__getitem__
+            at = dict(zip(self.own, onto, strict=True)).__getitem__
+            start = sum(sizes[:number])
             self.parts.append(Part(replica(number), start, size, whole, number, located=at))
-            start += size
         even = len(set(sizes)) == 1
         self.weights = None if even else tuple(size / whole for size in sizes)
 
     def graph(self, topology: Topology, bucket: int) -> Graph:
         base, halves = self.base, self.halves[0]
         joined = joined_of(base, halves)
-        made = halves.made()
+        batch = halves.made()
         gradients = {p: name for p, name in halves.gradients.items() if name not in joined.blobs}
         owners = self._owners(halves, topology)
         homes = self._homes(halves, owners)
         builder = Builder()
         for name, blob in base.blobs.items():
-            if name not in made:
+            if name not in batch:
                 builder.add(replace(blob, location=homes[name]))
         for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
             add_part(builder, step, own, part, joined=joined_of(step, own))
@@ -136,7 +134,7 @@ class _Replicas:
         )
         for op in halves.once:
             self._add_once(builder, op, homes)
-        copied = made - joined.blobs
+        copied = batch - joined.blobs
         for name, state in base.states.items():
             if state.next in copied:
                 blob = base.blobs[state.next]
@@ -153,7 +151,7 @@ class _Replicas:
 
     def _owners(self, halves: Halves, topology: Topology) -> dict[str, Location]:
         """The device that adds up and updates each parameter: shares of equal size for all."""
-        load = {place: 0 for onto in self.places for place in onto}
+        load = {location: 0 for onto in self.places for location in onto}
         owners: dict[str, Location] = {}
         size = {p: size_in_bytes(self.base.blobs[p]) for p in halves.gradients}
         for name in sorted(halves.gradients, key=lambda p: (-size[p], p)):
@@ -183,7 +181,7 @@ def _refuse_unlike(plan: _Replicas) -> None:
     """Only devices of one sort, in one machine, have a collective of their own."""
     for location in plan.own:
         group = plan.group(location)
-        if len({(place.host, machines.is_cpu(place)) for place in group}) > 1:
+        if len({(member.host, machines.is_cpu(member)) for member in group}) > 1:
             what = "these devices have no collective in common"
             expected = "topology 'native' over GPUs, or over CPU devices, of one machine"
             remedy = "name devices of one sort, or use topology 'sharded'"

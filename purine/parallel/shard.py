@@ -244,7 +244,7 @@ class _Emission:
 
     def graph(self) -> Graph:
         net, builder = self.net, self.builder
-        made: dict[str, list[str]] = {}
+        pieces_of: dict[str, list[str]] = {}
         for name in net.states:
             self._add_state(name)
         for name in net.inputs:
@@ -256,13 +256,13 @@ class _Emission:
                 self._add_whole(net.ops[name])
             else:
                 self._add_pieces(net.ops[name], sharded)
-            made[name] = [op for op in builder.ops if op not in before]
+            pieces_of[name] = [op for op in builder.ops if op not in before]
         for name, state in net.states.items():
             if name not in self.planned.blobs and state.next in self.planned.blobs:
                 self._whole(state.next)
         builder.outputs = [self._whole(name) for name in net.outputs]
         builder.control = {
-            (one, other) for a, b in net.control for one in made[a] for other in made[b]
+            (one, other) for a, b in net.control for one in pieces_of[a] for other in pieces_of[b]
         }
         return builder.graph()
 
@@ -310,7 +310,7 @@ class _Emission:
     def _add_pieces(self, op: Op, sharded: ShardedOp) -> None:
         summands: list[str] = []
         for number, piece in enumerate(sharded.pieces):
-            place = self.places[number]
+            location = self.places[number]
             inputs = tuple(
                 self._at(op.inputs[item], sharded.inputs[item], number) for item in piece.inputs
             )
@@ -322,11 +322,13 @@ class _Emission:
                     outputs.append(self._add_piece(self.net.blobs[name], sharding, number))
                 else:
                     part = f"{name}/summand{number}"
-                    self.builder.add(replace(self.net.blobs[name], name=part, location=place))
+                    self.builder.add(replace(self.net.blobs[name], name=part, location=location))
                     outputs.append(part)
                     summands.append(part)
             own = replace(op, name=shard_name(op.name, number), kind=piece.kind, inputs=inputs)
-            own = replace(own, outputs=tuple(outputs), attributes=piece.attributes, location=place)
+            own = replace(
+                own, outputs=tuple(outputs), attributes=piece.attributes, location=location
+            )
             self.builder.add(replace(own, origin=Origin(op.name, shard=number)))
         if sharded.summed:
             (name,) = op.outputs

@@ -1,8 +1,7 @@
 """Copies where a graph crosses from one location to another.
 
-Schemes of parallelism put nodes at locations and leave ops that read from elsewhere; this transform
-makes the graph a good one again. A blob goes to each location at most once. Between devices that
-share memory a copy is an alias, which costs nothing at run time.
+Schemes of parallelism leave ops that read from other locations; `insert_copies` adds the copies. A
+blob goes to each location at most once. Between devices that share memory a copy is an alias.
 """
 
 from __future__ import annotations
@@ -124,12 +123,12 @@ def copy_name(builder: Builder, blob: str, location: Location) -> str:
     """The name of the copy of a blob at a location."""
     source = builder.blobs[blob].location
     base = copied_from(blob)
-    place = location.device
+    device = location.device
     if location.host != source.host:
-        place = f"{location.host}/{place}"
-    taken = builder.blobs.get(copy_of(base, place))
+        device = f"{location.host}/{device}"
+    taken = builder.blobs.get(copy_of(base, device))
     # A copy that was moved together with its step still has the name of its old location.
-    return copy_of(base if taken is None or taken.location == location else blob, place)
+    return copy_of(base if taken is None or taken.location == location else blob, device)
 
 
 def add_copy(builder: Builder, blob: str, location: Location, maker: Op | None = None) -> str:

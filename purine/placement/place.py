@@ -1,8 +1,7 @@
 """Placing ops on devices by name: model parallelism written by hand.
 
-What belongs to an op follows it: the blobs it makes, the parameters it is the first to read, and in
-a training step its backward, and the updates and memories of these parameters. Copies are put where
-the graph crosses from one device to another, so no number changes.
+The outputs of an op follow it, and so do the parameters that it is the first to read, their updates
+and optimizer state, and the backward of the op. Copies are inserted, so no number changes.
 """
 
 from __future__ import annotations

@@ -141,6 +141,6 @@ class Buffers:
 
 def _separate(step: Step, arguments: list[Any], watched: Sequence[int]) -> None:
     """Copy what the kernel writes over and another op has still to read."""
-    for place, family in step.over:
+    for position, family in step.over:
         if watched[family] != 1:
-            arguments[place] = arguments[place].clone()
+            arguments[position] = arguments[position].clone()

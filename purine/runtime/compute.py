@@ -10,6 +10,7 @@ from purine.errors import ConfigError, RunError
 from purine.graph import Graph
 from purine.lowering import lower
 from purine.machine.settings import tf32_of
+from purine.nearest import unknown_name
 from purine.runtime import values as tensors
 from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import data_ops
@@ -73,10 +74,6 @@ def _check_names(graph: Graph, feeds: Values, states: Values) -> None:
         )
     for name in (*feeds, *states):
         if name not in graph.inputs and name not in graph.states:
-            raise RunError(
-                f"there is no input or state {name!r}",
-                blob=name,
-                expected=", ".join((*graph.inputs, *graph.states)) or "none",
-                found=repr(name),
-                remedy="correct the name, or leave it out of feeds and states",
-            )
+            known = (*graph.inputs, *graph.states)
+            remedy = "correct the name, or leave it out of feeds and states"
+            raise unknown_name(RunError, "input or state", name, known, remedy=remedy)

@@ -25,10 +25,7 @@ __all__ = ["Evaluation"]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Means over the test part of `data`, with the `values` of states by their names.
-
-    States that `values` leaves out have the values of their fillers under `seed`.
-    """
+    """Means over the test part of `data`; states without `values` are filled from `seed`."""
 
     data: DataSet | None
     values: Mapping[str, Tensor]

@@ -1,8 +1,7 @@
 """Running a program: a thread per CPU lane, and one for all GPUs, around one core.
 
 A lane runs its next ready op itself, in line; only an op of another lane costs a hop between
-threads. One lock guards the core and the queues and is held for microseconds. Kernels run outside
-of it, and torch's kernels release the interpreter's lock as well.
+threads. One lock guards the core and the queues. Kernels run outside of it.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class _Compiler:
     def step(self, op: Op) -> Step:
         aliasing, uses = self.aliasing, self.graph.consumers
         over = tuple(
-            (place, aliasing.watched[aliasing.family[op.inputs[place]]])
-            for place in aliasing.overwrites(op)
+            (position, aliasing.watched[aliasing.family[op.inputs[position]]])
+            for position in aliasing.overwrites(op)
         )
         reads = dict.fromkeys(op.inputs)
         released = [name for name in reads if name not in aliasing.kept]
@@ -132,8 +132,8 @@ class _Compiler:
             tuple(self.numbers[name] for name in op.inputs),
             tuple(self._write(name) for name in op.outputs),
             tuple(
-                (place, self.numbers[read])
-                for place, name in enumerate(op.outputs)
+                (position, self.numbers[read])
+                for position, name in enumerate(op.outputs)
                 for read in self.carried.get(name, ())
             ),
             tuple(self.numbers[name] for name in released if len(uses[name]) == 1),
@@ -150,8 +150,8 @@ class _Compiler:
             return self.fused(op)
         if overwrites or op.kind == FUSED:
             return kind.bind_overwrite(op)
-        place = self.aliasing.overwritable(op)
-        kernel = kind.bind(op) if place is None else aten.bind_over(op, place)
+        position = self.aliasing.overwritable(op)
+        kernel = kind.bind(op) if position is None else aten.bind_over(op, position)
         specs = [spec_of(self.graph.blobs[name]) for name in op.inputs]
         if len(op.outputs) == 1 and results_of(op, specs).several:
             return _first_of(kernel)

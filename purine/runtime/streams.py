@@ -1,14 +1,12 @@
 """Execution on GPUs: a lane is a stream, and an op is complete when it is enqueued.
 
 One thread enqueues all ops of all GPUs. An event is recorded behind each op that another stream or
-the host waits for. A stream waits for it where the next op is on a GPU, a CPU lane where it is not.
-Copies from the host have a stream of their own, so that batches arrive while the rest of the
-`inbound` lane waits for other devices. Outputs of the graph are copied to the host on the
-`outbound` stream.
+a CPU lane waits for. Copies from the host have a stream of their own, so that batches arrive while
+the rest of the `inbound` lane waits for other devices. Outputs of the graph are copied to the host
+on the `outbound` stream.
 
 Memory belongs to the stream that allocated it. An op of another stream that reads it tells torch's
-allocator, which does not reuse it before that stream has passed. An op that writes over a value
-waits for the other streams that read it.
+allocator. An op that writes over a value waits for the other streams that read it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Libraries pad the three channels to eight and multiply mostly by zero. A convolution with stride 2
 is also one with stride 1 and half the window over squares of 2 x 2 pixels, each taken as a pixel
-with twelve channels. One with stride 1 is a matrix product with the windows as rows. Both forms add
-up the same products. They are used where the image needs no gradient and is channels-last, as the
-results of both forms are.
+with twelve channels. One with stride 1 is a matrix product with the windows as rows. Both are used
+where the image needs no gradient and is channels-last, as their results are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sums of embedding rows are added by the kernels that read them, without a gradient table.
 
-`purine.kinds.add_at` computes the sums of the rows of a batch in one call, and gathers them into a
-table with another, which is pointwise. A compiler fuses the gather into its reader if there is one
-reader; with several it stores the table in memory. An update reads its gradient several times.
+`purine.kinds.add_at` computes the sums of the rows of a batch, and gathers them into a table. The
+compiler fuses the gather into its reader if there is one. With several, as an update has, it would
+store the table.
 """
 
 from __future__ import annotations
