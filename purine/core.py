@@ -1,11 +1,8 @@
 """The dispatcher's core: a state machine over a graph, with no threads, no I/O and no torch.
 
 `compile_plan` turns a graph into integers once. `Core` then answers one question: this op of this
-iteration is complete, so which ops are ready now? The executor, the memory forecast and the tests
-all drive this one core.
-
-A *token* stands for one op in one iteration: `iteration * len(plan.ops) + op`. Ops are numbered by
-urgency, so of two ready tokens the smaller one should run first.
+iteration is complete, so which ops are ready now? A *token* stands for one op in one iteration:
+`iteration * len(plan.ops) + op`. Ops are numbered by urgency: the smallest ready token runs first.
 
 There is no barrier between iterations. An op waits for its own inputs only: from ops of the same
 iteration, and through states from ops of the iteration before. The credit bounds how many
@@ -55,15 +52,13 @@ def compile_plan(graph: Graph) -> Plan:
     for name in names:
         op = graph.ops[name]
         station.append(stations.setdefault((op.location, op.lane), len(stations)))
-    same: list[tuple[int, ...]] = []
+    same = [tuple(sorted(number[after] for after in graph.successors[name])) for name in names]
     later: list[set[int]] = [set() for _ in names]
-    for name in names:
-        same.append(tuple(sorted(number[target] for target in graph.successors[name])))
     for state in graph.states.values():
         producer = graph.producers.get(state.next)
         if producer is not None:
-            readers = {number[op.name] for op in graph.consumers[state.read]}
-            later[number[producer.name]] |= readers
+            readers = (number[op.name] for op in graph.consumers[state.read])
+            later[number[producer.name]].update(readers)
     needs, carried = [0] * len(names), [0] * len(names)
     for targets in same:
         for target in targets:
@@ -114,11 +109,11 @@ def urgency(graph: Graph) -> list[str]:
     def push(names: Sequence[str]) -> None:
         nonlocal step
         step += 1
-        for place, name in enumerate(names):
+        for position, name in enumerate(names):
             if concurrent:
-                heapq.heappush(ready, (-remaining[name], step, place, name))
+                heapq.heappush(ready, (-remaining[name], step, position, name))
             else:
-                heapq.heappush(ready, (-step, remaining[name], place, name))
+                heapq.heappush(ready, (-step, remaining[name], position, name))
 
     push([name for name, count in waiting.items() if count == 0])
     while ready or held:

@@ -1,18 +1,15 @@
 """From a net to a training step: one ordered list of transforms.
 
 `RECIPE` is that list. A job on one device, a job with a scheme of parallelism, a Caffe solver and
-`compose` all follow it; they differ in their `Settings` alone. A stage whose condition does not
-hold leaves the graph as it is. `describe` lists the stages that apply.
-
-The net that is given is that of the whole batch, and the step trains as that net does on one
-device. Accumulated batches are more micro-batches of the same schedule: a pipeline is filled and
-emptied once for an update, however many batches it is made of.
+`compose` all follow it; they differ in their `Settings` alone. The net that is given is that of the
+whole batch, and the step trains as that net does on one device. Accumulated batches are more
+micro-batches of the same schedule: a pipeline is filled and emptied once for an update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
 
@@ -32,20 +29,11 @@ from purine.parallel.pipeline import pipeline
 from purine.parallel.replicate import replicate
 from purine.parallel.scheme import Scheme
 from purine.parallel.shard import shard
-from purine.placement.devices import as_locations, devices_of, is_cpu
+from purine.placement.devices import as_locations, devices_of, is_cpu, wrong_devices
 from purine.placement.place import to_devices
 from purine.solvers.clip import clip_by_norm
 
-__all__ = [
-    "RECIPE",
-    "Settings",
-    "Stage",
-    "compose",
-    "describe",
-    "fused",
-    "make_step",
-    "refuse_devices",
-]
+__all__ = ["RECIPE", "Settings", "compose", "describe", "fused", "make_step", "refuse_devices"]
 
 _HERE = (Location(),)
 _ONE_DEVICE = Scheme()
@@ -152,17 +140,8 @@ def compose(
     locations = as_locations(devices)
     if scheme is None:
         scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(locations)))
-    return make_step(
-        net,
-        Settings(
-            solver=solver,
-            devices=locations,
-            scheme=scheme,
-            clip=clip,
-            accumulate=accumulate,
-            precision=precision,
-        ),
-    )
+    given = Settings(solver=solver, devices=locations, scheme=scheme, clip=clip)
+    return make_step(net, replace(given, accumulate=accumulate, precision=precision))
 
 
 def fused(step: Graph, *_: Settings) -> Graph:
@@ -176,12 +155,10 @@ def refuse_devices(scheme: Scheme, locations: tuple[Location, ...]) -> None:
     if scheme.devices != len(locations):
         factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
         product = " * ".join(f"{name} {count}" for name, count in factors.items())
-        raise ConfigError(
-            f"the scheme is for {scheme.devices} devices, and {len(locations)} are named",
-            expected=f"{product} = {scheme.devices} devices",
-            found=", ".join(location.device for location in locations[:16]) or "none",
-            remedy="name as many devices, or change data, pipeline and model",
-        )
+        what = f"the scheme is for {scheme.devices} devices, and {len(locations)} are named"
+        remedy = "name as many devices, or change data, pipeline and model"
+        expected = f"{product} = {scheme.devices} devices"
+        raise wrong_devices(what, expected, locations[:16], remedy)
 
 
 def _part_of_batch(net: Graph, settings: Settings) -> Graph:
@@ -210,8 +187,7 @@ def _replicas_alone(settings: Settings) -> bool:
 def _gathered(net: Graph, settings: Settings) -> Graph:
     """A net that mixes samples, laid over all replicas: one device computes what mixes them.
 
-    Every other net is given back as it is. So is one whose batch norm is to be synchronised, since
-    before the mixing op every device has its own samples alone: `replicate` then refuses it.
+    Other nets stay as they are. So do those with synchronised batch norm: `replicate` refuses them.
     """
     scheme = settings.scheme
     batch = batch_of_net(net, losses_of(net))

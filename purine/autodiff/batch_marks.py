@@ -2,15 +2,12 @@
 
 `mark_batch` walks a net from its data to its losses and says for every blob how a part of the batch
 relates to the whole (`samples`). Plain means over samples need no mark: gradients of parts are
-averaged anyway. Marks are added
-
-- behind sums over samples that are minimised, reported or carried on in a state,
-- in front of ops that are not linear in a sum or a mean, such as the square root of a mean or the
-  quotient of a weighted mean,
-- in front of ops that mix samples: a batch with such an op cannot be cut (`WholeBatch`).
+averaged anyway. Marks are added behind sums over samples that are losses, outputs or next values of
+states; in front of ops that are not linear in a sum or a mean, such as a square root; and in front
+of ops that mix samples: a batch with such an op cannot be cut (`WholeBatch`).
 
 Means over those labels that count (`ignore_index`, weights of classes) are one op in torch. They
-are taken apart into a numerator and a denominator, which depends on the labels alone.
+become a numerator and a denominator, which depends on the labels alone.
 """
 
 from __future__ import annotations
@@ -47,11 +44,10 @@ def mark_batch(net: Graph, losses: Iterable[str]) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a net does with its batch.
+    """What a net does with its batch: how a part of it relates to the whole, by blob.
 
-    `relations` says for each blob how a part of the batch relates to the whole. `reduced` are the
-    blobs of which values of the whole batch are needed, `mixing` the ops that mix samples, with
-    those that count them.
+    `reduced` are the blobs of which values of the whole batch are needed, `mixing` the ops that mix
+    samples or count them.
     """
 
     relations: Mapping[str, Relation]
@@ -136,19 +132,19 @@ class _Marking:
             self.builder.ops[op.name] = op
             self.relations.update(dict.fromkeys(op.outputs, MIXED))
             return
-        found = relate(op, self.builder.blobs, self.relations)
-        if found is None:
+        related = relate(op, self.builder.blobs, self.relations)
+        if related is None:
             partial = [name for name in op.inputs if self.relations[name] in (SUM, MEAN)]
             for name in dict.fromkeys(partial):
                 self._reduce(name)
             if partial:
                 op = self._reading_whole(op)
-                found = relate(op, self.builder.blobs, self.relations)
-        if found is None:
+                related = relate(op, self.builder.blobs, self.relations)
+        if related is None:
             self._refuse_cuts(op)
             return
         self.builder.ops[op.name] = op
-        for name, relation in zip(op.outputs, found, strict=True):
+        for name, relation in zip(op.outputs, related, strict=True):
             self.relations[name] = relation
             reported = name in self.reported and relation is SUM
             if reported or (name in self.carried and relation in (SUM, MEAN)):
@@ -187,11 +183,8 @@ class _Marking:
         blob = builder.blobs[name]
         marked = builder.fresh(f"{name}/batch")
         builder.add(replace(blob, name=marked))
-        settings: dict[str, Attribute] = {
-            "op": op.name,
-            "because": f"{op.kind} mixes the samples of a batch",
-            "line": op.where or "",
-        }
+        because = f"{op.kind} mixes the samples of a batch"
+        settings: dict[str, Attribute] = {"op": op.name, "because": because, "line": op.where or ""}
         builder.op(
             marked, "WholeBatch", [name], [marked], settings, location=op.location, where=op.where
         )
@@ -211,11 +204,10 @@ class _Marking:
                         if after not in behind:
                             behind.add(after)
                             todo.append(after)
-                made = (blob for item in behind for blob in graph.ops[item].outputs)
-                if not any(isinstance(self.relations.get(blob), Samples) for blob in made):
-                    self.builder.ops[name] = replace(
-                        op, attributes={**op.attributes, "shared": True}
-                    )
+                blobs = (blob for item in behind for blob in graph.ops[item].outputs)
+                if not any(isinstance(self.relations.get(blob), Samples) for blob in blobs):
+                    shared = {**op.attributes, "shared": True}
+                    self.builder.ops[name] = replace(op, attributes=shared)
 
     def _taken_apart(self, op: Op) -> list[Op]:
         """A mean over the labels that count as a sum, a count and their quotient."""
@@ -233,39 +225,32 @@ class _Marking:
             builder.blob(name, (), blob.dtype, op.location)
         weight = tuple(map(self._source, op.inputs[2:3])) if op.kind in _COUNTING else ()
         labels, label_ops = self._apart(op.inputs[1], count)
+
+        def step(
+            name: str, kind: str, inputs: tuple[str, ...], attributes: Mapping[str, Attribute]
+        ) -> Op:
+            outputs = (loss,) if name == op.name else (name,)
+            own = replace(op, name=name, kind=kind, inputs=inputs, outputs=outputs)
+            return replace(own, attributes=attributes)
+
         counting: dict[str, Attribute] = {"ignore_label": ignored, "dtype": blob.dtype}
-        numerator = replace(
-            op, name=total, outputs=(total,), attributes={**op.attributes, **settings}
-        )
-        denominator = replace(
-            op,
-            name=count,
-            kind="LabelCount",
-            inputs=(labels, *weight),
-            outputs=(count,),
-            attributes=counting,
-        )
-        quotient = replace(op, kind="aten.div.Tensor", inputs=(total, count), attributes={})
-        del builder.ops[op.name]
-        parts = [*label_ops, numerator, denominator, quotient]
+        summing = {**op.attributes, **settings}
+        parts = [*label_ops, step(total, op.kind, op.inputs, summing)]
+        parts.append(step(count, "LabelCount", (labels, *weight), counting))
+        divisor = count
         if op.kind not in _COUNTING:
-            least = builder.blob(builder.fresh(f"{count}/least"), (), blob.dtype, op.location)
-            clamp = replace(
-                op, name=least, kind="aten.clamp_min", inputs=(count,), outputs=(least,)
-            )
-            parts[-1:] = [
-                replace(clamp, attributes={"min": 1}),
-                replace(quotient, inputs=(total, least)),
-            ]
+            divisor = builder.blob(builder.fresh(f"{count}/least"), (), blob.dtype, op.location)
+            parts.append(step(divisor, "aten.clamp_min", (count,), {"min": 1}))
+        parts.append(step(op.name, "aten.div.Tensor", (total, divisor), {}))
+        del builder.ops[op.name]
         for part in parts:
             builder.ops[part.name] = part
         return parts
 
     def _apart(self, name: str, prefix: str) -> tuple[str, list[Op]]:
-        """A blob made from data once more, with the ops that make it.
+        """A second copy of a blob computed from data alone, and the ops that compute it.
 
-        Who reads it then waits for data alone. It is the blob itself, without ops, where more than
-        data goes into it.
+        It is the blob itself, without ops, where it depends on more than data.
         """
         again = {item: f"{prefix}/{item}" for op in self._from_data(name) for item in op.outputs}
         ops = []

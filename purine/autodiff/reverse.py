@@ -3,12 +3,9 @@
 `backward` turns a net into forward and backward as one graph. Every op between a trainable state
 and a loss is lowered: the calls of its traced joint that do not depend on a cotangent take its
 place, the others become its backward, so that saved values are shared and never computed twice. Ops
-that no gradient passes stay as they are. The gradient of blob `x` is blob `grad/x`; where `x` has
-several readers their contributions are added by explicit ops, that of the last reader first.
-
-Ops of a backward are where the op of the net is, and a `Copy` is pulled back by a `Copy` to where
-its input is. So the gradient of a blob is at the blob's location, and a net whose crossings are all
-copies gives a graph of which the same holds.
+that no gradient passes stay as they are. The gradient of blob `x` is blob `grad/x`, at the location
+of `x`. Where `x` has several readers, ops add up their contributions, that of the last reader
+first.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from purine.analysis.tracing import Call, Joint, Spec, trace_joint
 from purine.arguments import checked
 from purine.autodiff.batch_marks import mark_batch
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Lane, Location, Op, Origin
 from purine.graph.names import GRADIENT, gradient_of, has_gradients, loss_of, origin_of
 from purine.kinds.loss_scale import LOSS_SCALE, scaled_of, unscale
 from purine.registry.gradient import RULES, Pull, Rule
@@ -32,6 +29,8 @@ from purine.registry.lookup import lookup
 
 __all__ = ["GRADIENT", "backward", "gradient_of", "losses_of", "reported_losses"]
 
+_ROWS = "aten.embedding_dense_backward"
+"""The kind of a gradient that is added row by row to others."""
 _STOPS = frozenset({"StopGradient"})
 _REAL = ("float", "bfloat", "complex")
 
@@ -51,6 +50,31 @@ def backward(
     True
     """
     net = complete(net)
+    weights = losses_of(net) if losses is None else dict(losses)
+    trained = {name for name, state in net.states.items() if state.trainable and state.lr_mult}
+    sources = trained | set(wrt)
+    _refuse(net, weights, wrt, sources)
+    graph = _Walk(mark_batch(net, weights), weights, sources).graph()
+    if LOSS_SCALE in net.states:
+        differentiated = [name for name in sorted(sources) if gradient_of(name) in graph.producers]
+        states = [name for name in differentiated if name in graph.states]
+        graph = unscale(graph, states, [name for name in differentiated if name not in states])
+    for name in wrt:
+        if gradient_of(name) not in graph.blobs:
+            raise GraphError(
+                f"no loss depends on blob {name!r} in a way that can be differentiated",
+                blob=name,
+                expected=f"a path of differentiable ops from {name!r} to {', '.join(weights)}",
+                found="none",
+                remedy="ask for the gradient of another blob or another loss",
+            )
+    return graph
+
+
+def _refuse(
+    net: Graph, weights: Mapping[str, float], wrt: Sequence[str], sources: set[str]
+) -> None:
+    """Raise `GraphError` for a net that cannot be differentiated so."""
     if has_gradients(net):
         raise GraphError(
             "the graph has gradients already",
@@ -58,7 +82,6 @@ def backward(
             found=f"blobs under {GRADIENT}/",
             remedy="call backward once, on the net itself",
         )
-    weights = losses_of(net) if losses is None else dict(losses)
     if not weights:
         raise GraphError(
             "the net has no loss",
@@ -75,9 +98,6 @@ def backward(
                 found=repr(name),
                 remedy="see `purine show` for the names",
             )
-    sources = {
-        name for name, state in net.states.items() if state.trainable and state.lr_mult != 0
-    } | set(wrt)
     if not sources:
         raise GraphError(
             "the net has nothing to train",
@@ -85,19 +105,6 @@ def backward(
             found=f"{len(net.states)} states, none of them trainable",
             remedy="mark parameters as trainable: true",
         )
-    graph = _Walk(mark_batch(net, weights), weights, sources).graph()
-    if LOSS_SCALE in net.states:
-        graph = _unscaled(graph, sources)
-    for name in wrt:
-        if gradient_of(name) not in graph.blobs:
-            raise GraphError(
-                f"no loss depends on blob {name!r} in a way that can be differentiated",
-                blob=name,
-                expected=f"a path of differentiable ops from {name!r} to {', '.join(weights)}",
-                found="none",
-                remedy="ask for the gradient of another blob or another loss",
-            )
-    return graph
 
 
 def losses_of(net: Graph) -> dict[str, float]:
@@ -114,22 +121,21 @@ def losses_of(net: Graph) -> dict[str, float]:
 def reported_losses(graph: Graph) -> tuple[str, ...]:
     """The outputs of a net or a training step that are losses.
 
-    In a step they are known by the constant that the gradient of each begins with, whatever was
-    done to the step since.
+    In a step they are known by the constant that the gradient of each begins with.
 
     >>> from purine.zoo import mlp
     >>> reported_losses(backward(mlp(batch=8)))
     ('loss',)
     """
-    found: set[str] = set()
+    losses: set[str] = set()
     for op in graph.ops.values():
         if op.kind == "aten.full" and op.origin is not None:
-            found.add(op.origin.of.removeprefix(op.origin.parts))
+            losses.add(op.origin.of.removeprefix(op.origin.parts))
         elif op.kind == "Fused":
-            found.update(map(loss_of, _CONSTANTS.findall(str(op.attributes.get("body", "")))))
+            losses.update(map(loss_of, _CONSTANTS.findall(str(op.attributes.get("body", "")))))
         elif lookup(op).loss:
-            found.update(op.outputs[:1])
-    return tuple(name for name in graph.outputs if name in found)
+            losses.update(op.outputs[:1])
+    return tuple(name for name in graph.outputs if name in losses)
 
 
 _CONSTANTS = re.compile(r"op_type: aten\.full, name: ([^,\s]+)")
@@ -208,9 +214,7 @@ class _Walk:
         except Exception as error:
             raise GraphError(
                 f"op {op.name!r} ({op.kind}) at {op.location} cannot be differentiated",
-                where=op.where,
-                op=op.name,
-                location=str(op.location),
+                op=op,
                 expected="a kind that torch can differentiate, or one with a rule of its own",
                 found=(str(error).strip().splitlines() or [type(error).__name__])[0],
                 remedy="put a StopGradient before it, or add a rule to registry.gradient.RULES",
@@ -222,16 +226,13 @@ class _Walk:
             for number, name in zip(joint.outputs, op.outputs, strict=True)
             if name != NOTHING or number not in read
         }
-        self._replay(_Emitter(self.builder, op, forward=True), joint.forward, values, named)
-        self._alias_outputs(op, joint, values)
-        return _Lowered(op, wanted, None, (), joint, values)
-
-    def _alias_outputs(self, op: Op, joint: Joint, values: dict[int, str]) -> None:
-        """Name the op's outputs where the trace returned an input, or one value twice."""
+        emit = _Emitter(self.builder, op, forward=True)
+        self._replay(emit, joint.forward, values, named)
         for number, name in zip(joint.outputs, op.outputs, strict=True):
             if name != NOTHING and values[number] != name:
-                emit = _Emitter(self.builder, op, forward=True)
+                # The trace returned an input, or one value twice.
                 emit("aten.clone", [values[number]], label="clone", outputs=[name])
+        return _Lowered(op, wanted, None, (), joint, values)
 
     def _pull(self, item: _Lowered) -> None:
         cotangents = [self._total(name) if name != NOTHING else None for name in item.op.outputs]
@@ -240,13 +241,13 @@ class _Walk:
         emit = _Emitter(self.builder, item.op, forward=False)
         if item.rule is not None:
             pull = Pull(item.op, item.saved, cotangents, item.wanted)
-            found = item.rule.pull(emit, pull)
+            gradients = item.rule.pull(emit, pull)
         else:
-            found = self._pull_joint(emit, item, cotangents)
-        made = {name for op in emit.names for name in self.builder.ops[op].outputs}
-        for name, want, gradient in zip(item.op.inputs, item.wanted, found, strict=True):
+            gradients = self._pull_joint(emit, item, cotangents)
+        emitted = {name for op in emit.names for name in self.builder.ops[op].outputs}
+        for name, want, gradient in zip(item.op.inputs, item.wanted, gradients, strict=True):
             if want and gradient is not None:
-                if gradient in made:
+                if gradient in emitted:
                     self.emitted[gradient] = emit.names
                 self.contributions.setdefault(name, []).append(gradient)
 
@@ -295,30 +296,30 @@ class _Walk:
         blob = self.builder.blobs[loss]
         assert blob.shape is not None
         name = self.builder.fresh(gradient_of(loss))
-        self.builder.blob(name, blob.shape, blob.dtype, blob.location)
-        settings: dict[str, Attribute] = {"fill_value": weight, "dtype": blob.dtype}
-        origin = Origin(loss, "backward")
-        self.builder.op(
-            name,
-            "aten.full",
-            [],
-            [name],
-            {"size": blob.shape, **settings},
-            location=blob.location,
-            origin=origin,
-        )
+        full: dict[str, Attribute] = {"size": blob.shape, "fill_value": weight, "dtype": blob.dtype}
+        self._add(name, "aten.full", [], loss, full)
         if LOSS_SCALE in self.net.states:
             plain, name = name, self.builder.fresh(scaled_of(name))
-            self.builder.blob(name, blob.shape, blob.dtype, blob.location)
-            self.builder.op(
-                name,
-                "aten.mul.Tensor",
-                [plain, LOSS_SCALE],
-                [name],
-                location=blob.location,
-                origin=origin,
-            )
+            self._add(name, "aten.mul.Tensor", [plain, LOSS_SCALE], loss)
         self.contributions.setdefault(loss, []).append(name)
+
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[str],
+        of: str,
+        settings: Mapping[str, Attribute] | None = None,
+        lane: Lane = "compute",
+    ) -> None:
+        """Add an op that computes the gradient of blob `of`, or a part of it, as blob `name`."""
+        blob = self.builder.blobs[of]
+        if name not in self.builder.blobs:
+            self.builder.blob(name, blob.shape, blob.dtype, blob.location)
+        origin = Origin(of, "backward")
+        self.builder.op(
+            name, kind, inputs, [name], settings, location=blob.location, lane=lane, origin=origin
+        )
 
     def _total(self, name: str) -> str | None:
         """The blob that holds the whole gradient of `name`, or None where nothing contributed."""
@@ -337,60 +338,38 @@ class _Walk:
                 self._rename(total, target)
                 return target
             return total
-        parts = sorted(parts, key=self._is_rows)
-        total = parts[0]
-        blob = self.builder.blobs[name]
-        if any(map(self._is_copied, parts)):
+        parts = sorted(parts, key=lambda part: self._kind_of(part) == _ROWS)
+        total, blob = parts[0], self.builder.blobs[name]
+        if any(self._kind_of(part) == "Copy" for part in parts):
+            # One op adds up contributions from several locations.
             result = self.builder.fresh(target)
-            self.builder.blob(result, blob.shape, blob.dtype, blob.location)
-            settings: dict[str, Attribute] = {"weights": (1.0,) * len(parts)}
-            self.builder.op(
-                result,
-                "Average",
-                parts,
-                [result],
-                settings,
-                location=blob.location,
-                lane="inbound",
-                origin=Origin(name, "backward"),
-            )
+            self._add(result, "Average", parts, name, {"weights": (1.0,) * len(parts)}, "inbound")
             return result
         for index, part in enumerate(parts[1:], 1):
             last = index == len(parts) - 1
             result = self.builder.fresh(target if last else f"{target}/sum")
             self.builder.blob(result, blob.shape, blob.dtype, blob.location)
-            origin = Origin(name, "backward")
-            if not self._add_rows(total, part, result, origin):
-                self.builder.op(
-                    result,
-                    "aten.add.Tensor",
-                    [total, part],
-                    [result],
-                    location=blob.location,
-                    origin=origin,
-                )
+            if not self._add_rows(total, part, result, name):
+                self._add(result, "aten.add.Tensor", [total, part], name)
             total = result
         return total
 
-    def _is_copied(self, part: str) -> bool:
-        """Whether a contribution comes from another location: then one op adds all of them."""
-        made = map(self.builder.ops.get, self.emitted.get(part, []))
-        return any(op is not None and op.kind == "Copy" and part in op.outputs for op in made)
+    def _maker(self, part: str) -> Op | None:
+        """The op of a backward that computes a contribution."""
+        ops = map(self.builder.ops.get, self.emitted.get(part, []))
+        return next((op for op in ops if op is not None and part in op.outputs), None)
 
-    def _is_rows(self, part: str) -> bool:
-        """Whether a contribution is that of an embedding: such are added row by row to others."""
-        made = map(self.builder.ops.get, self.emitted.get(part, []))
-        kind = "aten.embedding_dense_backward"
-        return any(op is not None and op.kind == kind and part in op.outputs for op in made)
+    def _kind_of(self, part: str) -> str | None:
+        op = self._maker(part)
+        return None if op is None else op.kind
 
-    def _add_rows(self, total: str, part: str, result: str, origin: Origin) -> bool:
+    def _add_rows(self, total: str, part: str, result: str, name: str) -> bool:
         """Add the gradient of an embedding row by row, where it is a part of a sum.
 
         By itself it is a table full of zeros, as large as the vocabulary.
         """
-        made = self.emitted.get(part, [])
-        op = next((o for o in map(self.builder.ops.get, made) if o and part in o.outputs), None)
-        if op is None or op.kind != "aten.embedding_dense_backward":
+        op = self._maker(part)
+        if op is None or op.kind != _ROWS:
             return False
         if op.attributes["scale_grad_by_freq"] or op.attributes["padding_idx"] != -1:
             return False
@@ -399,28 +378,15 @@ class _Walk:
         assert index.shape is not None
         del self.builder.ops[op.name], self.builder.blobs[part]
         flat = []
+        at, origin = op.location, op.origin
         for item, shape in ((index, (-1,)), (rows, (-1, rows.shape[-1]))):
             size = (math.prod(index.shape), *shape[1:])
-            name = self.builder.fresh(f"{op.name}/{'rows' if item is rows else 'index'}")
-            flat.append(self.builder.blob(name, size, item.dtype, op.location))
-            self.builder.op(
-                name,
-                "aten.reshape",
-                [item.name],
-                [name],
-                {"shape": shape},
-                location=op.location,
-                origin=op.origin,
-            )
-        self.builder.op(
-            result,
-            "aten.index_add",
-            [total, *flat],
-            [result],
-            {"dim": 0},
-            location=op.location,
-            origin=origin,
-        )
+            view = self.builder.fresh(f"{op.name}/{'rows' if item is rows else 'index'}")
+            flat.append(self.builder.blob(view, size, item.dtype, at))
+            settings: dict[str, Attribute] = {"shape": shape}
+            reshape = Op(view, "aten.reshape", (item.name,), (view,), settings, at, origin=origin)
+            self.builder.add(reshape)
+        self._add(result, "aten.index_add", [total, *flat], name, {"dim": 0})
         return True
 
     def _rename(self, old: str, new: str) -> None:
@@ -440,24 +406,7 @@ class _Walk:
         """Make sure that the gradient of a source is called after it."""
         total, target = self._total(source), gradient_of(source)
         if total is not None and total != target:
-            blob = self.builder.blobs[source]
-            self.builder.blob(target, blob.shape, blob.dtype, blob.location)
-            self.builder.op(
-                target,
-                "aten.clone",
-                [total],
-                [target],
-                location=blob.location,
-                origin=Origin(source, "backward"),
-            )
-
-
-def _unscaled(graph: Graph, sources: set[str]) -> Graph:
-    """The graph with its gradients divided by the loss scale that they were made with."""
-    found = [name for name in sorted(sources) if gradient_of(name) in graph.producers]
-    states = [name for name in found if name in graph.states]
-    others = [name for name in found if name not in graph.states]
-    return unscale(graph, states, others)
+            self._add(target, "aten.clone", [total], source)
 
 
 def _joint_of(op: Op, inputs: Sequence[Spec], wanted: tuple[bool, ...]) -> Joint:
@@ -494,27 +443,24 @@ class _Emitter:
         outputs: Sequence[str | None] | None = None,
         location: Location | None = None,
     ) -> tuple[str, ...]:
-        place = location or self.op.location
+        location = location or self.op.location
         main = outputs is not None and self.op.outputs[0] in outputs
         short = label or kind.split(".")[min(1, kind.count("."))].strip("_")
         name = self.builder.fresh(f"{self.prefix}/{short}")
         origin: Origin | None = self.origin
         if main and self.op.name not in self.builder.ops:
             name, origin = self.op.name, self.op.origin
-        draft = Op(
-            name, kind, tuple(inputs), (), attributes or {}, place, self.op.lane, origin=origin
-        )
+        settings, lane = attributes or {}, self.op.lane
+        draft = Op(name, kind, tuple(inputs), (), settings, location, lane, origin=origin)
         specs = infer_op(draft, [spec_of(self.builder.blobs[item]) for item in inputs])
         names: list[str] = []
         for index, spec in enumerate(specs):
             given = outputs[index] if outputs is not None else None
             if given is None and spec is not None:
-                given = (
-                    name if len(specs) == 1 and not main else self.builder.fresh(f"{name}/{index}")
-                )
-                self.builder.blob(given, spec.shape, spec.dtype, place)
-            elif given and spec is not None and given not in self.builder.blobs:
-                self.builder.blob(given, spec.shape, spec.dtype, place)
+                single = len(specs) == 1 and not main
+                given = name if single else self.builder.fresh(f"{name}/{index}")
+            if given and spec is not None and given not in self.builder.blobs:
+                self.builder.blob(given, spec.shape, spec.dtype, location)
             names.append(given or NOTHING)
         self.builder.add(replace(draft, outputs=tuple(names)))
         self.names.append(name)

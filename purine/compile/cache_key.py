@@ -1,8 +1,8 @@
 """The version of our own code in the key under which compiled steps are stored.
 
-Inductor's key covers the recorded graph, the compiler and its settings. It knows our own ops by
-name only. So the key gets a hash of the code of these ops, of the rewrites, and of the call of the
-compiler. The hash is of syntax trees without docstrings: words and comments do not change it.
+Inductor's key knows our own ops by name only. So it gets a hash of the code of these ops, of the
+rewrites, and of the call of the compiler. The hash is of syntax trees without docstrings: words and
+comments do not change it.
 """
 
 from __future__ import annotations

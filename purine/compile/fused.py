@@ -1,14 +1,12 @@
 """Fused ops as kernels: compiled at their first call, and on a GPU captured as CUDA graphs.
 
-If the compiler fails, the ops of the body run one after the other, and a warning says so. If a
-kernel cannot be captured, because it waits for the GPU, it is launched anew each time, with a
-warning.
+If the compiler fails, the ops of the body run one after the other. A kernel that cannot be
+captured, because it waits for the GPU, is launched anew each time. A warning tells either.
 
-A captured kernel is replayed at fixed addresses. States stay where they are, since the kernel
-updates them in place. All other inputs are copied to fixed buffers before a replay, and all other
-results are copied out of them, so that others may read these during the next replay. Learning rate,
-iteration and seed are blobs, so nothing has to be captured again. Cached copies of weights are
-refreshed before each replay.
+A captured kernel is replayed at fixed addresses. It updates states in place. All other inputs are
+copied to fixed buffers before a replay, and all other results are copied out of them, so that they
+can be read during the next replay. Learning rate, iteration and seed are blobs, so nothing has to
+be captured again.
 """
 
 from __future__ import annotations

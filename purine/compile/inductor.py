@@ -47,10 +47,7 @@ _log = logging.getLogger("purine.compile")
 
 
 class CompiledFunction:
-    """A compiled function with its cached copies of weights.
-
-    Call `refresh` before each replay of a captured call.
-    """
+    """A compiled function with its cached copies of weights."""
 
     def __init__(self, scalars: _Function | None, function: _Function, cache: WeightCache) -> None:
         self._scalars, self._function, self._cache = scalars, function, cache
@@ -66,7 +63,7 @@ class CompiledFunction:
         return results
 
     def refresh(self, tensors: Sequence[Tensor]) -> None:
-        """Update the cached copies of arguments that others may have written."""
+        """Update the cached copies of arguments; call it before each replay of a captured call."""
         self._cache.refresh(tensors)
 
 
@@ -75,8 +72,7 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function for arguments with the shapes, strides and dtypes of these.
 
-    With `cache` it caches copies in low precision of the weights that it updates; by default on a
-    GPU.
+    With `cache` (by default on a GPU) it caches copies in low precision of weights it updates.
     """
     gpu = any(value.is_cuda for value in arguments)
     with _one_at_a_time, torch.no_grad():
@@ -105,11 +101,7 @@ def _compiled(module: GraphModule, arguments: Sequence[Tensor]) -> _Function:
 def _compiled_or_cached(
     module: GraphModule, arguments: Sequence[Tensor], options: Mapping[str, object]
 ) -> _Function:
-    """Compile a function, or load it from the cache.
-
-    Inductor caches whole functions only if there is a shape environment, which static shapes do not
-    otherwise need.
-    """
+    """Compile a function, or load it from the cache, which needs a shape environment."""
     # Slow to import.
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -145,10 +137,10 @@ def _register_fallbacks(module: GraphModule) -> None:
 def _norm_options(module: GraphModule) -> Mapping[str, object]:
     """Inductor's options for a step with norms on a GPU.
 
-    Batch norms that are side by side, as in the branches of an inception, are combined into one
-    kernel; for layer norms of a transformer this is slower. Inputs of a batch norm's gradient are
-    inlined up to a number of sources, above which residual nets would read their sums many times.
     Our kernel for layer norms reads every sum of a residual net from memory: each is stored once.
+    Batch norms that are side by side are combined into one kernel. Inputs of a batch norm's
+    gradient are inlined up to a number of sources, above which residual nets would read their sums
+    many times.
     """
     aten = torch.ops.aten
     calls = {node.target: node for node in module.graph.nodes}

@@ -1,9 +1,8 @@
 """Several ATen ops as one call that does not need the interpreter.
 
-A lane that calls kernels one by one takes the interpreter's lock for each call, and many lanes wait
-for each other. Here a sequence of ops becomes a function in TorchScript's intermediate
-representation, which runs the same kernels in the same order, with the same bits, without the lock.
-The text is parsed by private functions of torch.
+A sequence of ops becomes a function in TorchScript's intermediate representation, which runs the
+same kernels in the same order, with the same bits, without the interpreter's lock. The text is
+parsed by private functions of torch.
 """
 
 from __future__ import annotations
@@ -107,9 +106,9 @@ class _Text:
             self.lines.append(f"{whole} : Tensor[] = {name}({', '.join(parts)})")
             names = []
             for position in range(len(op.outputs)):
-                index = self._constant(position)
+                call = f"aten::__getitem__({whole}, {self._constant(position)})"
                 names.append(self._fresh())
-                self.lines.append(f"{names[-1]} : Tensor = aten::__getitem__({whole}, {index})")
+                self.lines.append(f"{names[-1]} : Tensor = {call}")
         else:
             names = [self._fresh() for _ in results]
             typed = ", ".join(f"{item} : Tensor" for item in names)
@@ -123,8 +122,8 @@ class _Text:
             return self.values[op.inputs[value.place]]
         if isinstance(value, aten.Inputs):
             items = [
-                self._constant(None) if place is None else self.values[op.inputs[place]]
-                for place in value.places
+                self._constant(None) if position is None else self.values[op.inputs[position]]
+                for position in value.places
             ]
             element = "Tensor?" if "Optional[Tensor]" in str(argument.type) else "Tensor"
             return self._list(f"{element}[]", items)
@@ -157,12 +156,12 @@ class _Text:
         return self._declare("int", f"[value={value}]")
 
     def _float(self, value: float) -> str:
-        """Written without an exponent, since torch's parser rounds numbers that have one."""
         if math.isnan(value):
             raise RuntimeError("TorchScript's text cannot express NaN")
-        text = repr(value) if not math.isfinite(value) else f"{Decimal(repr(value)):f}"
-        whole = text.lstrip("-").isdigit()
-        return self._declare("float", f"[value={text}{'.' if whole else ''}]")
+        # Without an exponent, since torch's parser rounds numbers that have one.
+        text = f"{Decimal(repr(value)):f}" if math.isfinite(value) else repr(value)
+        point = "." if text.lstrip("-").isdigit() else ""
+        return self._declare("float", f"[value={text}{point}]")
 
     def _declare(self, kind: str, value: str) -> str:
         key = (kind, value)

@@ -5,8 +5,7 @@ A `Reduce` whose inputs share one memory (sets of cores, logical GPUs on one car
 a call of NCCL. Otherwise it stays a `Reduce`: its inputs are copied to its device and added there.
 
 NCCL deadlocks when two GPUs see collectives in different orders. Control edges therefore fix one
-order for all GPUs, that in which the inputs become ready, and one thread enqueues each collective
-on all its GPUs.
+order for all GPUs, and one thread enqueues each collective on all its GPUs.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ class NcclReduce:
         self.weights = _weights(op)
         """The weights of the replicas, where they are not equal."""
 
-    def __call__(self, *parts: Tensor) -> Results:
-        columns = [parts[blob :: self.blobs] for blob in range(self.blobs)]
+    def __call__(self, *tensors: Tensor) -> Results:
+        columns = [tensors[blob :: self.blobs] for blob in range(self.blobs)]
         flat = [all(is_flat(part, column[0]) for part in column) for column in columns]
         by_dtype: dict[torch.dtype, list[int]] = {}
         for blob, column in enumerate(columns):
@@ -135,8 +134,9 @@ class NcclReduce:
                 lines = []
                 for replica, stream in enumerate(streams):
                     with torch.cuda.stream(stream):
-                        given = [_flattened(columns[blob][replica], flat[blob]) for blob in blobs]
-                        lines.append(self._contribution(given, replica))
+                        parts = [_flattened(columns[blob][replica], flat[blob]) for blob in blobs]
+                        line = parts[0] if len(parts) == 1 else torch.cat(parts)
+                        lines.append(line if self.weights is None else line * self.weights[replica])
                 nccl.reduce(lines, output=sums[dtype], root=self.root, streams=streams)
         results: dict[int, Tensor] = {}
         for dtype, blobs in by_dtype.items():
@@ -161,11 +161,6 @@ class NcclReduce:
         yield streams
         for stream in streams:
             own.wait_event(stream.record_event())
-
-    def _contribution(self, lines: Sequence[Tensor], replica: int) -> Tensor:
-        """The weighted gradients of one replica, as one line of memory."""
-        line = lines[0] if len(lines) == 1 else torch.cat(list(lines))
-        return line if self.weights is None else line * self.weights[replica]
 
 
 def _weights(op: Op) -> tuple[float, ...] | None:

@@ -1,8 +1,8 @@
 """Lowering: the ordered passes from a verified step to the graph that one machine runs.
 
-A step says what is computed and what crosses between devices. A lowered step is the same
-computation in the form that is cheapest to dispatch here. No pass changes a result by more than the
-rounding of another kernel for the same operation, and no pass renames a state or an output.
+A lowered step is the same computation in the form that is cheapest to dispatch here. No pass
+changes a result by more than the rounding of another kernel for the same operation, and no pass
+renames a state or an output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from purine.lowering.packing import with_packed_filters
 from purine.lowering.rules import PACKED_RULES, SHARED_MEMORY_RULES, lowering_problems
 from purine.lowering.segments import joined, pays
 from purine.lowering.shares import in_shares
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.registry.aten import device_of
 
 __all__ = ["LOWERING", "Options", "Pass", "lower", "options_for"]
@@ -107,8 +107,10 @@ def lower(step: Graph, options: Options | None = None, *, after: str | None = No
     >>> len(lowered.graph.ops) < len(lower(step, after="aliases").graph.ops) < len(step.ops)
     True
     """
-    options = options or Options()
-    _refuse_unknown(after)
+    options, names = options or Options(), [item.name for item in LOWERING]
+    if after is not None and after not in names:
+        remedy = "name one of the passes"
+        raise unknown_name(ConfigError, "lowering pass", after, names, remedy=remedy)
     lowered = Lowered(step)
     for item in LOWERING:
         if item.applies(options):
@@ -125,14 +127,3 @@ def _applied(item: Pass, lowered: Lowered) -> Lowered:
     for error in lowering_problems(result.graph, item.rules, before):
         raise AssertionError(f"lowering pass {item.name!r} returned a wrong graph: {error}")
     return replace(result, kernels={**lowered.kernels, **result.kernels})
-
-
-def _refuse_unknown(name: str | None) -> None:
-    names = [item.name for item in LOWERING]
-    if name is not None and name not in names:
-        raise ConfigError(
-            f"there is no lowering pass {name!r}",
-            expected="one of " + ", ".join(names),
-            found=repr(name),
-            remedy=nearest_name(name, names, "name one of the passes"),
-        )

@@ -1,17 +1,14 @@
 """Which rules of `graph.verify` hold for a lowered graph, level by level.
 
-A step obeys all rules. Lowering gives up two of them, and puts a weaker rule in place of each:
+A step obeys all rules. Lowering puts a weaker rule in place of two of them:
 
 - After `aliases`, ops read blobs of other devices without a copy. `one_location` becomes
   `one_memory`: such a blob must be in memory that the reader addresses directly.
 - After `packing`, filters may be in a layout private to the convolution library. `layouts_fit`
   becomes `layouts_fit_or_packed`: only the output of a `PackFilters` op may have such a layout.
 
-Inputs, states and outputs stay the same at all levels.
-
-A pass that changes nothing is not verified again. `agrees_with_its_kind`, by far the slowest rule,
-looks only at ops that a pass has added or changed, or whose blobs it has changed: its answer for
-the others cannot differ from the one at the level before.
+Inputs, states and outputs stay the same at all levels. `agrees_with_its_kind`, by far the slowest
+rule, looks only at ops that a pass has added or changed, or whose blobs it has changed.
 """
 
 from __future__ import annotations
@@ -22,14 +19,7 @@ from dataclasses import replace
 from purine.analysis.infer import RegisteredKinds
 from purine.errors import GraphError
 from purine.graph import COLLECTIVES, NOTHING, Graph, Op
-from purine.graph.verify import (
-    RULES,
-    Kinds,
-    Rule,
-    agrees_with_its_kind,
-    layouts_fit,
-    one_location,
-)
+from purine.graph.verify import RULES, Kinds, Rule, agrees_with_its_kind, layouts_fit, one_location
 from purine.kinds.packed_filters import PACKED, TURNED
 from purine.lowering.packing import PACK
 from purine.registry.aten import device_of
@@ -49,25 +39,14 @@ def one_memory(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         if op.kind == "Copy":
             continue
         read = () if op.kind in COLLECTIVES else op.inputs
-        far = [
-            name
-            for name in read
-            if name in graph.blobs and memory[graph.blobs[name].location] != memory[op.location]
-        ]
-        far += [
-            name
-            for name in op.outputs
-            if name in graph.blobs and graph.blobs[name].location != op.location
-        ]
+        at = {n: graph.blobs[n].location for n in (*read, *op.outputs) if n in graph.blobs}
+        far = [name for name in read if name in at and memory[at[name]] != memory[op.location]]
+        far += [name for name in op.outputs if name in at and at[name] != op.location]
         for name in dict.fromkeys(far):
-            yield GraphError(
-                f"op {op.name!r} at {op.location} uses {name!r} at {graph.blobs[name].location}",
-                op=op.name,
-                blob=name,
-                location=str(op.location),
-                expected="inputs in memory that the op's device addresses, outputs at the op",
-                found=f"{name!r} at {graph.blobs[name].location}",
-            )
+            used = f"{name!r} at {graph.blobs[name].location}"
+            expected = "inputs in memory that the op's device addresses, outputs at the op"
+            what = f"op {op.name!r} at {op.location} uses {used}"
+            yield GraphError(what, op=op, blob=name, expected=expected, found=used)
 
 
 def layouts_fit_or_packed(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:

@@ -1,16 +1,14 @@
 """Lowering pass `segments`: dispatch runs of ops on one lane as one op.
 
-Dispatching an op costs some microseconds under the interpreter's lock, which a dozen lanes cannot
-all hold at once. So consecutive ops of a compute lane become a segment: one op to the dispatcher
-and one call that releases the lock. A segment ends where another device waits for its result,
-before an op that waits for another device, and when it is long enough: gradients leave at its end,
-and all parameters that it reads must be there at its start.
-
-Ops of one kind that takes many at once (updates, means) become one call. It reads all inputs at its
-start, so no op in it reads from another.
+Dispatching an op costs some microseconds under the interpreter's lock. So consecutive ops of a
+compute lane become a segment: one op to the dispatcher and one call that releases the lock. A
+segment ends where another device waits for its result, before an op that waits for another device,
+and when it is long enough: gradients leave at its end, and all parameters that it reads must be
+there at its start. Ops of one kind that takes many at once (updates, means) become one call; no op
+in it reads from another.
 
 The graph of segments has no cycle: a segment is complete before anything that reads from it is
-placed, so segments are complete in an order in which each reads from earlier ones only.
+placed.
 """
 
 from __future__ import annotations
@@ -32,14 +30,7 @@ from purine.lowering.lowered import Lowered
 from purine.registry.kind import Kernel, Kind, Results, register
 from purine.registry.lookup import lookup
 
-__all__ = [
-    "SEGMENT",
-    "SegmentError",
-    "joined",
-    "pays",
-    "segment_kernel",
-    "segmented",
-]
+__all__ = ["SEGMENT", "SegmentError", "joined", "pays", "segment_kernel", "segmented"]
 
 _log = logging.getLogger("purine")
 
@@ -67,18 +58,13 @@ _SHORT = PROFILE.dispatch_matters
 
 def joined(graph: Graph) -> Lowered:
     """The graph with the ATen ops of its compute lanes in segments, plain sums among them."""
-    with_sums = _with_plain_sums(graph)
-    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=_team)
-    return replace(segments, unsegmented=graph)
-
-
-def _with_plain_sums(graph: Graph) -> Graph:
-    """The graph with unscaled sums of two as ATen ops, which can be in a segment."""
     builder = Builder(graph)
     for op in graph.ops.values():
         if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
             builder.ops[op.name] = replace(op, kind="aten.add.Tensor", attributes={})
-    return builder.graph()
+    with_sums = builder.graph()
+    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=_team)
+    return replace(segments, unsegmented=graph)
 
 
 def _team(op: Op) -> object:
@@ -246,20 +232,17 @@ class _Grouping:
         eager = set()
         for name in reversed(self.graph.order):
             own = self.station[name]
-            stations: set[Station] = set()
+            computes = own[1].startswith("compute")
+            stations = awaited[name] = set()
             for target in self.graph.successors[name]:
-                if self.station[target] != own:
-                    if self.station[target][1].startswith("compute"):
-                        stations.add(self.station[target])
-                    else:
-                        stations |= awaited[target]
-            awaited[name] = stations
-            if not own[1].startswith("compute"):
-                for target in self.graph.successors[name]:
+                station = self.station[target]
+                if computes and station == own:
+                    continue
+                if station[1].startswith("compute"):
+                    stations.add(station)
+                if not computes or not station[1].startswith("compute"):
                     stations |= awaited[target]
-                    if self.station[target][1].startswith("compute"):
-                        stations.add(self.station[target])
-            elif stations:
+            if computes and stations:
                 eager.add(name)
         return eager
 
@@ -339,7 +322,7 @@ def _many_kernel(ops: Sequence[Op]) -> Kernel:
     single = len(ops) == 1 and len(ops[0].outputs) == 1
 
     def kernel(*tensors: Tensor) -> Results:
-        columns = [list(tensors[place::width]) for place in range(width)]
+        columns = [list(tensors[position::width]) for position in range(width)]
         try:
             results = call(*columns)
         except Exception as error:

@@ -2,18 +2,15 @@
 
 With one owner for each parameter, the other devices idle where one parameter is larger than all the
 rest. Devices that share memory need no owner: each takes a share of the elements, adds up the
-gradients of all replicas and updates weight and optimizer state in place. It does so piece by
-piece, so that the mean stays in the cache and never becomes a buffer. The arithmetic for an element
-stays the same, so the bits do too, and the state is still one tensor.
+gradients of all replicas and updates weight and optimizer state in place, piece by piece, so that
+the mean stays in the cache. The arithmetic for an element, and so its bits, stay the same.
 
-A share may write over the weight only after its last reader. Elsewhere reader counts at run time
-decide that; here it must hold for all shares at once, so control edges put all other readers first.
-Nothing waits for an update within its iteration, so these edges close no cycle.
+Control edges put all other readers of the weight before the shares, which write over it. Nothing
+waits for an update within its iteration, so these edges close no cycle.
 
-Gradients that are matrix products are written into buffers that are kept between iterations. The C
-library returns buffers of this size to the system, which clears their pages on each allocation
-while the lanes of the process wait. A step holds these gradients together with most of its
-activations, so keeping them hardly raises its peak.
+Gradients that are matrix products are written into buffers that are kept between iterations: the C
+library would return buffers of this size to the system, which clears their pages on each
+allocation. Most of the activations are alive at the same time, so the peak hardly rises.
 """
 
 from __future__ import annotations
@@ -45,15 +42,8 @@ SHARED = "UpdateShared"
 
 register(Kind(PRODUCT, None, ("one", "other")))
 register(Kind(SHARE, None, (), variadic=True))
-register(
-    Kind(
-        SHARED,
-        None,
-        (),
-        variadic=True,
-        per_op=PerOp(overwrites=lambda op: tuple(range(len(op.inputs)))),
-    )
-)
+_ALL = PerOp(overwrites=lambda op: tuple(range(len(op.inputs))))
+register(Kind(SHARED, None, (), variadic=True, per_op=_ALL))
 
 _LARGE = 8 << 20
 """Bytes of a parameter from which shares pay."""
@@ -78,10 +68,9 @@ def in_shares(graph: Graph, *, large: int | None = None) -> Lowered:
     builder = Builder(graph)
     kernels: dict[str, Kernel] = {}
     for update, mean in pairs:
-        written = {family[update.inputs[place]] for place in lookup(update).overwrites(update)}
-        if not any(
-            _lives_on(graph, update.inputs[k], family) for k in lookup(update).overwrites(update)
-        ):
+        names = [update.inputs[position] for position in lookup(update).overwrites(update)]
+        written = {family[name] for name in names}
+        if not any(_lives_on(graph, name, family) for name in names):
             readers = {
                 op.name
                 for op in graph.ops.values()
@@ -162,7 +151,7 @@ def _divide(
             products.append(_Product())
             builder.ops[op.name] = replace(op, kind=PRODUCT)
             kernels[op.name] = products[-1].compute
-    written = tuple(update.inputs[place] for place in lookup(update).overwrites(update))
+    written = tuple(update.inputs[position] for position in lookup(update).overwrites(update))
     builder.ops[update.name] = replace(update, kind=SHARED, inputs=written, attributes={})
     kernels[update.name] = _carry(products)
     return kernels

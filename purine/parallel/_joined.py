@@ -1,20 +1,18 @@
 """What the parts of a batch compute together: all-reduces, and the ops between them.
 
-A step that was marked by `backward` has a `BatchReduce` where a value of the whole batch is needed.
-When the batch is cut, each becomes one op that adds up the parts, and what depends on such values
-and on no sample is computed once for all parts. Everything else is copied for every part.
+`backward` adds a `BatchReduce` where a value of the whole batch is needed. When the batch is cut,
+each becomes one op that adds up the parts. Ops that depend on such values and on no sample are
+computed once for all parts. Everything else is copied for every part.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from purine.errors import GraphError
 from purine.graph import Graph, Op
 from purine.parallel.halves import Halves
 from purine.registry.lookup import lookup
-
-__all__ = ["NONE", "Joined", "joined_of", "scale_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,8 @@ def joined_of(graph: Graph, halves: Halves) -> Joined:
                 varying.update(op.outputs)
         elif drawn or _is_gradient(op) or not varying.isdisjoint(op.inputs):
             varying.update(op.outputs)
-            made = (item for item in op.inputs if item in graph.producers and item in varying)
-            if op.kind == "Data" or (not drawn and all(item in from_data for item in made)):
+            read = (item for item in op.inputs if item in graph.producers and item in varying)
+            if op.kind == "Data" or (not drawn and all(item in from_data for item in read)):
                 from_data.update(op.outputs)
         elif not blobs.isdisjoint(op.inputs):
             joined[name] = op
@@ -96,9 +94,8 @@ def _mixing(graph: Graph, op: Op) -> GraphError:
     return GraphError(
         f"the batch cannot be cut: op {name!r} at {op.location} reads samples together",
         where=str(op.attributes.get("line") or "") or None,
-        op=name,
+        op=replace(op, name=name),
         blob=op.inputs[0],
-        location=str(op.location),
         expected="ops that treat samples one by one, and sums or means over the batch",
         found=f"{because} (in blob {op.inputs[0]!r})",
         remedy="use plain replicas (compose with data=N alone computes such ops on the whole "

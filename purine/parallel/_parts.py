@@ -1,7 +1,6 @@
-"""Copies of the batch half of a step, each for its own samples.
+"""Copies of the batch half of a step, each for its own samples, and what joins them.
 
-A copy reads the samples from `start` on of a `whole` batch and draws the random numbers that the
-whole batch would draw for them.
+A copy draws the random numbers that the whole batch would draw for its samples.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from purine.graph.names import origin_of
 from purine.parallel._joined import NONE, Joined, scale_of
 from purine.parallel.halves import Halves, samples_of
 from purine.registry.lookup import lookup
-
-__all__ = ["BESIDE", "Part", "add_joined", "add_part", "average", "is_scalar"]
 
 BESIDE = "inbound"
 """The lane for what joins the parts of a batch: it runs beside the compute of its device."""
@@ -109,34 +106,33 @@ def add_joined(builder: Builder, graph: Graph, joined: Joined, parts: Sequence[P
         return name if own else first.name(name)
 
     for op in joined.ops:
-        place = first.located(op.location)
+        location = first.located(op.location)
         for name in op.outputs:
             if name in joined.blobs:
-                builder.add(replace(graph.blobs[name], location=place))
+                builder.add(replace(graph.blobs[name], location=location))
         if op.kind == "BatchReduce":
             total = _reduced(builder, graph, op, parts)
-            builder.add(replace(op, inputs=(total,), location=place, lane=BESIDE))
+            builder.add(replace(op, inputs=(total,), location=location, lane=BESIDE))
         elif op.kind == "BatchReduceGradient":
             _add_gradients(builder, graph, op, parts)
         else:
             inputs = tuple(map(read, op.inputs))
-            builder.add(replace(op, inputs=inputs, location=place, lane=BESIDE))
+            builder.add(replace(op, inputs=inputs, location=location, lane=BESIDE))
 
 
 def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> str:
     """Add the sum or the mean over all parts of what an op reads."""
     (source,) = op.inputs
     blob, name = graph.blobs[source], builder.fresh(f"{op.name}/parts")
-    place = parts[0].located(op.location)
+    location = parts[0].located(op.location)
     values = [part.name(source) for part in parts]
     shares = tuple(part.share for part in parts)
     if "float" in blob.dtype:
         weights = (1.0,) * len(parts) if op.attributes["operation"] == "sum" else shares
-        average(builder, blob, name, values, location=place, weights=weights, of=op.name)
+        average(builder, blob, name, values, location=location, weights=weights, of=op.name)
         return name
-    builder.add(replace(blob, name=name, location=place))
-    origin = Origin(op.name, "reduce")
-    builder.op(name, "CountSum", values, [name], location=place, lane=BESIDE, origin=origin)
+    builder.add(replace(blob, name=name, location=location))
+    add_reduction(builder, name, "CountSum", values, [name], location=location, of=op.name)
     return name
 
 
@@ -146,9 +142,9 @@ def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]
     mean = replace(op, attributes={**op.attributes, "operation": "mean"})
     total = _reduced(builder, graph, mean, parts)
     like, whole = graph.blobs[result], builder.fresh(f"{result}/whole")
-    place = parts[0].located(op.location)
-    builder.add(replace(like, name=whole, location=place))
-    builder.add(replace(op, inputs=(total,), outputs=(whole,), location=place, lane=BESIDE))
+    location = parts[0].located(op.location)
+    builder.add(replace(like, name=whole, location=location))
+    builder.add(replace(op, inputs=(total,), outputs=(whole,), location=location, lane=BESIDE))
     for part in parts:
         scale = scale_of(replace(op, attributes={**op.attributes, "scale": 1.0}), part.share)
         builder.op(
@@ -175,10 +171,58 @@ def average(
     """Add the mean of several blobs as blob and op `name`, which belongs to the blob or to `of`."""
     builder.add(replace(like, name=name, location=location))
     settings: dict[str, Attribute] = {} if weights is None else {"weights": weights}
-    origin = Origin(of or name, "reduce")
-    builder.op(
-        name, "Average", parts, [name], settings, location=location, lane=BESIDE, origin=origin
-    )
+    add_reduction(builder, name, "Average", parts, [name], settings, location=location, of=of)
+
+
+def add_reduction(
+    builder: Builder,
+    name: str,
+    kind: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    settings: Mapping[str, Attribute] | None = None,
+    *,
+    location: Location,
+    of: str | None = None,
+) -> None:
+    """Add an op that joins values of parts; it belongs to its first output, or to `of`."""
+    origin = Origin(of or outputs[0], "reduce")
+    builder.op(name, kind, inputs, outputs, settings, location=location, lane=BESIDE, origin=origin)
+
+
+def add_next(
+    builder: Builder,
+    blob: Blob,
+    parts: Sequence[Part],
+    location: Location,
+    weights: tuple[float, ...] | None = None,
+) -> None:
+    """Add the next value of a state that all parts update: their mean, or the first of counts."""
+    name, values = blob.name, [part.name(blob.name) for part in parts]
+    if "float" in blob.dtype:
+        average(builder, blob, name, values, location=location, weights=weights)
+    else:
+        builder.add(replace(blob, location=location))
+        add_reduction(builder, name, "aten.clone", values[:1], [name], location=location)
+
+
+def add_outputs(
+    builder: Builder,
+    graph: Graph,
+    copied: Container[str],
+    parts: Sequence[Part],
+    weights: tuple[float, ...] | None = None,
+) -> None:
+    """Add the outputs of a graph; of those that are copied, the means of scalars, or each copy."""
+    for name in graph.outputs:
+        blob, copies = graph.blobs[name], [part.name(name) for part in parts]
+        if name in copied and not is_scalar(blob):
+            builder.outputs += copies
+            continue
+        if name in copied:
+            location = parts[0].located(blob.location)
+            average(builder, blob, name, copies, location=location, weights=weights)
+        builder.outputs.append(name)
 
 
 def is_scalar(blob: Blob) -> bool:
@@ -212,7 +256,7 @@ def _samples(graph: Graph) -> dict[str, int]:
     """
     sizes: dict[int | None, int] = {None: samples_of(graph)}
     read: dict[str, frozenset[int | None]] = dict.fromkeys(graph.inputs, frozenset((None,)))
-    found: dict[str, frozenset[int | None]] = {}
+    parts_of: dict[str, frozenset[int | None]] = {}
     nothing: frozenset[int | None] = frozenset()
     for name in graph.order:
         op = graph.ops[name]
@@ -224,15 +268,14 @@ def _samples(graph: Graph) -> dict[str, int]:
             assert shape
             sizes[offset] = shape[0]
             parts = frozenset((offset,))
-        found[name] = parts
+        parts_of[name] = parts
         read.update(dict.fromkeys(op.outputs, parts))
     for name in reversed(graph.order):
-        if not found[name]:
-            readers = (
-                op for blob in graph.ops[name].outputs for op in graph.consumers.get(blob, ())
-            )
-            found[name] = next((found[op.name] for op in readers if found[op.name]), nothing)
+        if not parts_of[name]:
+            blobs = graph.ops[name].outputs
+            read_by = (parts_of[op.name] for blob in blobs for op in graph.consumers.get(blob, ()))
+            parts_of[name] = next(filter(None, read_by), nothing)
     return {
         name: sum(sizes[part] for part in parts) if parts else sizes[None]
-        for name, parts in found.items()
+        for name, parts in parts_of.items()
     }

@@ -1,8 +1,8 @@
 """How ops work on pieces of their inputs: a rule for each sharding class that kinds declare.
 
-A rule of `_FOLLOW` says how an op continues with inputs that are cut already; None where the pieces
-have to be gathered first. A rule of `_WEIGHTED` cuts an op by its parameters: by `columns`, so that
-each device computes a part of the result, or by `rows`, so that each computes a summand of it.
+A rule of `_FOLLOW` is for an op whose inputs are cut already. It returns None if the pieces have to
+be gathered first. A rule of `_WEIGHTED` cuts an op by its parameters: by `columns`, so that each
+device computes a part of the result, or by `rows`, so that each computes a summand of it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from purine.graph import Attribute, Op
-from purine.parallel._layout import Cannot, Layout, Shape, evenly, reshaped
+from purine.parallel._sharding import Cannot, Shape, Sharding, evenly, reshaped
 from purine.registry.facts import ShardRule
 from purine.registry.lookup import lookup
-
-__all__ = [
-    "By",
-    "Cut",
-    "Piece",
-    "Plan",
-    "Seen",
-    "blocks_of",
-    "cut_by_parameters",
-    "follow",
-    "has_parameters",
-    "order_of",
-    "shard_rule",
-]
 
 By: TypeAlias = Literal["columns", "rows"]
 
@@ -41,7 +28,7 @@ class Seen:
     op: Op
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
-    layouts: tuple[Layout | None, ...]
+    shardings: tuple[Sharding | None, ...]
     states: tuple[bool, ...]
 
     def setting(self, name: str) -> Attribute:
@@ -67,14 +54,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardedOp:
     """How inputs and outputs of an op are cut (None: whole), and the op of each device.
 
     With `summed` the pieces each write a summand of the one output.
     """
 
-    inputs: tuple[Layout | None, ...]
-    outputs: tuple[Layout | None, ...]
+    inputs: tuple[Sharding | None, ...]
+    outputs: tuple[Sharding | None, ...]
     pieces: tuple[Piece, ...]
     summed: bool = False
 
@@ -98,135 +85,135 @@ def _same(
     return tuple(Piece(seen.op.kind, {**seen.op.attributes, **change}, every) for change in changes)
 
 
-def _plan(
+def _sharded(
     seen: Seen,
-    layout: Layout,
-    inputs: Sequence[Layout | None],
-    outputs: Sequence[Layout | None],
+    sharding: Sharding,
+    inputs: Sequence[Sharding | None],
+    outputs: Sequence[Sharding | None],
     changed: Sequence[Mapping[str, Attribute]] = (),
-) -> Plan:
-    return Plan(tuple(inputs), tuple(outputs), _same(seen, len(layout.parts), changed))
+) -> ShardedOp:
+    return ShardedOp(tuple(inputs), tuple(outputs), _same(seen, len(sharding.parts), changed))
 
 
-def _only(seen: Seen) -> Layout | None:
+def _only(seen: Seen) -> Sharding | None:
     """How the first input is cut, where it is the only one that is."""
-    first, *others = seen.layouts
+    first, *others = seen.shardings
     return first if not any(others) else None
 
 
-def _elementwise(seen: Seen) -> Plan | None:
+def _elementwise(seen: Seen) -> ShardedOp | None:
     """Inputs of the same cut, or parameters, which are cut alike; broadcast ones stay whole."""
     out = seen.outputs[0]
-    place = next(k for k, layout in enumerate(seen.layouts) if layout)
-    first = seen.layouts[place]
+    index = next(k for k, sharding in enumerate(seen.shardings) if sharding)
+    first = seen.shardings[index]
     assert first is not None
-    axis = first.axis + len(out) - len(seen.inputs[place])
-    if seen.inputs[place][first.axis] != out[axis]:
+    axis = first.axis + len(out) - len(seen.inputs[index])
+    if seen.inputs[index][first.axis] != out[axis]:
         return None
-    wanted: list[Layout | None] = []
-    for shape, layout, state in zip(seen.inputs, seen.layouts, seen.states, strict=True):
+    wanted: list[Sharding | None] = []
+    for shape, sharding, state in zip(seen.inputs, seen.shardings, seen.states, strict=True):
         own = axis - len(out) + len(shape)
         if own < 0 or shape[own] == 1:
-            if layout is not None:
+            if sharding is not None:
                 return None
             wanted.append(None)
-        elif layout == first.along(own) or (layout is None and state):
+        elif sharding == first.along(own) or (sharding is None and state):
             wanted.append(first.along(own))
         else:
             return None
-    return _plan(seen, first, wanted, [first.along(axis)] * len(seen.outputs))
+    return _sharded(seen, first, wanted, [first.along(axis)] * len(seen.outputs))
 
 
-def _dropout(seen: Seen) -> Plan | None:
+def _dropout(seen: Seen) -> ShardedOp | None:
     """Each piece draws what the whole mask has at its places."""
-    layout = _only(seen)
-    if layout is None or layout.axis == 0 or seen.op.attributes.get("part") is not None:
+    sharding = _only(seen)
+    if sharding is None or sharding.axis == 0 or seen.op.attributes.get("part") is not None:
         return None
-    extent = seen.inputs[0][layout.axis]
+    extent = seen.inputs[0][sharding.axis]
     changed: list[dict[str, Attribute]] = [
-        {"part": (layout.axis, extent, *(end for span in part for end in span))}
-        for part in layout.parts
+        {"part": (sharding.axis, extent, *(end for span in part for end in span))}
+        for part in sharding.parts
     ]
-    return _plan(seen, layout, [layout, None, None], [layout], changed)
+    return _sharded(seen, sharding, [sharding, None, None], [sharding], changed)
 
 
-def _shifted(seen: Seen) -> Plan | None:
+def _shifted(seen: Seen) -> ShardedOp | None:
     """Scale and Bias: values that stand for the axis that is cut are cut too."""
-    layout = seen.layouts[0]
-    if layout is None:
+    sharding = seen.shardings[0]
+    if sharding is None:
         return None
     first = seen.axis("axis")
-    wanted: list[Layout | None] = [layout]
+    wanted: list[Sharding | None] = [sharding]
     for shape in seen.inputs[1:]:
-        inside = first <= layout.axis < first + len(shape)
-        wanted.append(layout.along(layout.axis - first) if inside else None)
-    return _plan(seen, layout, wanted, [layout])
+        inside = first <= sharding.axis < first + len(shape)
+        wanted.append(sharding.along(sharding.axis - first) if inside else None)
+    return _sharded(seen, sharding, wanted, [sharding])
 
 
-def _prelu(seen: Seen) -> Plan | None:
-    layout = _only(seen)
-    if layout is None:
+def _prelu(seen: Seen) -> ShardedOp | None:
+    sharding = _only(seen)
+    if sharding is None:
         return None
-    cut = layout.axis == 1 and seen.inputs[1] != (1,)
-    return _plan(seen, layout, [layout, layout.along(0) if cut else None], [layout])
+    cut = sharding.axis == 1 and seen.inputs[1] != (1,)
+    return _sharded(seen, sharding, [sharding, sharding.along(0) if cut else None], [sharding])
 
 
-def _batch_norm(seen: Seen) -> Plan | None:
+def _batch_norm(seen: Seen) -> ShardedOp | None:
     """Each channel by itself, with its own statistics."""
-    layout = _only(seen)
-    if layout is None or layout.axis != 1:
+    sharding = _only(seen)
+    if sharding is None or sharding.axis != 1:
         return None
-    channels = layout.along(0)
-    wanted = [layout, *[channels] * (len(seen.inputs) - 1)]
-    return _plan(seen, layout, wanted, [layout, *[channels] * (len(seen.outputs) - 1)])
+    channels = sharding.along(0)
+    wanted = [sharding, *[channels] * (len(seen.inputs) - 1)]
+    return _sharded(seen, sharding, wanted, [sharding, *[channels] * (len(seen.outputs) - 1)])
 
 
-def _planes(seen: Seen) -> Plan | None:
+def _planes(seen: Seen) -> ShardedOp | None:
     """Ops on each image of each channel by itself."""
-    layout = _only(seen)
-    if layout is None or layout.axis > 1 or len(seen.inputs[0]) != 4:
+    sharding = _only(seen)
+    if sharding is None or sharding.axis > 1 or len(seen.inputs[0]) != 4:
         return None
-    return _plan(seen, layout, [layout], [layout] * len(seen.outputs))
+    return _sharded(seen, sharding, [sharding], [sharding] * len(seen.outputs))
 
 
-def _response(seen: Seen) -> Plan | None:
+def _response(seen: Seen) -> ShardedOp | None:
     """Local response normalisation reads neighbouring channels, unless it is within one."""
     return _planes(seen) if seen.setting("region") == "within" else None
 
 
-def _mean(seen: Seen) -> Plan | None:
-    layout, dims = _only(seen), seen.setting("dim")
-    if layout is None or not isinstance(dims, tuple):
+def _mean(seen: Seen) -> ShardedOp | None:
+    sharding, dims = _only(seen), seen.setting("dim")
+    if sharding is None or not isinstance(dims, tuple):
         return None
     gone = {dim % len(seen.inputs[0]) for dim in dims if isinstance(dim, int)}
-    if layout.axis in gone or not gone:
+    if sharding.axis in gone or not gone:
         return None
-    less = 0 if seen.setting("keepdim") else sum(dim < layout.axis for dim in gone)
-    return _plan(seen, layout, [layout], [layout.along(layout.axis - less)])
+    less = 0 if seen.setting("keepdim") else sum(dim < sharding.axis for dim in gone)
+    return _sharded(seen, sharding, [sharding], [sharding.along(sharding.axis - less)])
 
 
-def _attention(seen: Seen) -> Plan | None:
+def _attention(seen: Seen) -> ShardedOp | None:
     """Heads, and samples, attend by themselves."""
-    layout = seen.layouts[0]
-    if layout is None or any(item != layout for item in seen.layouts[:3]):
+    sharding = seen.shardings[0]
+    if sharding is None or any(item != sharding for item in seen.shardings[:3]):
         return None
-    if layout.axis > len(seen.inputs[0]) - 3 or seen.op.attributes.get("enable_gqa"):
+    if sharding.axis > len(seen.inputs[0]) - 3 or seen.op.attributes.get("enable_gqa"):
         return None
-    for shape, mask in zip(seen.inputs[3:], seen.layouts[3:], strict=True):
-        own = layout.axis - len(seen.inputs[0]) + len(shape)
+    for shape, mask in zip(seen.inputs[3:], seen.shardings[3:], strict=True):
+        own = sharding.axis - len(seen.inputs[0]) + len(shape)
         if mask is not None or (own >= 0 and shape[own] != 1):
             return None
     rest = len(seen.inputs) - 3
-    return _plan(seen, layout, [layout] * 3 + [None] * rest, [layout])
+    return _sharded(seen, sharding, [sharding] * 3 + [None] * rest, [sharding])
 
 
-def _products(seen: Seen) -> Plan | None:
+def _products(seen: Seen) -> ShardedOp | None:
     """Products of matrices for each of the places before them."""
-    first, second = seen.layouts
+    first, second = seen.shardings
     one, other = seen.inputs
     if first is None or first != second or len(one) != len(other) or first.axis > len(one) - 3:
         return None
-    return _plan(seen, first, [first, second], [first])
+    return _sharded(seen, first, [first, second], [first])
 
 
 def order_of(seen: Seen) -> tuple[int, ...]:
@@ -244,27 +231,28 @@ def order_of(seen: Seen) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _transposed(seen: Seen) -> Plan | None:
-    layout = _only(seen)
-    if layout is None:
+def _transposed(seen: Seen) -> ShardedOp | None:
+    sharding = _only(seen)
+    if sharding is None:
         return None
-    return _plan(seen, layout, [layout], [layout.along(order_of(seen).index(layout.axis))])
+    axis = order_of(seen).index(sharding.axis)
+    return _sharded(seen, sharding, [sharding], [sharding.along(axis)])
 
 
-def _reshaped(seen: Seen) -> Plan | None:
-    layout = _only(seen)
-    found = layout and reshaped(seen.inputs[0], layout, seen.outputs[0])
-    if layout is None or found is None:
+def _reshaped(seen: Seen) -> ShardedOp | None:
+    sharding = _only(seen)
+    after = sharding and reshaped(seen.inputs[0], sharding, seen.outputs[0])
+    if sharding is None or after is None:
         return None
     changed: list[dict[str, Attribute]] = []
-    for number in range(len(layout.parts)):
-        shape = seen.op.attributes.get("shape")
-        if isinstance(shape, tuple):
+    shape = seen.op.attributes.get("shape")
+    if isinstance(shape, tuple):
+        for number in range(len(sharding.parts)):
             sizes = list(shape)
-            if sizes[found.axis] not in (0, -1):
-                sizes[found.axis] = found.extent(number)
+            if sizes[after.axis] not in (0, -1):
+                sizes[after.axis] = after.extent(number)
             changed.append({"shape": tuple(sizes)})
-    return _plan(seen, layout, [layout], [found], changed)
+    return _sharded(seen, sharding, [sharding], [after], changed)
 
 
 def blocks_of(seen: Seen) -> tuple[int, int] | None:
@@ -274,75 +262,71 @@ def blocks_of(seen: Seen) -> tuple[int, int] | None:
     return None if seen.inputs[0][axis] % count else (axis, count)
 
 
-def _split(seen: Seen) -> Plan | None:
-    layout, cut = _only(seen), blocks_of(seen)
-    if layout is None or cut is None:
+def _split(seen: Seen) -> ShardedOp | None:
+    sharding, cut = _only(seen), blocks_of(seen)
+    if sharding is None or cut is None:
         return None
     axis, count = cut
-    if layout.axis != axis:
-        return _plan(seen, layout, [layout], [layout] * count)
+    if sharding.axis != axis:
+        return _sharded(seen, sharding, [sharding], [sharding] * count)
     size = seen.inputs[0][axis] // count
-    found = []
+    blocks = []
     for block in range(count):
         low, high = block * size, (block + 1) * size
         parts = tuple(
             tuple((s - low, e - low) for s, e in part if low <= s and e <= high)
-            for part in layout.parts
+            for part in sharding.parts
         )
-        found.append(Layout(axis, parts))
+        blocks.append(Sharding(axis, parts))
     changed: list[dict[str, Attribute]] = []
-    for number in range(len(layout.parts)):
-        local = {item.extent(number) for item in found}
-        if len(local) != 1 or local == {0} or local.pop() * count != layout.extent(number):
+    for number in range(len(sharding.parts)):
+        local = {item.extent(number) for item in blocks}
+        if len(local) != 1 or local == {0} or local.pop() * count != sharding.extent(number):
             return None
         if seen.op.kind == "aten.split.Tensor":
-            changed.append({"split_size": layout.extent(number) // count})
+            changed.append({"split_size": sharding.extent(number) // count})
         elif seen.op.kind == "aten.split_with_sizes":
-            changed.append({"split_sizes": (layout.extent(number) // count,) * count})
-    return _plan(seen, layout, [layout], found, changed)
+            changed.append({"split_sizes": (sharding.extent(number) // count,) * count})
+    return _sharded(seen, sharding, [sharding], blocks, changed)
 
 
-def _concat(seen: Seen) -> Plan | None:
+def _concat(seen: Seen) -> ShardedOp | None:
     axis = seen.axis()
-    layouts = [layout for layout in seen.layouts if layout is not None]
-    if len(layouts) != len(seen.inputs) or len({layout.axis for layout in layouts}) != 1:
+    shardings = [sharding for sharding in seen.shardings if sharding is not None]
+    if len(shardings) != len(seen.inputs) or len({sharding.axis for sharding in shardings}) != 1:
         return None
-    first = layouts[0]
+    first = shardings[0]
     if first.axis != axis:
-        same = all(layout == first for layout in layouts)
-        return _plan(seen, first, layouts, [first]) if same else None
+        same = all(sharding == first for sharding in shardings)
+        return _sharded(seen, first, shardings, [first]) if same else None
     parts: list[list[tuple[int, int]]] = [[] for _ in first.parts]
     start = 0
-    for shape, layout in zip(seen.inputs, layouts, strict=True):
-        for spans, own in zip(parts, layout.parts, strict=True):
+    for shape, sharding in zip(seen.inputs, shardings, strict=True):
+        for spans, own in zip(parts, sharding.parts, strict=True):
             spans += [(start + s, start + e) for s, e in own]
         start += shape[axis]
-    return _plan(seen, first, layouts, [Layout(axis, tuple(map(tuple, parts)))])
+    return _sharded(seen, first, shardings, [Sharding(axis, tuple(map(tuple, parts)))])
 
 
-def _along(seen: Seen, *, dropped: bool = False) -> Plan | None:
+def _along(seen: Seen, *, dropped: bool = False) -> ShardedOp | None:
     """Ops that work along one axis, which is not the one that is cut."""
-    layout, axis = _only(seen), seen.axis()
-    if layout is None or layout.axis == axis:
+    sharding, axis = _only(seen), seen.axis()
+    if sharding is None or sharding.axis == axis:
         return None
-    less = 1 if dropped and axis < layout.axis else 0
-    return _plan(seen, layout, [layout], [layout.along(layout.axis - less)])
+    less = 1 if dropped and axis < sharding.axis else 0
+    return _sharded(seen, sharding, [sharding], [sharding.along(sharding.axis - less)])
 
 
-def _selected(seen: Seen) -> Plan | None:
-    return _along(seen, dropped=True)
-
-
-def _layer_norm(seen: Seen) -> Plan | None:
-    layout = _only(seen)
+def _layer_norm(seen: Seen) -> ShardedOp | None:
+    sharding = _only(seen)
     shape = seen.setting("shape" if seen.op.kind == "LayerNorm" else "normalized_shape")
     assert isinstance(shape, tuple)
-    if layout is None or layout.axis >= len(seen.inputs[0]) - len(shape):
+    if sharding is None or sharding.axis >= len(seen.inputs[0]) - len(shape):
         return None
-    return _plan(seen, layout, [layout, *[None] * (len(seen.inputs) - 1)], [layout])
+    return _sharded(seen, sharding, [sharding, *[None] * (len(seen.inputs) - 1)], [sharding])
 
 
-_FOLLOW: Mapping[ShardRule, Callable[[Seen], Plan | None]] = {
+_FOLLOW: Mapping[ShardRule, Callable[[Seen], ShardedOp | None]] = {
     ShardRule.ELEMENTWISE: _elementwise,
     ShardRule.CHANNEL_SCALE: _shifted,
     ShardRule.PRELU: _prelu,
@@ -358,7 +342,7 @@ _FOLLOW: Mapping[ShardRule, Callable[[Seen], Plan | None]] = {
     ShardRule.SPLIT: _split,
     ShardRule.CONCAT: _concat,
     ShardRule.ALONG_AXIS: _along,
-    ShardRule.SELECT: _selected,
+    ShardRule.SELECT: partial(_along, dropped=True),
     ShardRule.BATCHED_PRODUCT: _products,
     ShardRule.MATMUL: _products,
 }
@@ -385,7 +369,7 @@ _LINEAR: Mapping[ShardRule, _Places] = {
 }
 
 
-def _linear(seen: Seen, cut: Cut) -> Plan:
+def _linear(seen: Seen, cut: Cut) -> ShardedOp:
     shard = shard_rule(seen.op)
     assert shard is not None
     at = _LINEAR[shard]
@@ -398,34 +382,31 @@ def _linear(seen: Seen, cut: Cut) -> Plan:
     if biased and len(seen.inputs[at.bias]) != 1:
         raise Cannot("its bias is not a row")
     first = seen.axis("axis", len(x)) if seen.op.kind == "InnerProduct" else len(x) - 1
-    wanted: list[Layout | None] = [None] * len(seen.inputs)
-    given = seen.layouts[at.x]
+    wanted: list[Sharding | None] = [None] * len(seen.inputs)
+    given = seen.shardings[at.x]
     fits = given is not None and given.axis == first
     if (cut.by or ("rows" if fits else "columns")) == "columns":
         spans = evenly(weight[at.out], cut.count, blocks=cut.blocks, unit=cut.unit)
-        wanted[at.weight] = Layout(at.out, spans)
+        wanted[at.weight] = Sharding(at.out, spans)
         if biased:
-            wanted[at.bias] = Layout(0, spans)
-        found = Layout(len(seen.outputs[0]) - 1, spans)
-        return Plan(tuple(wanted), (found,), _same(seen, cut.count))
-    rows = given if fits else Layout(first, evenly(x[first], cut.count))
+            wanted[at.bias] = Sharding(0, spans)
+        result = Sharding(len(seen.outputs[0]) - 1, spans)
+        return _sharded(seen, result, wanted, [result])
+    rows = given if fits else Sharding(first, evenly(x[first], cut.count))
     assert rows is not None
     wanted[at.x] = rows
     wanted[at.weight] = rows.scaled(at.into, math.prod(x[first + 1 :]))
-    return Plan(tuple(wanted), (None,), _summands(seen, cut.count, at), summed=True)
+    return ShardedOp(tuple(wanted), (None,), _summands(seen, cut.count, at), summed=True)
 
 
 def _summands(
-    seen: Seen,
-    count: int,
-    at: _Places,
-    changed: Mapping[str, Attribute] | None = None,
+    seen: Seen, count: int, at: _Places, changed: Mapping[str, Attribute] | None = None
 ) -> tuple[Piece, ...]:
     """Pieces of which the first adds the bias."""
     whole = _same(seen, count)
     if len(seen.inputs) < 3:
         return whole
-    others = tuple(place for place in range(3) if place != at.bias)
+    others = tuple(index for index in range(3) if index != at.bias)
     attributes = {**seen.op.attributes, **(changed or {})}
     bare = Piece(at.bare or seen.op.kind, attributes, others)
     return (whole[0], *[bare] * (count - 1))
@@ -434,7 +415,7 @@ def _summands(
 _CONV = _Places(0, 1, 2, 0, 1)
 
 
-def _conv(seen: Seen, cut: Cut) -> Plan:
+def _conv(seen: Seen, cut: Cut) -> ShardedOp:
     x, weight = seen.inputs[:2]
     if not seen.states[1] or len(x) != len(weight):
         raise Cannot("its weight is not a parameter, or its input is not a batch")
@@ -444,20 +425,19 @@ def _conv(seen: Seen, cut: Cut) -> Plan:
     assert isinstance(groups, int)
     if groups > 1:
         return _grouped_conv(seen, cut, groups)
-    given = seen.layouts[0]
+    given = seen.shardings[0]
     fits = given is not None and given.axis == 1
     if (cut.by or ("rows" if fits else "columns")) == "columns":
-        spans = evenly(weight[0], cut.count)
-        return _conv_columns(seen, cut, Layout(1, spans), None, [{}] * cut.count)
-    rows = given if fits else Layout(1, evenly(x[1], cut.count))
+        return _conv_columns(seen, Sharding(1, evenly(weight[0], cut.count)))
+    rows = given if fits else Sharding(1, evenly(x[1], cut.count))
     assert rows is not None
     wanted = (rows, rows, *[None] * (len(seen.inputs) - 2))
     absent: dict[str, Attribute] = {"bias": None} if seen.op.kind == "aten.convolution" else {}
     pieces = _summands(seen, cut.count, _CONV, absent)
-    return Plan(wanted, (None,), pieces, summed=True)
+    return ShardedOp(wanted, (None,), pieces, summed=True)
 
 
-def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> Plan:
+def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> ShardedOp:
     """Every device makes whole groups, or a part of one group, from the channels of these."""
     x, weight = seen.inputs[:2]
     if cut.by == "rows":
@@ -478,21 +458,20 @@ def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> Plan:
     else:
         raise Cannot(f"{groups} groups cannot be laid over {cut.count} devices")
     changed: list[dict[str, Attribute]] = [{"groups": count} for count in owned]
-    return _conv_columns(seen, cut, Layout(1, tuple(spans)), Layout(1, tuple(reads)), changed)
+    return _conv_columns(seen, Sharding(1, tuple(spans)), Sharding(1, tuple(reads)), changed)
 
 
 def _conv_columns(
     seen: Seen,
-    cut: Cut,
-    found: Layout,
-    reads: Layout | None,
-    changed: Sequence[Mapping[str, Attribute]],
-) -> Plan:
-    wanted = (reads, *[found.along(0)] * (len(seen.inputs) - 1))
-    return Plan(wanted, (found,), _same(seen, cut.count, changed))
+    result: Sharding,
+    reads: Sharding | None = None,
+    changed: Sequence[Mapping[str, Attribute]] = (),
+) -> ShardedOp:
+    wanted = (reads, *[result.along(0)] * (len(seen.inputs) - 1))
+    return _sharded(seen, result, wanted, [result], changed)
 
 
-def _embedding(seen: Seen, cut: Cut) -> Plan:
+def _embedding(seen: Seen, cut: Cut) -> ShardedOp:
     """By rows, of the vocabulary, or by columns, of the width."""
     table = lookup(seen.op).inputs.index("weight")
     index = 1 - table
@@ -503,21 +482,21 @@ def _embedding(seen: Seen, cut: Cut) -> Plan:
     plain = settings.get("padding_idx", -1) == -1 and not (
         settings.get("scale_grad_by_freq", False) or settings.get("sparse", False)
     )
-    wanted: list[Layout | None] = [None, None]
+    wanted: list[Sharding | None] = [None, None]
     if cut.by == "columns" or (cut.by is None and not plain):
         spans = evenly(shape[1], cut.count)
-        wanted[table] = Layout(1, spans)
-        last = Layout(len(seen.outputs[0]) - 1, spans)
-        return Plan(tuple(wanted), (last,), _same(seen, cut.count))
+        wanted[table] = Sharding(1, spans)
+        last = Sharding(len(seen.outputs[0]) - 1, spans)
+        return _sharded(seen, last, wanted, [last])
     if not plain:
         raise Cannot("its padding and scaling need the whole table")
     spans = evenly(shape[0], cut.count)
-    wanted[table] = Layout(0, spans)
+    wanted[table] = Sharding(0, spans)
     pieces = tuple(Piece("EmbeddingPart", {"start": part[0][0]}, (index, table)) for part in spans)
-    return Plan(tuple(wanted), (None,), pieces, summed=True)
+    return ShardedOp(tuple(wanted), (None,), pieces, summed=True)
 
 
-_WEIGHTED: Mapping[ShardRule, Callable[[Seen, Cut], Plan]] = {
+_WEIGHTED: Mapping[ShardRule, Callable[[Seen, Cut], ShardedOp]] = {
     **dict.fromkeys(_LINEAR, _linear),
     ShardRule.CONVOLUTION: _conv,
     ShardRule.EMBEDDING: _embedding,
@@ -534,15 +513,15 @@ def has_parameters(op: Op) -> bool:
     return shard_rule(op) in _WEIGHTED
 
 
-def cut_by_parameters(seen: Seen, cut: Cut) -> Plan:
-    """The plan of an op that has parameters; `Cannot` with the reason where there is none."""
+def cut_by_parameters(seen: Seen, cut: Cut) -> ShardedOp:
+    """The sharded of an op that has parameters; `Cannot` with the reason where there is none."""
     shard = shard_rule(seen.op)
     assert shard is not None
     return _WEIGHTED[shard](seen, cut)
 
 
-def follow(seen: Seen) -> Plan | None:
-    """The plan of an op that works on its inputs as they are cut, if there is one."""
+def follow(seen: Seen) -> ShardedOp | None:
+    """The sharded of an op that works on its inputs as they are cut, if there is one."""
     shard = shard_rule(seen.op)
     rule = None if shard is None else _FOLLOW.get(shard)
     return None if rule is None else rule(seen)

@@ -1,8 +1,7 @@
 """Gradient accumulation: one iteration reads several micro-batches and makes one update.
 
-The micro-batches together are the one batch `times` as large: they read the same samples in the
-same order and draw the same random numbers. What sees a whole batch at once, such as batch norm,
-sees a micro-batch at a time.
+The micro-batches read the samples and draw the random numbers of one batch that is `times` as
+large. Ops on a whole batch, such as batch norm, see one micro-batch at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import replace
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
-from purine.graph import Builder, Graph, Origin
+from purine.graph import Attribute, Builder, Graph, Op, Origin
 from purine.graph.names import micro_batch
 from purine.kinds.custom_gradient import refuse_parts
 from purine.parallel._joined import NONE, joined_of
@@ -25,14 +24,13 @@ __all__ = ["accumulate"]
 def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
     """Forward and backward of `times` micro-batches, as of one batch that is as large.
 
-    To be used behind `backward`, before or after a solver. Ops and blobs are copied under
-    `micro0/`, `micro1/` and so on; gradients of parameters and scalar outputs are means under their
-    own names, other outputs are those of each micro-batch. Sums over the batch are added up, and
-    weighted means have the weights of all micro-batches. Running statistics of batch norm pass from
-    one micro-batch to the next.
+    Use it after `backward`, before or after a solver. Ops and blobs are copied under `micro0/`,
+    `micro1/` and so on; gradients of parameters and scalar outputs are means under their own names,
+    other outputs are those of each micro-batch. Sums and weighted means over the batch are those of
+    all micro-batches. Running statistics of batch norm pass from one micro-batch to the next.
 
-    With `together=False` micro-batches have nothing to do with each other: the gradient is the mean
-    of theirs, whatever the loss. That is what Caffe's `iter_size` does.
+    With `together=False` the gradient is the mean of those of the micro-batches, whatever the loss,
+    as with Caffe's `iter_size`.
     """
     at_least("times", times, 1)
     if times == 1:
@@ -88,13 +86,8 @@ def _add_up(builder: Builder, graph: Graph, name: str, parts: list[Part]) -> Non
         last = number == len(parts) - 1
         result = name if last else f"{name}/sum{number}"
         builder.add(replace(blob, name=result))
-        builder.op(
-            result,
-            "AddScaled",
-            [total, part.name(name)],
-            [result],
-            {"scale": 1.0 / len(parts)} if last else {},
-            location=blob.location,
-            origin=Origin(name, "reduce"),
-        )
+        scale: dict[str, Attribute] = {"scale": 1.0 / len(parts)} if last else {}
+        inputs, origin = (total, part.name(name)), Origin(name, "reduce")
+        add = Op(result, "AddScaled", inputs, (result,), scale, blob.location, origin=origin)
+        builder.add(add)
         total = result

@@ -1,14 +1,14 @@
 """Batch norm that sees the samples of all replicas at once.
 
-Every batch norm of a graph of replicas is cut in three: each replica makes the statistics of its
+Every batch norm of a graph of replicas is cut in three: each replica computes the statistics of its
 own samples, one device combines them, and each replica normalises its samples with the result. The
-backward is cut alike. The combining device also makes the running statistics, so there is one of
-each, as in the step with the whole batch. A micro-batch of one replica goes together with the same
-micro-batch of the others.
+backward is cut alike. The combining device also computes the running statistics. A micro-batch of
+one replica goes together with the same micro-batch of the others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,13 +23,7 @@ __all__ = ["synchronise"]
 
 _LOWERED = "aten._native_batch_norm_legit_functional"
 _BACKWARD = "aten.native_batch_norm_backward"
-_PER_SAMPLE = frozenset(
-    {
-        "BatchNormTest",
-        "CaffeBatchNormTest",
-        "aten._native_batch_norm_legit_no_training",
-    }
-)
+_PER_SAMPLE = ("BatchNormTest", "CaffeBatchNormTest", "aten._native_batch_norm_legit_no_training")
 
 
 def synchronise(
@@ -86,17 +80,15 @@ class _Synchronised:
 
     def _peers(self, op: Op, rest: str) -> list[Op]:
         """The same batch norm in all replicas."""
-        found = [self.base.ops.get(f"{prefix}/{rest}") for prefix in self.prefixes]
-        peers = [peer for peer in found if peer is not None and peer.kind == op.kind]
-        if len(peers) == len(found):
+        ops = [self.base.ops.get(f"{prefix}/{rest}") for prefix in self.prefixes]
+        peers = [peer for peer in ops if peer is not None and peer.kind == op.kind]
+        if len(peers) == len(ops):
             return peers
         raise GraphError(
             f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
+            op=op,
             expected="steps that differ in their batch alone",
-            found=f"{len(peers)} of {len(found)} replicas that have it",
+            found=f"{len(peers)} of {len(ops)} replicas that have it",
             remedy="make all steps from one net; recompute behind replicate, or blocks by name",
         )
 
@@ -109,10 +101,7 @@ class _Synchronised:
         for op in peers:
             x = builder.blobs[op.inputs[0]]
             assert x.shape
-            size = 1
-            for extent in (x.shape[0], *x.shape[2:]):
-                size *= extent
-            counts.append(size)
+            counts.append(math.prod((x.shape[0], *x.shape[2:])))
             self.first[op.name] = part = builder.fresh(f"{op.name}/statistics")
             names = [f"{part}/mean", f"{part}/variance"]
             statistics += self._op(
@@ -121,22 +110,14 @@ class _Synchronised:
         running = [self.combined.get(name, name) for name in peers[0].inputs[3:]]
         owner = self._owner(running, peers)
         name = builder.fresh(combined_of(rest))
-        mean, variance, *_ = self._op(
-            name,
-            "CombineStatistics",
-            [*running, *statistics],
-            [
-                f"{name}/mean",
-                f"{name}/variance",
-                *(
-                    self._next(f"{name}/{label}_next", [op.outputs[place] for op in peers], owner)
-                    for label, place in (("mean", -2), ("variance", -1))
-                ),
-            ],
-            {"counts": tuple(counts), "momentum": settings.get("momentum", 0.1)},
-            owner,
-            BESIDE,
-        )
+        names = [f"{name}/mean", f"{name}/variance"]
+        for label, index in (("mean_next", -2), ("variance_next", -1)):
+            parts = [op.outputs[index] for op in peers]
+            names.append(self._next(f"{name}/{label}", parts, owner))
+        inputs = [*running, *statistics]
+        combining = {"counts": tuple(counts), "momentum": settings.get("momentum", 0.1)}
+        self._op(name, "CombineStatistics", inputs, names, combining, owner, BESIDE)
+        mean, variance = names[:2]
         for op in peers:
             if op.kind == _LOWERED:
                 self.batch[op.outputs[1]] = mean, variance
@@ -153,9 +134,8 @@ class _Synchronised:
     def _backward(self, rest: str, peers: Sequence[Op]) -> None:
         """Sums by replica, their mean, and the gradients of the samples of each replica.
 
-        A replica's gradients are those of the mean over its own samples. The mean of all sums with
-        the replicas' shares, divided by the count of the replica's own values, is in the same
-        measure.
+        A replica's gradients are those of the mean over its own samples, so its sums count with
+        its share of the batch.
         """
         builder = self.builder
         mean, variance = self.batch[peers[0].inputs[5]]
@@ -193,10 +173,7 @@ class _Synchronised:
             )
 
     def _owner(self, running: Sequence[str], peers: Sequence[Op]) -> Location:
-        """Where statistics are combined: the devices of the replicas take turns.
-
-        The running statistics move there.
-        """
+        """Where statistics are combined, and the running ones kept: the replicas take turns."""
         if running[0] in self.homes:
             return self.homes[running[0]]
         owner = peers[self.turn % len(peers)].location
@@ -215,9 +192,8 @@ class _Synchronised:
         for part in parts:
             builder.blobs.pop(part)
         readers = self.base.consumers[parts[0]]
-        mean = next(
-            (op for op in readers if op.kind == "Average" and op.inputs == tuple(parts)), None
-        )
+        means = (op for op in readers if op.kind == "Average" and op.inputs == tuple(parts))
+        mean = next(means, None)
         if mean is not None:
             name = mean.outputs[0]
             del builder.ops[mean.name]
@@ -237,16 +213,9 @@ class _Synchronised:
         lane: Lane,
     ) -> Sequence[str]:
         """Add an op, and those of its results that are not there yet."""
-        op = self.builder.op(
-            name,
-            kind,
-            inputs,
-            outputs,
-            attributes,
-            location=location,
-            lane=lane,
-            origin=Origin(name, "reduce"),
-        )
+        origin = Origin(name, "reduce")
+        op = Op(name, kind, tuple(inputs), tuple(outputs), attributes, location, lane, None, origin)
+        self.builder.add(op)
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in inputs])
         for output, spec in zip(outputs, specs, strict=True):
             if output != NOTHING and output not in self.builder.blobs:
@@ -262,9 +231,7 @@ def _refuse(op: Op) -> None:
     if "batchnorm" in name and op.kind not in _PER_SAMPLE and train:
         raise GraphError(
             f"op {op.name!r} ({op.kind}) at {op.location} cannot be synchronised",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
+            op=op,
             expected="batch norm of kind BatchNorm",
             found=op.kind,
             remedy='use BatchNorm with Scale and Bias in it, or batch_norm="replica"',

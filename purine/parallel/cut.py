@@ -1,15 +1,11 @@
-"""Cutting a step into stages: which ops of its batch half belong together on a device.
-
-A cut is one of the line of `flow`, so every forward edge stays or goes to a later stage, and every
-backward edge stays or goes to an earlier one, skip connections included.
-"""
+"""Cutting a step into stages, along the line of `flow`."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate as running
 from itertools import pairwise
 
@@ -19,7 +15,7 @@ from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import NOTHING, Graph
 from purine.graph.names import micro_batch, origin_of
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.parallel.flow import Flow, flow_of
 from purine.parallel.halves import halve
 
@@ -34,9 +30,9 @@ def balanced_cut(
 ) -> Mapping[str, int]:
     """A stage for every op of the step's batch half, such that the stages take equally long.
 
-    Of all cuts whose longest stage is hardly longer than it has to be, one whose stages are even
-    and over which few bytes go. The time of an op is estimated from its operations and its bytes,
-    unless `times` has it in seconds, for example from a trace of the step.
+    Of the cuts with nearly the shortest longest stage, it is one with even stages and few bytes
+    between them. The time of an op is estimated from its operations and its bytes, unless `times`
+    has it in seconds, for example from a trace of the step.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=8)), lr=0.1)
@@ -78,37 +74,30 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
     flow = flow_of(step, halve(step))
     firsts = []
     for name in names:
-        inside = (
-            place
-            for place, op in enumerate(flow.forward)
-            if op == name or op.startswith(f"{name}/")
-        )
+        inside = (k for k, op in enumerate(flow.forward) if f"{op}/".startswith(f"{name}/"))
         first = next(inside, None)
         if first is None:
-            raise ConfigError(
-                f"there is no op or block {name!r} to cut before",
-                op=name,
-                expected="names of ops of the net, or of what several names begin with",
-                found=repr(name),
-                remedy=nearest_name(
-                    name, flow.forward, "see `purine show` for the names", cutoff=0.5
-                ),
+            expected = "names of ops of the net, or of what several names begin with"
+            remedy, sort = "see `purine show` for the names", "op or block"
+            raise unknown_name(
+                ConfigError, sort, name, flow.forward, expected=expected, remedy=remedy
             )
-        for state, (begin, end) in _carrying(step, flow).items():
-            if begin < first <= end:
+        for state, span in _carrying(step, flow).items():
+            if span[0] < first <= span[1]:
+                opening, closing = (flow.forward[position] for position in span)
                 raise ConfigError(
                     f"a cut before {name!r} parts ops that carry state {state!r} on",
                     op=name,
                     blob=state,
-                    expected=f"{flow.forward[begin]!r} to {flow.forward[end]!r} in one stage",
+                    expected=f"{opening!r} to {closing!r} in one stage",
                     found=f"a cut before {flow.forward[first]!r}",
-                    remedy=f"cut before {flow.forward[begin]!r}, or behind {flow.forward[end]!r}",
+                    remedy=f"cut before {opening!r}, or behind {closing!r}",
                 )
         firsts.append(first)
     whole = [0, *firsts, len(flow.forward)]
     for k, (begin, end) in enumerate(pairwise(whole)):
         if not any(step.ops[op].lane == "compute" for op in flow.forward[begin:end]):
-            before, behind = (["the beginning", *names, "the end"][place] for place in (k, k + 1))
+            before, behind = ["the beginning", *names, "the end"][k : k + 2]
             raise ConfigError(
                 f"stage {k} of the cut is empty",
                 expected="names in the order in which the net computes them, each once",
@@ -122,9 +111,9 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
 def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
     """The seconds of a step's ops, by those of the ops of a pipeline that was made of it.
 
-    Ops take other times beside each other than alone, and a pipeline has sums of gradients that the
-    step has not: stages are most even if they are cut once more, by a trace of the pipeline itself.
-    An op counts with the median of its micro-batches, a sum as part of what makes its last part.
+    Stages are most even if they are cut once more, by a trace of the pipeline itself: ops take
+    other times beside each other, and sums of gradients are added. An op counts with the median of
+    its micro-batches, a sum as part of the op that computes its last summand.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)
@@ -155,11 +144,11 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
             spent.setdefault((maker.name.removeprefix(turn), adds), []).append(time)
     if not turns:
         return dict(times)
-    found: dict[str, float] = {}
+    medians: dict[str, float] = {}
     for (base, _), each in spent.items():
         share = len(each) / len(turns)  # there are fewer sums than micro-batches
-        found[base] = found.get(base, 0.0) + statistics.median(each) * share
-    return found
+        medians[base] = medians.get(base, 0.0) + statistics.median(each) * share
+    return medians
 
 
 def _stages(flow: Flow, firsts: Sequence[int]) -> Mapping[str, int]:
@@ -177,40 +166,40 @@ def _starts(step: Graph, flow: Flow) -> list[int]:
     inside = list(running(change))
     starts = []
     begin = 0
-    for place, name in enumerate(flow.forward):
+    for position, name in enumerate(flow.forward):
         if step.ops[name].lane == "compute":
             if not inside[begin]:
                 starts.append(begin)
-            begin = place + 1
+            begin = position + 1
     return starts
 
 
 def _carrying(step: Graph, flow: Flow) -> dict[str, tuple[int, int]]:
-    """By state that the net itself carries on, the first and last position that have to do with it.
+    """By state that the net updates, the first and last position of the ops that use it.
 
-    A micro-batch reads what the one before it made, so these have to be in one stage.
+    A micro-batch reads the value of the one before it, so these ops have to be in one stage.
     """
-    found = {}
+    spans = {}
     for name, state in step.states.items():
         maker = step.producers.get(state.next)
         if maker is not None and maker.name in flow.position:
-            touching = [maker.name, *(op.name for op in step.consumers[name])]
-            places = [flow.position[op] for op in touching if op in flow.position]
-            found[name] = min(places), max(places)
-    return found
+            users = [maker.name, *(op.name for op in step.consumers[name])]
+            positions = [flow.position[op] for op in users if op in flow.position]
+            spans[name] = min(positions), max(positions)
+    return spans
 
 
 def _crossing(step: Graph, flow: Flow) -> list[int]:
     """By position, the bytes that go over a cut before it."""
     change = [0] * (len(flow.forward) + 1)
     for name, blob in step.blobs.items():
-        touching = [op.name for op in step.consumers[name]]
+        users = [op.name for op in step.consumers[name]]
         if name in step.producers:
-            touching.append(step.producers[name].name)
-        places = [flow.position[op] for op in touching if op in flow.position]
-        if name != NOTHING and places:
-            change[min(places) + 1] += size_in_bytes(blob)
-            change[max(places) + 1] -= size_in_bytes(blob)
+            users.append(step.producers[name].name)
+        positions = [flow.position[op] for op in users if op in flow.position]
+        if name != NOTHING and positions:
+            change[min(positions) + 1] += size_in_bytes(blob)
+            change[max(positions) + 1] -= size_in_bytes(blob)
     return list(running(change))
 
 
@@ -223,7 +212,9 @@ def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> l
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, int]] = {}
         for end in range(stage, len(spans) - (stages - stage) + 1):
-            for begin in _within(ends, end, limit):
+            for begin in range(end - 1, -1, -1):
+                if ends[end] - ends[begin] > limit:
+                    break
                 if begin in best[-1]:
                     # Squares favour even stages; bytes count for the time that they travel.
                     spent = (ends[end] - ends[begin]) ** 2 / (limit or 1.0)
@@ -237,14 +228,6 @@ def _balanced(spans: Sequence[float], crossing: Sequence[int], stages: int) -> l
         end = row[end][1]
         firsts.append(end)
     return firsts[::-1][1:]
-
-
-def _within(ends: Sequence[float], end: int, limit: float) -> Iterator[int]:
-    """The items at which a stage may begin that goes to `end` and keeps the limit."""
-    begin = end - 1
-    while begin >= 0 and ends[end] - ends[begin] <= limit:
-        yield begin
-        begin -= 1
 
 
 def _shortest(spans: Sequence[float], stages: int) -> float:

@@ -1,9 +1,8 @@
 """The batch half of a step as a line, along which a pipeline is cut.
 
 Forward ops have positions in an order in which each op comes right before the first that reads it.
-A backward op has the position of the forward op that it belongs to, or of an earlier one. So along
-forward edges positions rise, and along backward edges they fall: wherever the line is cut, values
-go to later stages only, and gradients to earlier ones.
+A backward op has the position of its forward op, or of an earlier one. So wherever the line is cut,
+values go to later stages only, and gradients to earlier ones.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from purine.graph import NOTHING, Graph
+from purine.graph import Graph
 from purine.graph.names import gradient_of, origin_of
 from purine.parallel.halves import Halves
 
@@ -40,7 +39,7 @@ def flow_of(graph: Graph, halves: Halves) -> Flow:
             back.update(batch.intersection(graph.successors[name]))
     forward = _lazy_order(graph, batch - back)
     backward = _lazy_order(graph, back)
-    position = {name: place for place, name in enumerate(forward)}
+    position = {name: number for number, name in enumerate(forward)}
     owner = {}
     for name in forward:
         origin = origin_of(graph.ops[name])
@@ -48,13 +47,12 @@ def flow_of(graph: Graph, halves: Halves) -> Flow:
         owner[name] = origin.of if lowered else name
     before = _before(graph, back)
     for name in backward:
-        earlier = [owner[other] for other in before[name]]
-        found = _owner(graph, name, position)
-        if found is None:
-            found = min(earlier, key=position.__getitem__, default=forward[-1])
-        found = owner[found]
-        owner[name] = found
-        position[name] = min([position[found], *(position[other] for other in before[name])])
+        own = _owner(graph, name, position)
+        if own is None:
+            earlier = (owner[other] for other in before[name])
+            own = min(earlier, key=position.__getitem__, default=forward[-1])
+        owner[name] = owner[own]
+        position[name] = min([position[owner[own]], *(position[other] for other in before[name])])
     return Flow(forward, backward, owner, position)
 
 
@@ -62,21 +60,14 @@ def weight_ops(graph: Graph, flow: Flow, halves: Halves, stage: Mapping[str, int
     """The backward ops that nothing waits for but gradients of their own op's parameters."""
     borders = set(halves.gradients.values())
     back = set(flow.backward)
-    found: set[str] = set()
+    alone: set[str] = set()
     for name in reversed(flow.backward):
         after = back.intersection(graph.successors[name])
-        if after:
-            alone = all(
-                other in found
-                and stage[other] == stage[name]
-                and flow.owner[other] == flow.owner[name]
-                for other in after
-            )
-        else:
-            alone = not borders.isdisjoint(graph.ops[name].outputs)
-        if alone:
-            found.add(name)
-    return found
+        own = (stage[name], flow.owner[name])
+        unread = after <= alone and all((stage[o], flow.owner[o]) == own for o in after)
+        if unread and (after or not borders.isdisjoint(graph.ops[name].outputs)):
+            alone.add(name)
+    return alone
 
 
 def _owner(graph: Graph, name: str, position: Mapping[str, int]) -> str | None:
@@ -92,10 +83,10 @@ def _owner(graph: Graph, name: str, position: Mapping[str, int]) -> str | None:
 
 
 def _lazy_order(graph: Graph, names: set[str]) -> tuple[str, ...]:
-    """A topological order in which ops come as late as what reads them allows.
+    """A topological order in which ops come as late as their readers allow.
 
-    What nothing of `names` reads comes right behind the op that it belongs to, such as a value that
-    the forward of an op saves for its backward; other ends come in graph order.
+    An op without readers among `names` comes right behind the op that it belongs to, as a value
+    that a forward saves for its backward does; others without readers come in graph order.
     """
     before = _before(graph, names)
     read = {other for others in before.values() for other in others}
@@ -126,14 +117,11 @@ def _lazy_order(graph: Graph, names: set[str]) -> tuple[str, ...]:
 
 def _before(graph: Graph, names: set[str]) -> Mapping[str, Sequence[str]]:
     """For each op of `names` those of them that it waits for: what it reads first."""
-    found: dict[str, dict[str, None]] = {name: {} for name in names}
+    before: dict[str, dict[str, None]] = {name: {} for name in names}
     for name in names:
-        for blob in graph.ops[name].inputs:
-            if blob != NOTHING and blob in graph.producers:
-                other = graph.producers[blob].name
-                if other in names:
-                    found[name][other] = None
+        producers = (graph.producers.get(blob) for blob in graph.ops[name].inputs)
+        before[name] |= {op.name: None for op in producers if op is not None and op.name in names}
     for earlier, later in sorted(graph.control):
         if earlier in names and later in names:
-            found[later][earlier] = None
-    return {name: tuple(others) for name, others in found.items()}
+            before[later][earlier] = None
+    return {name: tuple(others) for name, others in before.items()}

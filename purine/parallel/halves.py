@@ -1,8 +1,7 @@
 """A training step in two halves: what is done for every part of a batch, and what is done once.
 
-Every scheme that cuts a batch (replicas, micro-batches) repeats the first half and keeps the
-second. The border is where the gradients of parameters leave the backward. Behind it are unscaling,
-clipping, updates and rates.
+Schemes that cut a batch (replicas, micro-batches) repeat the first half and keep the second. The
+border is where gradients leave the backward. Behind it are unscaling, clipping, updates and rates.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ def halve(graph: Graph) -> Halves:
 
 
 def _before_updates(graph: Graph, gradient: str) -> str:
-    """The gradient as the backward makes it, before it is unscaled, clipped or decayed.
-
-    The op that does one of these reads the gradient first.
-    """
+    """The gradient as the backward makes it: updates unscale, clip or decay their first input."""
     while True:
         maker = graph.producers[gradient]
         if origin_of(maker).role != "update":

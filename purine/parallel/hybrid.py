@@ -1,11 +1,9 @@
 """Data parallel convolutions and model parallel inner products, in one net.
 
-Convolutions have few parameters and many activations, inner products the reverse. So the first part
-of a net is there once for each device, with that device's share of the batch and the same
-parameters; the second part is there once for the whole batch, cut over the devices by `shard`. In
-between every device joins the activations of all.
-
-The net that is given is that of one share: n devices with batch b train as batch n * b does.
+Convolutions have few parameters and many activations, inner products the reverse. So each device
+has a copy of the first part of a net, for its share of the batch. The second part is there once for
+the whole batch, cut over the devices by `shard`. In between every device joins the activations of
+all. The net that is given is that of one share: n devices with batch b train as batch n * b does.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from purine.analysis.samples import MIXED, Samples
 from purine.arguments import checked
 from purine.autodiff import losses_of
 from purine.autodiff.batch_marks import batch_of_net
-from purine.errors import ConfigError, GraphError
+from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
 from purine.graph.names import replica, shard_name
-from purine.parallel._parts import Part, add_part, average, is_scalar
+from purine.parallel._parts import Part, add_next, add_outputs, add_part
 from purine.parallel.halves import Halves, samples_of
 from purine.parallel.shard import shard
 from purine.placement.copies import insert_copies, without_copies
-from purine.placement.devices import as_locations, devices_of
+from purine.placement.devices import as_locations, devices_of, wrong_devices
 from purine.placement.place import no_match, refuse_casts, refuse_gradients, to_device
 from purine.registry.clock import ITERATION, SEED
 from purine.registry.lookup import lookup
@@ -48,11 +46,9 @@ def hybrid(
 
     The rest begins with the first inner products, or with `split`: ops that it begins with, or
     blobs that it reads. With `cut=False` the rest is not cut but computed by the first device: for
-    losses that need the whole batch, such as contrastive ones.
-
-    Copies of the first part are under `replica0/`, `replica1/`, ...; their parameters are shared
-    out among the devices. Batch norm in the first part normalises the samples of each device by
-    themselves.
+    losses that need the whole batch, such as contrastive ones. Copies of the first part are under
+    `replica0/`, `replica1/`, ...; their parameters are shared out among the devices. Batch norm in
+    the first part normalises the samples of each device by themselves.
 
     >>> from purine.zoo import lenet
     >>> net = hybrid(lenet(batch=4), ["cpu:0", "cpu:1"])
@@ -61,19 +57,16 @@ def hybrid(
     """
     places = as_locations(devices)
     if len(places) < 2 or len(set(places)) != len(places):
-        raise ConfigError(
-            f"a net cannot be hybrid over {len(places)} devices",
-            expected="two or more devices, each once",
-            found=", ".join(place.device for place in places) or "none",
-            remedy="name two devices or more",
-        )
+        what, remedy = f"a net cannot be hybrid over {len(places)} devices", "name two or more"
+        raise wrong_devices(what, "two or more devices, each once", places, remedy)
     refuse_gradients(net, "hybrid")
     refuse_casts(net, "hybrid")
-    if len(devices_of(net)) > 1:
+    own = devices_of(net)
+    if len(own) > 1:
         raise GraphError(
-            f"the net is on {len(devices_of(net))} devices already",
+            f"the net is on {len(own)} devices already",
             expected="a net on one device",
-            found=", ".join(place.device for place in devices_of(net)),
+            found=", ".join(location.device for location in own),
             remedy="give the net as it was before it was placed",
         )
     bare = complete(without_copies(net))
@@ -98,12 +91,12 @@ def _rest(net: Graph, split: str | Sequence[str] | None) -> set[str]:
             if name not in net.ops and name not in net.blobs:
                 raise no_match(net, name)
             starts |= {name} if name in net.ops else {op.name for op in net.consumers[name]}
-    found: set[str] = set()
+    rest: set[str] = set()
     for name in net.order:
         makers = {net.producers[b].name for b in net.ops[name].inputs if b in net.producers}
-        if name in starts or not makers.isdisjoint(found):
-            found.add(name)
-    return found
+        if name in starts or not makers.isdisjoint(rest):
+            rest.add(name)
+    return rest
 
 
 class _Parts:
@@ -174,9 +167,7 @@ def _needs_whole(op: Op, because: str) -> GraphError:
     return GraphError(
         f"op {op.name!r} ({op.kind}) at {op.location} {because}, but is in the part of the net "
         "that each device computes for its own samples",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
+        op=op,
         expected="a first part that treats samples one by one",
         found=f"{op.kind}, which {because}",
         remedy=f"let the rest begin there: split={op.name!r}",
@@ -212,31 +203,33 @@ class _Hybrid:
         for op in self.parts.shared:
             self._add_shared(builder, op)
         self._join(builder, [part.prefix for part in copies])
-        self._carry(builder, copies)
-        for name in self.net.outputs:
-            builder.outputs += self._outputs(builder, name, copies)
+        for name, state in self.net.states.items():
+            if state.next in self.parts.made:
+                home = builder.blobs[name].location
+                add_next(builder, self.net.blobs[state.next], copies, home)
+        add_outputs(builder, self.net, self.parts.made, copies)
         return check(insert_copies(builder.graph()))
 
     def _share(self, number: int) -> Part:
-        place = self.places[number]
+        location = self.places[number]
         whole = self.batch * len(self.places)
         start = number * self.batch
-        return Part(replica(number), start, self.batch, whole, number, located=lambda _: place)
+        return Part(replica(number), start, self.batch, whole, number, located=lambda _: location)
 
     def _rest_alone(self) -> Graph:
         """The rest for the whole batch as a net of its own, fed with what crosses the border."""
         builder = Builder()
-        made = {name for op in self.parts.rest for name in op.outputs if name != NOTHING}
+        written = {name for op in self.parts.rest for name in op.outputs if name != NOTHING}
         read = {name for op in self.parts.rest for name in op.inputs}
         for name, blob in self.wide.blobs.items():
-            if name in made or name in read:
+            if name in written or name in read:
                 builder.add(blob)
         for op in self.parts.rest:
             builder.add(self.wide.ops[op.name])
         for name, state in self.net.states.items():
             if name in read:
-                builder.add(state if state.next in made else replace(state, next=name))
-        builder.outputs = [name for name in self.net.outputs if name in made]
+                builder.add(state if state.next in written else replace(state, next=name))
+        builder.outputs = [name for name in self.net.outputs if name in written]
         return builder.graph()
 
     def _owners(self, builder: Builder) -> dict[str, Location]:
@@ -248,13 +241,11 @@ class _Hybrid:
             for name in self.net.states
             if name not in builder.states and shard_name(name, 0) not in builder.states
         ]
-        for name in sorted(names, key=lambda n: (-size_in_bytes(self.net.blobs[n]), n)):
-            owner = (
-                self.places[0]
-                if name in (SEED, ITERATION)
-                else min(self.places, key=load.__getitem__)
-            )
-            load[owner] += size_in_bytes(self.net.blobs[name])
+        size = {name: size_in_bytes(self.net.blobs[name]) for name in names}
+        for name in sorted(names, key=lambda n: (-size[n], n)):
+            smallest = min(self.places, key=load.__getitem__)
+            owner = self.places[0] if name in (SEED, ITERATION) else smallest
+            load[owner] += size[name]
             owners[name] = owner
         return {name: owners[name] for name in names}
 
@@ -269,42 +260,16 @@ class _Hybrid:
         for name in self.parts.border:
             axis: dict[str, Attribute] = {"axis": self.parts.axes[name]}
             pieces = [f"{prefix}/{name}" for prefix in prefixes]
-            copies = [
-                op for op in builder.ops.values() if op.kind == "Copy" and op.inputs == (name,)
-            ]
-            read = any(name in op.inputs for op in builder.ops.values() if op.kind != "Copy")
+            readers = [op for op in builder.ops.values() if name in op.inputs]
+            copies = [op for op in readers if op.kind == "Copy"]
             for op in copies:
-                builder.ops[op.name] = Op(
-                    op.name, "Concat", tuple(pieces), op.outputs, axis, op.location
-                )
-            if read:
-                place = builder.blobs[name].location
-                builder.op(f"{name}/join", "Concat", pieces, [name], axis, location=place)
+                joined = Op(op.name, "Concat", tuple(pieces), op.outputs, axis, op.location)
+                builder.ops[op.name] = joined
+            if len(copies) < len(readers):
+                location = builder.blobs[name].location
+                builder.op(f"{name}/join", "Concat", pieces, [name], axis, location=location)
             else:
                 del builder.blobs[name]
-
-    def _carry(self, builder: Builder, copies: list[Part]) -> None:
-        """States that the first part updates go on as the mean of all shares."""
-        for name, state in self.net.states.items():
-            if state.next not in self.parts.made:
-                continue
-            location = builder.blobs[name].location
-            blob = self.net.blobs[state.next]
-            pieces = [part.name(state.next) for part in copies]
-            if "float" in blob.dtype:
-                average(builder, blob, state.next, pieces, location=location)
-            else:
-                builder.add(replace(blob, location=location))
-                builder.op(state.next, "aten.clone", pieces[:1], [state.next], location=location)
-
-    def _outputs(self, builder: Builder, name: str, copies: list[Part]) -> list[str]:
-        if name not in self.parts.made:
-            return [name]
-        pieces = [part.name(name) for part in copies]
-        if not is_scalar(self.net.blobs[name]):
-            return pieces
-        average(builder, self.net.blobs[name], name, pieces, location=self.places[0])
-        return [name]
 
 
 def _widened(net: Graph, batch: int) -> Graph:

@@ -1,9 +1,8 @@
 """Pipelines: the net cut into stages on several devices, through which micro-batches flow.
 
 The step that is cut is that of one micro-batch: a pipeline of M micro-batches trains as
-`accumulate(step, M)` does. The schedule becomes control
-edges: on every device each op waits for the one before it, in the order of the schedule's units.
-All edges, of data and of control, lead forward in the schedule's time, so none can close a cycle.
+`accumulate(step, M)` does. The schedule becomes control edges: on every device each op waits for
+the one before it. All edges lead forward in the schedule's time, so none can close a cycle.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import pairwise
 from purine.analysis.infer import check
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Location, Op
+from purine.graph import NOTHING, Builder, Graph, Location
 from purine.graph.names import micro_batch, origin_of
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
@@ -26,7 +25,7 @@ from purine.parallel.flow import Flow, flow_of, weight_ops
 from purine.parallel.halves import Halves, halve
 from purine.parallel.schedule import Letter, Schedule, Unit, named_schedule
 from purine.placement.copies import insert_copies, without_copies
-from purine.placement.devices import as_locations, devices_of, refuse_repeated
+from purine.placement.devices import as_locations, devices_of, refuse_repeated, wrong_devices
 
 __all__ = ["pipeline"]
 
@@ -50,11 +49,10 @@ def pipeline(
 
     `schedule` is one of `SCHEDULES` or one of your own; `interleaved` puts `chunks` stages on each
     device. `cut` names the ops or blocks with which the stages behind the first begin; without it
-    stages are cut to take equally long, by estimates or by the `times` of ops in seconds that a
-    trace of the step gives (`Trace.times`), or one of the pipeline (`times_of_step`). A step that
-    is on m devices already (a sharded net) takes m devices for each stage. Parameters, their
-    updates and what these remember are at the stage that reads them; one that several stages read
-    is at the first of them.
+    stages are cut to take equally long, by estimates or by the `times` of ops in seconds, from a
+    trace of the step (`Trace.times`) or of the pipeline (`times_of_step`). A step that is on m
+    devices already (a sharded net) takes m devices for each stage. A parameter, its update and its
+    optimizer state are at the first stage that reads it.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.lenet(batch=4)), lr=0.1)
@@ -111,12 +109,12 @@ def _placed(
     for name, blob in step.blobs.items():
         builder.blobs[name] = replace(blob, location=homes[name])
     for op in step.ops.values():
-        made = [name for name in op.outputs if name != NOTHING]
-        place = homes[made[0]] if made else spread(stage.get(op.name, 0), op.location)
+        outputs = [name for name in op.outputs if name != NOTHING]
+        home = homes[outputs[0]] if outputs else spread(stage.get(op.name, 0), op.location)
         if op.name not in stage and op.kind == "GlobalNorm":
             op = partial_norms(builder, op, homes)
         origin = replace(origin_of(op), stage=stage[op.name]) if op.name in stage else op.origin
-        builder.ops[op.name] = replace(op, location=place, origin=origin)
+        builder.ops[op.name] = replace(op, location=home, origin=origin)
     return builder.graph()
 
 
@@ -146,8 +144,8 @@ class _Chains:
                 lanes.setdefault((op.location, op.lane), []).append(name)
         for chain in lanes.values():
             for before, after in pairwise(chain):
-                made = self.graph.ops[before].outputs
-                if set(made).isdisjoint(self.graph.ops[after].inputs):
+                outputs = self.graph.ops[before].outputs
+                if set(outputs).isdisjoint(self.graph.ops[after].inputs):
                     yield before, after
 
     def _when(self) -> Mapping[str, tuple[int, float]]:
@@ -164,13 +162,14 @@ class _Chains:
         later = 2 * len(when)  # behind all places that `_units` gives
         for number, name in enumerate(self.graph.order):
             op = self.graph.ops[name]
+            producers = self.graph.producers
+            makers = [(blob, producers[blob]) for blob in op.inputs if blob in producers]
             before = [
                 (when[maker.name], blob)
-                for blob, maker in ((b, self.graph.producers.get(b)) for b in op.inputs)
-                if maker is not None and maker.name in when and maker.kind != "Data"
+                for blob, maker in makers
+                if maker.name in when and maker.kind != "Data"
             ]
-            makers = {self.graph.producers[b].name for b in op.inputs if b in self.graph.producers}
-            if name not in when and not makers.isdisjoint(once):
+            if name not in when and any(maker.name in once for _, maker in makers):
                 once.add(name)
             latest, blob = max(before, default=((0, 0), NOTHING))
             if name in when and before and latest >= when[name]:
@@ -187,16 +186,13 @@ class _Chains:
             if op.kind == "Copy" and name not in when:
                 if before:  # a copy of a state is there from the start
                     when[name] = latest
-            elif name in self.together or self._joins(op):
+            elif name in self.together or (
+                origin_of(op).role == "reduce" and origin_of(op).of in self.together
+            ):
                 when[name] = latest[0], latest[1] + _BEHIND
             elif name not in when and name not in once:
                 when[name] = latest[0], later + number
         return when
-
-    def _joins(self, op: Op) -> bool:
-        """Whether an op adds up the parts that an op of all micro-batches reads."""
-        origin = origin_of(op)
-        return origin.role == "reduce" and origin.of in self.together
 
     def _ahead(self) -> Iterator[str]:
         """Ops that run ahead of all units: what counts the labels of all micro-batches."""
@@ -216,27 +212,24 @@ class _Chains:
         prefixes = [f"{micro_batch(m)}/" for m in range(micro)] if micro > 1 else [""]
         when: dict[str, tuple[int, float]] = {}
         names = (*self.flow.forward, *self.flow.backward)
-        for place, name in enumerate(names):
-            letter: Letter = "F" if place < len(self.flow.forward) else "B"
+        for number, name in enumerate(names):
+            letter: Letter = "F" if number < len(self.flow.forward) else "B"
             if name in self.weights:
                 letter = "W" if self.plan.split else "B"
                 if self.stage[name]:
-                    place += len(names)
+                    number += len(names)
             for m, prefix in enumerate(prefixes):
                 if f"{prefix}{name}" in self.graph.ops:  # others are computed by all together
-                    when[f"{prefix}{name}"] = starts[Unit(letter, m, self.stage[name])], place
+                    when[f"{prefix}{name}"] = starts[Unit(letter, m, self.stage[name])], number
         return when
 
 
 def _count(places: Sequence[Location], own: Sequence[Location]) -> int:
     """How many times the devices of the step there are."""
     if not places or len(places) % len(own):
-        raise ConfigError(
-            f"a pipeline of a step on {len(own)} devices cannot be laid over {len(places)}",
-            expected=f"a multiple of {len(own)} devices",
-            found=", ".join(place.device for place in places) or "none",
-            remedy=f"name {len(own)} devices for each stage",
-        )
+        what = f"a pipeline of a step on {len(own)} devices cannot be laid over {len(places)}"
+        expected, remedy = f"a multiple of {len(own)}", f"name {len(own)} devices for each stage"
+        raise wrong_devices(what, f"{expected} devices", places, remedy)
     refuse_repeated(
         places, "name every device once; schedule='interleaved' puts several stages on each"
     )

@@ -1,8 +1,7 @@
 """How the gradients of replicas become one: by their owner, along a tree, around a ring, natively.
 
-Every way gives blob `g` at its owner from the blobs `replica0/g`, `replica1/g`, ... The order of
-additions is fixed by the graph, so the bits are the same in every run; that of `native` is the
-backend's where it has a collective, and else that of `sharded`.
+The graph fixes the order of additions, so the bits are the same in every run. With `native` the
+backend fixes it where it has a collective.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Literal, TypeAlias, get_args
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import size_in_bytes
-from purine.graph import Attribute, Blob, Builder, Location, Origin
+from purine.graph import Attribute, Blob, Builder, Location
 from purine.graph.names import reduced_of
-from purine.parallel._parts import BESIDE
+from purine.parallel._parts import add_reduction
 
 __all__ = ["TOPOLOGIES", "Reduction", "Topology"]
 
@@ -48,12 +47,10 @@ class Reduction:
         order: Sequence[str],
     ) -> None:
         """Add the reduction of each gradient, given as the step has it, at its owner."""
-        made = {
-            name: place
-            for place, op in enumerate(order)
-            for name in self.builder.ops[f"{self.prefixes[0]}/{op}"].outputs
-        }
-        names = sorted(gradients, key=lambda name: made[f"{self.prefixes[0]}/{name}"])
+        first = self.prefixes[0]
+        ops = (self.builder.ops[f"{first}/{name}"] for name in order)
+        rank = {name: rank for rank, op in enumerate(ops) for name in op.outputs}
+        names = sorted(gradients, key=lambda name: rank[f"{first}/{name}"])
         waiting: dict[Location, list[str]] = {}
         kind = "Reduce" if topology == "native" else "Average"
         for name in names:
@@ -81,16 +78,9 @@ class Reduction:
         settings: dict[str, Attribute] = {} if self.even else {"weights": self.weights}
         if len(blobs) > 1:
             settings["groups"] = len(blobs)
-        self.builder.op(
-            reduced_of(blobs[0].name),
-            kind,
-            parts,
-            [blob.name for blob in blobs],
-            settings,
-            location=owner,
-            lane=BESIDE,
-            origin=Origin(blobs[0].name, "reduce"),
-        )
+        names = [blob.name for blob in blobs]
+        name = reduced_of(names[0])
+        add_reduction(self.builder, name, kind, parts, names, settings, location=owner)
 
     def _scaled(self, blob: Blob) -> list[str]:
         """The parts of all replicas, with their weights where these differ."""
@@ -109,16 +99,8 @@ class Reduction:
         settings: dict[str, Attribute] = {}
         if weight is not None:
             settings = {"weights": (weight,)} if kind == "Average" else {"scale": weight}
-        self.builder.op(
-            name,
-            kind,
-            inputs,
-            [name],
-            settings,
-            location=like.location,
-            lane=BESIDE,
-            origin=Origin(name, "reduce"),
-        )
+        location = like.location
+        add_reduction(self.builder, name, kind, inputs, [name], settings, location=location)
         return name
 
     def _tree(self, blob: Blob, owner: Location) -> None:
@@ -126,15 +108,13 @@ class Reduction:
         group = list(self.groups[blob.location])
         parts = self._scaled(blob)
         first = group.index(owner)
-        level = [
-            ((k + first) % len(group), parts[(k + first) % len(group)]) for k in range(len(group))
-        ]
+        order = [*range(first, len(group)), *range(first)]
+        level = [(k, parts[k]) for k in order]
         depth = 0
         while len(level) > 1:
             depth += 1
             above = []
-            for place in range(0, len(level) - 1, 2):
-                (at, one), (_, other) = level[place], level[place + 1]
+            for (at, one), (_, other) in zip(level[::2], level[1::2], strict=False):
                 last = len(level) == 2
                 name = blob.name if last else f"{self.prefixes[at]}/{blob.name}/tree{depth}"
                 like = replace(blob, location=group[at])
@@ -167,35 +147,24 @@ class Reduction:
                 total = self._op(name, "AddScaled", [shares[at][share], total], like, scale)
             joined.append(total)
         self.builder.add(replace(blob, location=owner))
-        self.builder.op(
-            reduced_of(blob.name),
-            "aten.cat",
-            joined,
-            [blob.name],
-            {"dim": 0},
-            location=owner,
-            lane=BESIDE,
-            origin=Origin(blob.name, "reduce"),
-        )
+        op, names = reduced_of(blob.name), [blob.name]
+        add_reduction(self.builder, op, "aten.cat", joined, names, {"dim": 0}, location=owner)
 
-    def _cut(self, part: str, place: Location, sizes: Sequence[int]) -> list[str]:
+    def _cut(self, part: str, location: Location, sizes: Sequence[int]) -> list[str]:
         whole = self.builder.blobs[part]
         assert whole.shape is not None
-        names = []
-        for number, size in enumerate(sizes):
-            name = f"{part}/share{number}"
-            self.builder.add(
-                replace(whole, name=name, shape=(size, *whole.shape[1:]), location=place)
-            )
-            names.append(name)
-        self.builder.op(
+        names = [f"{part}/share{number}" for number in range(len(sizes))]
+        for name, size in zip(names, sizes, strict=True):
+            shape = (size, *whole.shape[1:])
+            self.builder.add(replace(whole, name=name, shape=shape, location=location))
+        add_reduction(
+            self.builder,
             f"{part}/shares",
             "aten.split_with_sizes",
             [part],
             names,
             {"split_sizes": tuple(sizes)},
-            location=place,
-            lane=BESIDE,
-            origin=Origin(part, "reduce"),
+            location=location,
+            of=part,
         )
         return names

@@ -1,10 +1,9 @@
 """Synchronous data parallelism: a replica of the net on every device, and one update.
 
 The step that is replicated is that of one replica: n replicas of a step with batch b train as the
-step with batch n * b does. Each replica reads its own samples of the large batch and draws the
-random numbers that belong to them. A gradient is averaged as soon as all replicas have it, by its
-owner, which updates the parameter; the next iteration's forward starts layer by layer as
-parameters arrive.
+step with batch n * b does. A gradient is averaged as soon as all replicas have it, by its owner,
+which updates the parameter; the next iteration's forward starts layer by layer as parameters
+arrive.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from typing import Literal, TypeAlias
 import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked
-from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Location, Op, Origin
+from purine.errors import GraphError
+from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.graph.names import replica
 from purine.kinds.custom_gradient import refuse_parts
 from purine.parallel._joined import joined_of
 from purine.parallel._once import follow, partial_norms
-from purine.parallel._parts import BESIDE, Part, add_joined, add_part, average, is_scalar
+from purine.parallel._parts import BESIDE, Part, add_joined, add_next, add_outputs, add_part
 from purine.parallel.batch_norm import synchronise
 from purine.parallel.halves import Halves, halve, samples_of
 from purine.parallel.reduce import Reduction, Topology
+from purine.placement import devices as machines
 from purine.placement.copies import insert_copies, without_copies
-from purine.placement.devices import as_locations, devices_of, is_cpu, refuse_repeated
+from purine.placement.devices import as_locations, devices_of, wrong_devices
 from purine.placement.place import to_devices
 
 __all__ = ["BatchNorms", "replicate"]
@@ -57,8 +57,7 @@ def replicate(
 
     With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
     the running statistics are the mean of all. With `"synchronised"` it sees the samples of all
-    replicas, as the step with the whole batch does; replicas then wait for each other at every
-    batch norm. Of a step that was accumulated, each micro-batch is synchronised by itself.
+    replicas (or the same micro-batch of all), which then wait for each other at every batch norm.
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=16)), lr=0.1)
@@ -100,25 +99,23 @@ class _Replicas:
         sizes = [samples_of(step) for step in steps]
         whole = sum(sizes)
         self.parts = []
-        start = 0
         for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
-            moves = dict(zip(self.own, onto, strict=True))
-            at = moves.__getitem__
+            at = dict(zip(self.own, onto, strict=True)).__getitem__
+            start = sum(sizes[:number])
             self.parts.append(Part(replica(number), start, size, whole, number, located=at))
-            start += size
         even = len(set(sizes)) == 1
         self.weights = None if even else tuple(size / whole for size in sizes)
 
     def graph(self, topology: Topology, bucket: int) -> Graph:
         base, halves = self.base, self.halves[0]
         joined = joined_of(base, halves)
-        made = halves.made()
+        batch = halves.made()
         gradients = {p: name for p, name in halves.gradients.items() if name not in joined.blobs}
         owners = self._owners(halves, topology)
         homes = self._homes(halves, owners)
         builder = Builder()
         for name, blob in base.blobs.items():
-            if name not in made:
+            if name not in batch:
                 builder.add(replace(blob, location=homes[name]))
         for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
             add_part(builder, step, own, part, joined=joined_of(step, own))
@@ -137,8 +134,14 @@ class _Replicas:
         )
         for op in halves.once:
             self._add_once(builder, op, homes)
-        self._add_states(builder, made - joined.blobs, homes)
-        self._add_outputs(builder, made - joined.blobs, set(halves.gradients.values()))
+        copied = batch - joined.blobs
+        for name, state in base.states.items():
+            if state.next in copied:
+                blob = base.blobs[state.next]
+                add_next(builder, blob, self.parts, homes[name], self.weights)
+            builder.add(state)
+        borders = halves.gradients.values()
+        add_outputs(builder, base, copied.difference(borders), self.parts, self.weights)
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
 
@@ -148,7 +151,7 @@ class _Replicas:
 
     def _owners(self, halves: Halves, topology: Topology) -> dict[str, Location]:
         """The device that adds up and updates each parameter: shares of equal size for all."""
-        load = {place: 0 for onto in self.places for place in onto}
+        load = {location: 0 for onto in self.places for location in onto}
         owners: dict[str, Location] = {}
         size = {p: size_in_bytes(self.base.blobs[p]) for p in halves.gradients}
         for name in sorted(halves.gradients, key=lambda p: (-size[p], p)):
@@ -168,67 +171,21 @@ class _Replicas:
         return follow(base, halves, homes, {*owners, *halves.gradients.values()})
 
     def _add_once(self, builder: Builder, op: Op, homes: Mapping[str, Location]) -> None:
-        place = homes[next(name for name in op.outputs if name != NOTHING)]
+        home = homes[next(name for name in op.outputs if name != NOTHING)]
         if op.kind == "GlobalNorm":
             op = partial_norms(builder, replace(op, lane=BESIDE), homes)
-        lane = op.lane if op.lane == "io" else BESIDE
-        builder.add(replace(op, location=place, lane=lane))
-
-    def _add_states(
-        self, builder: Builder, made: frozenset[str], homes: Mapping[str, Location]
-    ) -> None:
-        """Parameters go on as their owner says; what the replicas update, as their mean."""
-        for name, state in self.base.states.items():
-            if state.next in made:
-                blob = self.base.blobs[state.next]
-                parts = [part.name(state.next) for part in self.parts]
-                if "float" in blob.dtype:
-                    average(
-                        builder,
-                        blob,
-                        state.next,
-                        parts,
-                        location=homes[name],
-                        weights=self.weights,
-                    )
-                else:
-                    builder.add(replace(blob, location=homes[name]))
-                    builder.op(
-                        state.next,
-                        "aten.clone",
-                        parts[:1],
-                        [state.next],
-                        location=homes[name],
-                        lane=BESIDE,
-                        origin=Origin(state.next, "reduce"),
-                    )
-            builder.add(state)
-
-    def _add_outputs(self, builder: Builder, made: frozenset[str], borders: set[str]) -> None:
-        for name in self.base.outputs:
-            if name not in made or name in borders:
-                builder.outputs.append(name)
-            elif is_scalar(self.base.blobs[name]):
-                blob = self.base.blobs[name]
-                parts = [part.name(name) for part in self.parts]
-                place = self.parts[0].located(blob.location)
-                average(builder, blob, name, parts, location=place, weights=self.weights)
-                builder.outputs.append(name)
-            else:
-                builder.outputs += [part.name(name) for part in self.parts]
+        builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
 
 
 def _refuse_unlike(plan: _Replicas) -> None:
     """Only devices of one sort, in one machine, have a collective of their own."""
     for location in plan.own:
         group = plan.group(location)
-        if len({(place.host, is_cpu(place)) for place in group}) > 1:
-            raise ConfigError(
-                "these devices have no collective in common",
-                expected="topology 'native' over GPUs, or over CPU devices, of one machine",
-                found=", ".join(map(str, group)),
-                remedy="name devices of one sort, or use topology 'sharded'",
-            )
+        if len({(member.host, machines.is_cpu(member)) for member in group}) > 1:
+            what = "these devices have no collective in common"
+            expected = "topology 'native' over GPUs, or over CPU devices, of one machine"
+            remedy = "name devices of one sort, or use topology 'sharded'"
+            raise wrong_devices(what, expected, ", ".join(map(str, group)), remedy)
 
 
 def _refuse(
@@ -239,14 +196,10 @@ def _refuse(
         or len(places) % len(own)
         or (len(steps) > 1 and len(places) != len(steps) * len(own))
     ):
-        wanted = f"a multiple of {len(own)}" if len(steps) == 1 else str(len(steps) * len(own))
-        raise ConfigError(
-            f"replicas of a step on {len(own)} devices cannot be laid over {len(places)}",
-            expected=f"{wanted} devices",
-            found=", ".join(place.device for place in places) or "none",
-            remedy=f"name {wanted} devices",
-        )
-    refuse_repeated(places)
+        count = f"a multiple of {len(own)}" if len(steps) == 1 else str(len(steps) * len(own))
+        what = f"replicas of a step on {len(own)} devices cannot be laid over {len(places)}"
+        raise wrong_devices(what, f"{count} devices", places, f"name {count} devices")
+    machines.refuse_repeated(places)
     for other in steps[1:]:
         if other.states.keys() != base.states.keys():
             differing = sorted(other.states.keys() ^ base.states.keys())[0]

@@ -1,8 +1,7 @@
 """Schedules of pipelines: in which order each device works on which micro-batch of which stage.
 
-A schedule is a value that prints as the familiar grid and reads back from it. What cannot be run,
-because a unit is missing or because units wait for each other, is refused when it is made; whatever
-exists can be run.
+A schedule is a value that prints as the familiar grid and reads back from it. One that cannot be
+run, because a unit is missing or because units wait for each other, is refused when it is made.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from purine.arguments import checked
+from purine.arguments import at_least, checked
 from purine.errors import ConfigError
+from purine.nearest import unknown_name
 
 __all__ = [
     "SCHEDULES",
@@ -105,8 +105,8 @@ class Schedule:
     @cached_property
     def homes(self) -> tuple[int, ...]:
         """The device of each stage."""
-        found = {unit.stage: device for unit, device in self.device_of.items()}
-        return tuple(found[stage] for stage in range(self.stages))
+        homes = {unit.stage: device for unit, device in self.device_of.items()}
+        return tuple(homes[stage] for stage in range(self.stages))
 
     def needs(self, unit: Unit) -> tuple[Unit, ...]:
         """The units that a unit waits for, wherever they are."""
@@ -132,7 +132,7 @@ class Schedule:
         return starts
 
     def held(self) -> tuple[int, ...]:
-        """For each stage, for how many micro-batches it has activations at the worst moment.
+        """For each stage, the most micro-batches whose activations it holds at once.
 
         >>> gpipe(3, 5).held(), one_f_one_b(3, 5).held()
         ((5, 5, 5), (3, 2, 1))
@@ -191,30 +191,23 @@ class Schedule:
 def gpipe(stages: int, micro: int) -> Schedule:
     """All forwards, then all backwards: every stage holds all micro-batches."""
     _at_least_one(stages=stages, micro=micro)
-    return Schedule(
-        tuple(
-            tuple(Unit(letter, m, s) for letter in _letters("FB") for m in range(micro))
-            for s in range(stages)
-        )
+    rows = (
+        tuple(Unit(letter, m, s) for letter in _letters("FB") for m in range(micro))
+        for s in range(stages)
     )
+    return Schedule(tuple(rows))
 
 
 @checked
 def one_f_one_b(stages: int, micro: int) -> Schedule:
     """Each stage goes back as soon as it can: stage s holds at most `stages - s` micro-batches."""
     _at_least_one(stages=stages, micro=micro)
-    return Schedule(
-        tuple(
-            tuple(
-                _alternating(
-                    [Unit("F", m, s) for m in range(micro)],
-                    [Unit("B", m, s) for m in range(micro)],
-                    ahead=stages - 1 - s,
-                )
-            )
-            for s in range(stages)
-        )
-    )
+    rows = []
+    for s in range(stages):
+        forwards = [Unit("F", m, s) for m in range(micro)]
+        backwards = [Unit("B", m, s) for m in range(micro)]
+        rows.append(tuple(_alternating(forwards, backwards, ahead=stages - 1 - s)))
+    return Schedule(tuple(rows))
 
 
 @checked
@@ -237,8 +230,8 @@ def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
     for device in range(devices):
         forwards, backwards = [], []
         for number in range(micro * chunks):
-            group, place = divmod(number, devices * chunks)
-            chunk, within = divmod(place, devices)
+            group, rest = divmod(number, devices * chunks)
+            chunk, within = divmod(rest, devices)
             m = group * devices + within
             forwards.append(Unit("F", m, chunk * devices + device))
             backwards.append(Unit("B", m, (chunks - 1 - chunk) * devices + device))
@@ -278,12 +271,8 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = {
 def named_schedule(name: str, devices: int, micro: int, *, chunks: int = 1) -> Schedule:
     """A schedule by its name; only `interleaved` has several stages (`chunks`) on each device."""
     if name not in SCHEDULES:
-        raise ConfigError(
-            f"there is no schedule {name!r}",
-            expected=", ".join(SCHEDULES),
-            found=repr(name),
-            remedy="use one of these, or a Schedule of your own",
-        )
+        remedy = "use one of these, or a Schedule of your own"
+        raise unknown_name(ConfigError, "schedule", name, SCHEDULES, remedy=remedy)
     if chunks != 1 and name != "interleaved":
         raise ConfigError(
             f"schedule {name!r} has one stage on each device",
@@ -338,21 +327,19 @@ def _in_order(schedule: Schedule) -> list[Unit]:
     rows, device_of = schedule.rows, schedule.device_of
     done: set[Unit] = set()
     order: list[Unit] = []
-    place = [0] * len(rows)
+    position = [0] * len(rows)
     active = list(range(len(rows)))
     while active:
         device = active.pop()
-        while place[device] < len(rows[device]):
-            unit = rows[device][place[device]]
+        while position[device] < len(rows[device]):
+            unit = rows[device][position[device]]
             if not done.issuperset(schedule.needs(unit)):
                 break
-            place[device] += 1
+            position[device] += 1
             done.add(unit)
             order.append(unit)
-            for other in (
-                Unit("F", unit.micro, unit.stage + 1),
-                Unit("B", unit.micro, unit.stage - 1),
-            ):
+            m, s = unit.micro, unit.stage
+            for other in (Unit("F", m, s + 1), Unit("B", m, s - 1)):
                 if other in device_of and device_of[other] not in (device, *active):
                     active.append(device_of[other])
     return order
@@ -378,35 +365,26 @@ def _refuse_wrong_units(schedule: Schedule) -> None:
     home: dict[int, int] = {}
     for unit, device in schedule.device_of.items():
         if home.setdefault(unit.stage, device) != device:
-            raise _wrong(
-                f"stage {unit.stage} is on two devices",
-                "all units of a stage on one device",
-                f"devices {home[unit.stage]} and {device}",
-            )
+            what, both = f"stage {unit.stage} is on two devices", f"{home[unit.stage]} and {device}"
+            raise _wrong(what, "all units of a stage on one device", f"devices {both}")
     if len(set(units)) != len(units):
         twice = next(unit for unit in units if units.count(unit) > 1)
         raise _wrong(f"{twice} comes twice", "every unit once", "it twice")
     letters = list(_letters("FBW" if schedule.split else "FB"))
-    for stage in range(schedule.stages):
-        for letter in letters:
-            for m in range(schedule.micro):
-                if Unit(letter, m, stage) not in schedule.device_of:
-                    cell = str(Unit(letter, m, stage))
-                    raise _wrong(
-                        f"there is no {cell}",
-                        f"{' and '.join(letters)} of micro-batches 0 to {schedule.micro - 1} in "
-                        f"stages 0 to {schedule.stages - 1}",
-                        f"no {cell} (stage {stage}, micro-batch {m})",
-                    )
+    stages, micro = range(schedule.stages), range(schedule.micro)
+    for unit in (Unit(letter, m, stage) for stage in stages for letter in letters for m in micro):
+        if unit not in schedule.device_of:
+            expected = f"{' and '.join(letters)} of micro-batches 0 to {schedule.micro - 1} in "
+            expected += f"stages 0 to {schedule.stages - 1}"
+            missing = f"no {unit} (stage {unit.stage}, micro-batch {unit.micro})"
+            raise _wrong(f"there is no {unit}", expected, missing)
     latest: dict[int, int] = {}
     for unit in units:
         if unit.letter == "F":
-            if unit.micro != latest.get(unit.stage, -1) + 1:
-                raise _wrong(
-                    f"stage {unit.stage} takes micro-batches out of order",
-                    f"F{latest.get(unit.stage, -1) + 1} next",
-                    schedule.cell(unit),
-                )
+            following = latest.get(unit.stage, -1) + 1
+            if unit.micro != following:
+                what = f"stage {unit.stage} takes micro-batches out of order"
+                raise _wrong(what, f"F{following} next", schedule.cell(unit))
             latest[unit.stage] = unit.micro
 
 
@@ -420,14 +398,13 @@ def _wrong(what: str, expected: str, found: str) -> ConfigError:
 
 
 def _parse_cell(cell: str, device: int) -> Unit:
-    found = _CELL.fullmatch(cell)
-    if not found:
-        raise _unreadable(
-            f"cell {cell!r} in row {device}", "cells such as F0, B0, W0, 2F0 or a dot"
-        )
-    (letter,) = _letters(found["letter"])
-    stage = device if found["stage"] is None else int(found["stage"])
-    return Unit(letter, int(found["micro"]), stage)
+    match = _CELL.fullmatch(cell)
+    if not match:
+        expected = "cells such as F0, B0, W0, 2F0 or a dot"
+        raise _unreadable(f"cell {cell!r} in row {device}", expected)
+    (letter,) = _letters(match["letter"])
+    stage = device if match["stage"] is None else int(match["stage"])
+    return Unit(letter, int(match["micro"]), stage)
 
 
 def _unreadable(found: str, expected: str) -> ConfigError:
@@ -441,10 +418,4 @@ def _unreadable(found: str, expected: str) -> ConfigError:
 
 def _at_least_one(**numbers: int) -> None:
     for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(
-                f"{name} is {value}",
-                expected="1 or more",
-                found=str(value),
-                remedy=f"change {name}",
-            )
+        at_least(name, value, 1)

@@ -1,21 +1,21 @@
-"""What is asked of parallelism, as a value: how many of what, and in which manner.
+"""A scheme of parallelism as a value, written as text (`data=2,pipeline=4`) or as a mapping.
 
-People write it as text (`data=2,pipeline=4,schedule=1f1b`) or as a mapping; both are checked alike,
-and a scheme that exists has settings of the right type that go together. Whether a net can follow
-it is found out by `compose`.
+The settings of a scheme have the right types and go together. `compose` refuses nets that they do
+not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, NoReturn, TypeAlias, get_args
 
-from purine.arguments import check_fields, checked
+from purine.arguments import check_fields, checked, wrong_value
 from purine.errors import ConfigError
-from purine.files import expanded, read_bounded
-from purine.nearest import nearest_name
+from purine.files import expanded, read_bounded, unreadable
+from purine.nearest import nearest_name, unknown_name
 from purine.parallel.reduce import TOPOLOGIES, Topology
 from purine.parallel.replicate import BatchNorms
 from purine.parallel.schedule import SCHEDULES, Schedule, bubble, bubble_formula, named_schedule
@@ -65,18 +65,19 @@ class Scheme:
         for name, least in _NUMBERS.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
-                raise _wrong(name, value, f"a whole number, {least} or more")
+                raise wrong_value(ConfigError, name, value, f"a whole number, {least} or more")
             if value is not None and value > _MOST and name != "bucket":
-                raise _wrong(name, value, f"{_MOST} or fewer")
+                raise wrong_value(ConfigError, name, value, f"{_MOST} or fewer")
         if type(self.hybrid) is not bool:
-            raise _wrong("hybrid", self.hybrid, "true or false")
+            raise wrong_value(ConfigError, "hybrid", self.hybrid, "true or false")
         blocks = self.recompute
         if type(blocks) is int:
             good = blocks >= 2
         else:
             good = blocks is None or (isinstance(blocks, tuple) and len(blocks) > 0)
         if not good:
-            raise _wrong("recompute", blocks, "2 or more blocks, or names of blocks")
+            expected = "2 or more blocks, or names of blocks"
+            raise wrong_value(ConfigError, "recompute", blocks, expected)
         _choose("topology", self.topology, TOPOLOGIES)
         _choose("batch_norm", self.batch_norm, get_args(BatchNorms))
         check_fields(self)
@@ -85,52 +86,46 @@ class Scheme:
         self._refuse_what_does_not_go_together()
 
     def _refuse_what_does_not_go_together(self) -> None:
+        def refuse(what: str, expected: str, found: str, remedy: str) -> NoReturn:
+            raise ConfigError(what, expected=expected, found=found, remedy=remedy)
+
         if self.hybrid and self.model < 2:
-            raise ConfigError(
-                f"a hybrid net over {self.model} device",
-                expected="model=2 or more with hybrid=true",
-                found=f"model={self.model}",
-                remedy="give model, the number of devices, or leave hybrid out",
-            )
+            expected, found = "model=2 or more with hybrid=true", f"model={self.model}"
+            remedy = "give model, the number of devices, or leave hybrid out"
+            refuse(f"a hybrid net over {self.model} device", expected, found, remedy)
         if self.hybrid and self.pipeline > 1:
-            raise ConfigError(
-                "a hybrid net cannot be a pipeline",
-                expected="hybrid=true with data and model alone",
-                found=f"pipeline={self.pipeline}",
-                remedy="leave hybrid out (layers are then cut over the model devices), or pipeline",
-            )
+            expected, found = "hybrid=true with data and model alone", f"pipeline={self.pipeline}"
+            remedy = "leave hybrid out (layers are then cut over the model devices), or pipeline"
+            refuse("a hybrid net cannot be a pipeline", expected, found, remedy)
         for name in _OF_PIPELINES:
             if self.pipeline == 1 and getattr(self, name):
-                raise ConfigError(
-                    f"{name} is given, and there is no pipeline",
-                    expected=f"pipeline=2 or more with {name}",
-                    found="pipeline=1",
-                    remedy=f"give pipeline, the number of its devices, or leave {name} out",
+                what, expected = f"{name} is given, and there is no pipeline", f"with {name}"
+                remedy = f"give pipeline, the number of its devices, or leave {name} out"
+                refuse(what, f"pipeline=2 or more {expected}", "pipeline=1", remedy)
+        if self.pipeline == 1:
+            return
+        sizes = (self.pipeline, self.micro_batches, self.chunks or 1)
+        if prod(sizes) > _CELLS:
+            expected = f"pipeline * micro * chunks to be at most {_CELLS:,}"
+            remedy = "use fewer devices in a pipeline, or fewer micro-batches"
+            what = "the schedule of the pipeline is too large"
+            refuse(what, expected, " * ".join(map(str, sizes)), remedy)
+        plan = self.grid(1)
+        for name, wanted, given in (
+            ("pipeline", plan.devices, self.pipeline),
+            ("micro", plan.micro, self.micro_batches),
+            ("cut", plan.stages - 1, len(self.cut) or plan.stages - 1),
+        ):
+            if wanted != given:
+                expected, found = f"{name}={wanted}", f"{name}={given}"
+                if name == "cut":
+                    expected = f"{wanted} names, one for each stage but the first"
+                    found = f"{given} names"
+                what, remedy = (
+                    f"{name} does not fit the schedule",
+                    f"change {name}, or the schedule",
                 )
-        if self.pipeline > 1:
-            cells = self.pipeline * self.micro_batches * (self.chunks or 1)
-            if cells > _CELLS:
-                raise ConfigError(
-                    "the schedule of the pipeline is too large",
-                    expected=f"pipeline * micro * chunks to be at most {_CELLS:,}",
-                    found=f"{self.pipeline} * {self.micro_batches} * {self.chunks or 1}",
-                    remedy="use fewer devices in a pipeline, or fewer micro-batches",
-                )
-            plan = self.grid(1)
-            for name, wanted, found in (
-                ("pipeline", plan.devices, self.pipeline),
-                ("micro", plan.micro, self.micro_batches),
-                ("cut", plan.stages - 1, len(self.cut) or plan.stages - 1),
-            ):
-                if wanted != found:
-                    raise ConfigError(
-                        f"{name} does not fit the schedule",
-                        expected=f"{wanted} names, one for each stage but the first"
-                        if name == "cut"
-                        else f"{name}={wanted}",
-                        found=f"{found} names" if name == "cut" else f"{name}={found}",
-                        remedy=f"change {name}, or the schedule",
-                    )
+                refuse(what, expected, found, remedy)
 
     @classmethod
     @checked
@@ -207,18 +202,16 @@ class Scheme:
 
     def grid(self, times: int) -> Schedule:
         """The schedule of the pipeline for `times` as many micro-batches."""
-        name = self.schedule or "1f1b"
+        name, micro = self.schedule or "1f1b", self.micro_batches * times
         if _is_grid(name):
             return Schedule.parse(name)
-        micro = self.micro_batches * times
         return named_schedule(name, self.pipeline, micro, chunks=self.chunks or 1)
 
     def idle(self, times: int) -> float:
         """The part of all devices' time that the pipeline leaves idle, by its formula or grid."""
-        name = self.schedule or "1f1b"
+        name, micro = self.schedule or "1f1b", self.micro_batches * times
         if _is_grid(name):
             return bubble(self.grid(times))
-        micro = self.micro_batches * times
         return bubble_formula(name, self.pipeline, micro, chunks=self.chunks or 1)
 
     def settled(self) -> Scheme:
@@ -268,30 +261,17 @@ def _grid_of(path: Path) -> str:
     try:
         return str(Schedule.parse(read_bounded(expanded(path), _BYTES).decode()))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "cannot read the schedule",
-            where=str(path),
-            expected=f"the path of a grid, or one of {', '.join(SCHEDULES)}",
-            found=(error.strerror if isinstance(error, OSError) else None) or str(error),
-            remedy="check the path",
+        what, expected = "cannot read the schedule", "the path of a grid, or one of "
+        expected += ", ".join(SCHEDULES)
+        remedy = "check the path"
+        raise unreadable(
+            ConfigError, path, error, expected=expected, what=what, remedy=remedy
         ) from error
     except ConfigError as error:
         error.where = str(path)
         raise
 
 
-def _wrong(name: str, value: object, expected: str) -> ConfigError:
-    found = repr(value) if len(repr(value)) <= 100 else f"{repr(value)[:60]}..."
-    return ConfigError(
-        f"{name} is {found}", expected=expected, found=found, remedy=f"change {name}"
-    )
-
-
 def _choose(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ConfigError(
-            f"there is no {name} {value!r}",
-            expected=f"one of {', '.join(known)}",
-            found=repr(value),
-            remedy=nearest_name(str(value), known, "use one of these", cutoff=0.5),
-        )
+        raise unknown_name(ConfigError, name, str(value), known)

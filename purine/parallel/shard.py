@@ -3,17 +3,15 @@
 A layer with parameters is cut by columns (each device makes a part of the result) or by rows (each
 makes a summand of it). Ops that can work on pieces follow their inputs, so that a column layer, its
 activation and a row layer run without a gather between them; before any other op the pieces are
-gathered. Everything that is added can be differentiated, so `backward` needs to know nothing.
-
-Parameters become states `p/shard0`, `p/shard1`, ..., which start with their parts of what the whole
-would be filled with. The numbers are those of the net, but for the order of sums.
+gathered. Parameters become states `p/shard0`, `p/shard1`, ..., with the values of their parts of
+the whole. The numbers are those of the net, but for the order of sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from purine.analysis.infer import check, complete
@@ -21,21 +19,11 @@ from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import shard_name
-from purine.parallel._layout import Cannot, Layout, reshaped_axis
-from purine.parallel._shard_rules import (
-    By,
-    Cut,
-    Plan,
-    Seen,
-    blocks_of,
-    cut_by_parameters,
-    follow,
-    has_parameters,
-    order_of,
-    shard_rule,
-)
+from purine.parallel import _shard_rules as rules
+from purine.parallel._shard_rules import By, Seen, ShardedOp, has_parameters, shard_rule
+from purine.parallel._sharding import Cannot, Sharding, reshaped_axis
 from purine.placement.copies import insert_copies, without_copies
-from purine.placement.devices import as_locations, devices_of
+from purine.placement.devices import as_locations, devices_of, wrong_devices
 from purine.placement.place import matching, refuse_casts, refuse_gradients
 from purine.registry.facts import ShardRule
 from purine.registry.fillers import Shard, shard_of
@@ -58,11 +46,9 @@ def shard(
     `ops` names the layers to cut, with patterns such as `fc*`; by default all that can be are.
     `by` is `columns` or `rows` for all of them, or by pattern; by default a layer whose input is
     cut where it sums goes by rows, an embedding by rows of its vocabulary, others by columns.
-    Shards may be uneven: 1000 classes over 3 devices are 334, 333 and 333. What is not cut stays at
-    its device; a net that is on one device is first moved to the first of `devices`.
-
-    Solvers see shards as parameters of their own: those that look at a whole parameter, such as
-    `lars`, differ from the uncut net.
+    Shards may be uneven. What is not cut stays at its device; a net that is on one device is first
+    moved to the first of `devices`. Solvers see shards as parameters of their own: those that look
+    at a whole parameter, such as `lars`, differ from the uncut net.
 
     >>> from purine.zoo import mlp
     >>> net = shard(mlp(batch=8), ["cpu:0", "cpu:1"])
@@ -82,12 +68,8 @@ def shard(
 
 def _refuse(net: Graph, places: Sequence[Location]) -> None:
     if not places or len(set(places)) != len(places):
-        raise ConfigError(
-            f"a net cannot be cut over {len(places)} devices, of which {len(set(places))} differ",
-            expected="each device once, and at least one",
-            found=", ".join(place.device for place in places) or "none",
-            remedy="name every device once",
-        )
+        what = f"a net cannot be cut over {len(places)} devices, of which {len(set(places))} differ"
+        raise wrong_devices(what, "each device once, and at least one", places)
     refuse_gradients(net, "shard")
     refuse_casts(net, "shard")
     cut = next((name for name, state in net.states.items() if shard_of(state.filler)), None)
@@ -102,21 +84,19 @@ def _refuse(net: Graph, places: Sequence[Location]) -> None:
 
 
 def _all_at(net: Graph, place: Location) -> Graph:
-    return Graph(
-        {name: replace(blob, location=place) for name, blob in net.blobs.items()},
-        {name: replace(op, location=place) for name, op in net.ops.items()},
-        net.states,
-        net.control,
-        net.outputs,
+    return replace(
+        net,
+        blobs={name: replace(blob, location=place) for name, blob in net.blobs.items()},
+        ops={name: replace(op, location=place) for name, op in net.ops.items()},
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Planned:
     """How each op and blob of a net is cut."""
 
-    def __init__(self) -> None:
-        self.ops: dict[str, Plan] = {}
-        self.blobs: dict[str, Layout] = {}
+    ops: dict[str, ShardedOp] = field(default_factory=dict)
+    blobs: dict[str, Sharding] = field(default_factory=dict)
 
 
 def _planned(
@@ -128,59 +108,63 @@ def _planned(
     if asked and not any(has_parameters(net.ops[name]) for name in asked):
         raise _refused(net.ops[min(asked)], "it has no parameters to cut it by")
     named = asked | (ways.keys() if isinstance(by, Mapping) else set())
-    found = _Planned()
+    planned = _Planned()
     for name in net.order:
         op = net.ops[name]
-        seen = Seen(
-            op,
-            tuple(_shape(net, blob) for blob in op.inputs),
-            tuple(_shape(net, blob) if blob else () for blob in op.outputs),
-            tuple(None if b in net.states else found.blobs.get(b) for b in op.inputs),
-            tuple(blob in net.states for blob in op.inputs),
-        )
-        plan = None
+        seen = _seen(net, op, planned.blobs)
+        sharded = None
         if has_parameters(op) and (ops is None or name in asked):
             try:
                 grain = _grain(net, op)
-                plan = cut_by_parameters(seen, Cut(count, ways.get(name), *grain))
+                sharded = rules.cut_by_parameters(seen, rules.Cut(count, ways.get(name), *grain))
             except Cannot as reason:
                 if name in named:
                     raise _refused(op, str(reason)) from None
-        if plan is None and any(seen.layouts):
-            plan = follow(seen)
-        if plan is None:
+        if sharded is None and any(seen.shardings):
+            sharded = rules.follow(seen)
+        if sharded is None:
             continue
-        found.ops[name] = plan
-        for blob, layout in zip(op.inputs, plan.inputs, strict=True):
-            if layout is not None and blob in net.states:
-                found.blobs.setdefault(blob, layout)
-        for blob, layout in zip(op.outputs, plan.outputs, strict=True):
-            if layout is not None and blob != NOTHING:
-                found.blobs[blob] = layout
+        planned.ops[name] = sharded
+        for blob, sharding in zip(op.inputs, sharded.inputs, strict=True):
+            if sharding is not None and blob in net.states:
+                planned.blobs.setdefault(blob, sharding)
+        for blob, sharding in zip(op.outputs, sharded.outputs, strict=True):
+            if sharding is not None and blob != NOTHING:
+                planned.blobs[blob] = sharding
     for name, state in net.states.items():
-        if state.next != name and found.blobs.get(name) != found.blobs.get(state.next):
-            found.blobs.pop(name, None)
-    for name in list(found.blobs):
-        if name in net.states and not _is_partition(found.blobs[name], _shape(net, name)):
-            del found.blobs[name]
-    if not any(has_parameters(net.ops[name]) for name in found.ops):
+        if state.next != name and planned.blobs.get(name) != planned.blobs.get(state.next):
+            planned.blobs.pop(name, None)
+    for name in list(planned.blobs):
+        if name in net.states and not _is_partition(planned.blobs[name], _shape(net, name)):
+            del planned.blobs[name]
+    if not any(has_parameters(net.ops[name]) for name in planned.ops):
         raise GraphError(
             "nothing in the net can be cut",
             expected=f"{_SUCH}, of {count} or more outputs",
             found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
             remedy="use fewer devices, or replicate",
         )
-    return found
+    return planned
 
 
-def _is_partition(layout: Layout, shape: tuple[int, ...]) -> bool:
+def _seen(net: Graph, op: Op, shardings: Mapping[str, Sharding]) -> Seen:
+    return Seen(
+        op,
+        tuple(_shape(net, blob) for blob in op.inputs),
+        tuple(_shape(net, blob) if blob else () for blob in op.outputs),
+        tuple(None if blob in net.states else shardings.get(blob) for blob in op.inputs),
+        tuple(blob in net.states for blob in op.inputs),
+    )
+
+
+def _is_partition(sharding: Sharding, shape: tuple[int, ...]) -> bool:
     """Whether the parts hold every place of the axis once."""
     ends = 0
-    for start, end in sorted(span for part in layout.parts for span in part):
+    for start, end in sorted(span for part in sharding.parts for span in part):
         if start != ends:
             return False
         ends = end
-    return ends == shape[layout.axis]
+    return ends == shape[sharding.axis]
 
 
 def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
@@ -188,19 +172,18 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
     if by is None:
         return {}
     given: Mapping[str, By] = by if isinstance(by, Mapping) else {"*": by}
-    found: dict[str, By] = {}
-    for pattern, way in given.items():
-        names = matching(net, [pattern])
-        found.update((name, way) for name in names if has_parameters(net.ops[name]))
-    return found
+    return {
+        name: way
+        for pattern, way in given.items()
+        for name in matching(net, [pattern])
+        if has_parameters(net.ops[name])
+    }
 
 
 def _refused(op: Op, reason: str) -> ConfigError:
     return ConfigError(
         f"op {op.name!r} ({op.kind}) at {op.location} cannot be cut: {reason}",
-        where=op.where,
-        op=op.name,
-        location=str(op.location),
+        op=op,
         expected=f"{_SUCH}, that can be laid over the devices",
         found=reason,
         remedy="leave it out of ops and by, or use other devices",
@@ -227,22 +210,19 @@ def _grain(net: Graph, op: Op) -> tuple[int, int]:
         if not readers:
             return 1, 1
         reader = readers[0]
-        rule = shard_rule(reader)
-        inputs = tuple(_shape(net, name) for name in reader.inputs)
-        outputs = tuple(_shape(net, name) if name else () for name in reader.outputs)
-        seen = Seen(reader, inputs, outputs, (None,) * len(inputs), (False,) * len(inputs))
+        rule, seen = shard_rule(reader), _seen(net, reader, {})
+        cut = rules.blocks_of(seen) if rule is ShardRule.SPLIT else None
         if rule is ShardRule.TRANSPOSE:
-            axis = order_of(seen).index(axis)
+            axis = rules.order_of(seen).index(axis)
         elif rule is ShardRule.RESHAPE:
-            after = reshaped_axis(inputs[0], axis, outputs[0])
-            if after is None:
+            before, after = seen.inputs[0], seen.outputs[0]
+            new = reshaped_axis(before, axis, after)
+            if new is None:
                 return 1, 1
-            step = Fraction(math.prod(outputs[0][after + 1 :]), math.prod(inputs[0][axis + 1 :]))
-            scale, axis = scale * step, after
+            scale *= Fraction(math.prod(after[new + 1 :]), math.prod(before[axis + 1 :]))
+            axis = new
             unit = math.lcm(unit, scale.numerator)
-        elif rule is ShardRule.SPLIT and blocks_of(seen) is not None:
-            cut = blocks_of(seen)
-            assert cut is not None
+        elif cut is not None:
             blocks *= cut[1] if cut[0] == axis else 1
         elif rule is not ShardRule.ELEMENTWISE:
             return 1, 1
@@ -260,36 +240,36 @@ class _Emission:
         self.planned = planned
         self.builder = Builder()
         self.gathered: set[str] = set()
-        self.sliced: dict[tuple[str, Layout], list[str]] = {}
+        self.sliced: dict[tuple[str, Sharding], list[str]] = {}
 
     def graph(self) -> Graph:
         net, builder = self.net, self.builder
-        made: dict[str, list[str]] = {}
+        pieces_of: dict[str, list[str]] = {}
         for name in net.states:
             self._add_state(name)
         for name in net.inputs:
             builder.add(net.blobs[name])
         for name in net.order:
             before = set(builder.ops)
-            plan = self.planned.ops.get(name)
-            if plan is None:
+            sharded = self.planned.ops.get(name)
+            if sharded is None:
                 self._add_whole(net.ops[name])
             else:
-                self._add_pieces(net.ops[name], plan)
-            made[name] = [op for op in builder.ops if op not in before]
+                self._add_pieces(net.ops[name], sharded)
+            pieces_of[name] = [op for op in builder.ops if op not in before]
         for name, state in net.states.items():
             if name not in self.planned.blobs and state.next in self.planned.blobs:
                 self._whole(state.next)
         builder.outputs = [self._whole(name) for name in net.outputs]
         builder.control = {
-            (one, other) for a, b in net.control for one in made[a] for other in made[b]
+            (one, other) for a, b in net.control for one in pieces_of[a] for other in pieces_of[b]
         }
         return builder.graph()
 
     def _add_state(self, name: str) -> None:
         blob, state = self.net.blobs[name], self.net.states[name]
-        layout = self.planned.blobs.get(name)
-        if layout is None:
+        sharding = self.planned.blobs.get(name)
+        if sharding is None:
             readers = [self.net.ops[op.name] for op in self.net.consumers[name]]
             alone = [self._place_of(op, name) for op in readers]
             home = alone[0] if len(alone) == 1 and alone[0] is not None else blob.location
@@ -298,25 +278,25 @@ class _Emission:
             return
         assert blob.shape is not None
         for number in range(len(self.places)):
-            piece = self._add_piece(blob, layout, number)
+            piece = self._add_piece(blob, sharding, number)
             following = piece if state.next == name else shard_name(state.next, number)
-            part = Shard(name, blob.shape, layout.axis, layout.parts[number])
+            part = Shard(name, blob.shape, sharding.axis, sharding.parts[number])
             own = replace(state, read=piece, next=following, filler=part.filler(state.filler))
             self.builder.add(own)
 
     def _place_of(self, op: Op, state: str) -> Location | None:
         """Where a state that is whole is read by a piece alone: the bias of the first summand."""
-        plan = self.planned.ops.get(op.name)
-        if plan is None:
+        sharded = self.planned.ops.get(op.name)
+        if sharded is None:
             return None
         at = op.inputs.index(state)
-        readers = [number for number, piece in enumerate(plan.pieces) if at in piece.inputs]
+        readers = [number for number, piece in enumerate(sharded.pieces) if at in piece.inputs]
         return self.places[readers[0]] if len(readers) == 1 else None
 
-    def _add_piece(self, blob: Blob, layout: Layout, number: int) -> str:
+    def _add_piece(self, blob: Blob, sharding: Sharding, number: int) -> str:
         assert blob.shape is not None
         name = shard_name(blob.name, number)
-        shape = layout.local(blob.shape, number)
+        shape = sharding.local(blob.shape, number)
         self.builder.add(replace(blob, name=name, shape=shape, location=self.places[number]))
         return name
 
@@ -327,38 +307,30 @@ class _Emission:
                 self.builder.add(self.net.blobs[name])
         self.builder.add(replace(op, inputs=inputs))
 
-    def _add_pieces(self, op: Op, plan: Plan) -> None:
+    def _add_pieces(self, op: Op, sharded: ShardedOp) -> None:
         summands: list[str] = []
-        for number, piece in enumerate(plan.pieces):
-            place = self.places[number]
+        for number, piece in enumerate(sharded.pieces):
+            location = self.places[number]
             inputs = tuple(
-                self._at(op.inputs[item], plan.inputs[item], number) for item in piece.inputs
+                self._at(op.inputs[item], sharded.inputs[item], number) for item in piece.inputs
             )
             outputs = []
-            for name, layout in zip(op.outputs, plan.outputs, strict=True):
+            for name, sharding in zip(op.outputs, sharded.outputs, strict=True):
                 if name == NOTHING:
                     outputs.append(NOTHING)
-                elif layout is not None:
-                    outputs.append(self._add_piece(self.net.blobs[name], layout, number))
+                elif sharding is not None:
+                    outputs.append(self._add_piece(self.net.blobs[name], sharding, number))
                 else:
                     part = f"{name}/summand{number}"
-                    self.builder.add(replace(self.net.blobs[name], name=part, location=place))
+                    self.builder.add(replace(self.net.blobs[name], name=part, location=location))
                     outputs.append(part)
                     summands.append(part)
-            self.builder.add(
-                Op(
-                    shard_name(op.name, number),
-                    piece.kind,
-                    inputs,
-                    tuple(outputs),
-                    piece.attributes,
-                    place,
-                    op.lane,
-                    op.where,
-                    Origin(op.name, shard=number),
-                )
+            own = replace(op, name=shard_name(op.name, number), kind=piece.kind, inputs=inputs)
+            own = replace(
+                own, outputs=tuple(outputs), attributes=piece.attributes, location=location
             )
-        if plan.summed:
+            self.builder.add(replace(own, origin=Origin(op.name, shard=number)))
+        if sharded.summed:
             (name,) = op.outputs
             self.builder.add(self.net.blobs[name])
             self.builder.op(
@@ -367,41 +339,41 @@ class _Emission:
 
     def _whole(self, name: str) -> str:
         """The whole of a blob at its place, gathered where it is cut."""
-        layout = self.planned.blobs.get(name)
-        if layout is None or name in self.gathered:
+        sharding = self.planned.blobs.get(name)
+        if sharding is None or name in self.gathered:
             return name
         self.gathered.add(name)
         blob = self.net.blobs[name]
         parts: list[tuple[int, str]] = []
-        for number, spans in enumerate(layout.parts):
+        for number, spans in enumerate(sharding.parts):
             piece = shard_name(name, number)
             start = 0
             for span in spans:
                 end = start + span[1] - span[0]
                 own = piece
                 if len(spans) > 1:
-                    own = self._slice(piece, layout.axis, start, end, f"{piece}/span")
+                    own = self._slice(piece, sharding.axis, start, end, f"{piece}/span")
                 parts.append((span[0], own))
                 start = end
         self.builder.add(blob)
-        settings: dict[str, Attribute] = {"axis": layout.axis}
+        settings: dict[str, Attribute] = {"axis": sharding.axis}
         names = [part for _, part in sorted(parts)]
         self.builder.op(f"{name}/gather", "Concat", names, [name], settings, location=blob.location)
         return name
 
-    def _at(self, name: str, layout: Layout | None, number: int) -> str:
+    def _at(self, name: str, sharding: Sharding | None, number: int) -> str:
         """What piece `number` reads of a blob: all of it, a piece that is there, or a slice."""
-        if layout is None:
+        if sharding is None:
             return self._whole(name)
-        if self.planned.blobs.get(name) == layout:
+        if self.planned.blobs.get(name) == sharding:
             return shard_name(name, number)
-        key = (name, layout)
+        key = (name, sharding)
         if key not in self.sliced:
             whole = self._whole(name)
-            slices = []
-            for spans in layout.parts:
-                parts = [self._slice(whole, layout.axis, s, e, f"{name}/slice") for s, e in spans]
-                slices.append(parts[0] if len(parts) == 1 else self._join(parts, layout.axis, name))
+            slices, axis = [], sharding.axis
+            for spans in sharding.parts:
+                parts = [self._slice(whole, axis, s, e, f"{name}/slice") for s, e in spans]
+                slices.append(parts[0] if len(parts) == 1 else self._join(parts, axis, name))
             self.sliced[key] = slices
         return self.sliced[key][number]
 
@@ -410,19 +382,27 @@ class _Emission:
         assert blob.shape is not None
         if end - start == blob.shape[axis]:
             return name
-        made = self.builder.fresh(label)
-        shape = (*blob.shape[:axis], end - start, *blob.shape[axis + 1 :])
-        self.builder.add(replace(blob, name=made, shape=shape))
         settings: dict[str, Attribute] = {"axis": axis, "start": start, "end": end}
-        self.builder.op(made, "Slice", [name], [made], settings, location=blob.location)
-        return made
+        return self._resized(label, "Slice", [name], settings, end - start)
 
     def _join(self, parts: Sequence[str], axis: int, name: str) -> str:
-        blobs = [self.builder.blobs[part] for part in parts]
-        shape = list(blobs[0].shape or ())
-        shape[axis] = sum((blob.shape or ())[axis] for blob in blobs)
-        made = self.builder.fresh(f"{name}/slices")
-        self.builder.add(replace(blobs[0], name=made, shape=tuple(shape)))
-        place = blobs[0].location
-        self.builder.op(made, "Concat", parts, [made], {"axis": axis}, location=place)
-        return made
+        extent = sum((self.builder.blobs[part].shape or ())[axis] for part in parts)
+        return self._resized(f"{name}/slices", "Concat", parts, {"axis": axis}, extent)
+
+    def _resized(
+        self,
+        label: str,
+        kind: str,
+        inputs: Sequence[str],
+        settings: Mapping[str, Attribute],
+        extent: int,
+    ) -> str:
+        """Add an op whose result differs from its inputs in the extent of `axis` alone."""
+        axis, blob = settings["axis"], self.builder.blobs[inputs[0]]
+        assert isinstance(axis, int)
+        assert blob.shape is not None
+        name = self.builder.fresh(label)
+        shape = (*blob.shape[:axis], extent, *blob.shape[axis + 1 :])
+        self.builder.add(replace(blob, name=name, shape=shape))
+        self.builder.op(name, kind, inputs, [name], settings, location=blob.location)
+        return name

@@ -1,13 +1,11 @@
 """Copies where a graph crosses from one location to another.
 
-Schemes of parallelism put nodes at locations and leave ops that read from elsewhere; this transform
-makes the graph a good one again. A blob goes to each location at most once. Between devices that
-share memory a copy is an alias, which costs nothing at run time.
+Schemes of parallelism leave ops that read from other locations; `insert_copies` adds the copies. A
+blob goes to each location at most once. Between devices that share memory a copy is an alias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from purine.analysis.infer import size_in_bytes
@@ -125,12 +123,12 @@ def copy_name(builder: Builder, blob: str, location: Location) -> str:
     """The name of the copy of a blob at a location."""
     source = builder.blobs[blob].location
     base = copied_from(blob)
-    place = location.device
+    device = location.device
     if location.host != source.host:
-        place = f"{location.host}/{place}"
-    taken = builder.blobs.get(copy_of(base, place))
+        device = f"{location.host}/{device}"
+    taken = builder.blobs.get(copy_of(base, device))
     # A copy that was moved together with its step still has the name of its old location.
-    return copy_of(base if taken is None or taken.location == location else blob, place)
+    return copy_of(base if taken is None or taken.location == location else blob, device)
 
 
 def add_copy(builder: Builder, blob: str, location: Location, maker: Op | None = None) -> str:
@@ -139,16 +137,8 @@ def add_copy(builder: Builder, blob: str, location: Location, maker: Op | None =
     name = builder.fresh(copy_name(builder, blob, location))
     builder.add(replace(source, name=name, location=location))
     settings = _settings(source.location, location)
-    builder.op(
-        name,
-        "Copy",
-        [blob],
-        [name],
-        settings,
-        location=location,
-        lane="inbound",
-        origin=replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy"),
-    )
+    origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
+    builder.add(Op(name, "Copy", (blob,), (name,), settings, location, "inbound", origin=origin))
     return name
 
 
@@ -160,34 +150,28 @@ class _Copies:
         self.producers = graph.producers
         copies = [op for op in graph.ops.values() if op.kind == "Copy"]
         self.origins = {op.outputs[0]: op.inputs[0] for op in copies}
-        self.found = self._places(graph, copies)
-
-    def _places(self, graph: Graph, copies: Iterable[Op]) -> dict[tuple[str, Location], str]:
-        found: dict[tuple[str, Location], str] = {}
-        for op in copies:
-            name = op.outputs[0]
-            found.setdefault((_origin(self.origins, name), graph.blobs[name].location), name)
-        return found
+        self.copies: dict[tuple[str, Location], str] = {}
+        for name in list(self.origins):
+            self.copies.setdefault((self._origin(name), graph.blobs[name].location), name)
 
     def at(self, blob: str, location: Location) -> str:
         """The blob itself where it is there, else its copy."""
         source = self.builder.blobs.get(blob)
         if source is None or source.location == location:
             return blob
-        origin = _origin(self.origins, blob)
+        origin = self._origin(blob)
         if self.builder.blobs[origin].location == location:
             return origin
-        if (origin, location) not in self.found:
-            made = add_copy(self.builder, origin, location, self.producers.get(origin))
-            self.origins[made] = origin
-            self.found[origin, location] = made
-        return self.found[origin, location]
+        if (origin, location) not in self.copies:
+            copy = add_copy(self.builder, origin, location, self.producers.get(origin))
+            self.origins[copy] = origin
+            self.copies[origin, location] = copy
+        return self.copies[origin, location]
 
-
-def _origin(origins: dict[str, str], name: str) -> str:
-    while name in origins:
-        name = origins[name]
-    return name
+    def _origin(self, name: str) -> str:
+        while name in self.origins:
+            name = self.origins[name]
+        return name
 
 
 def _settings(source: Location, target: Location) -> dict[str, Attribute]:

@@ -17,6 +17,7 @@ __all__ = [
     "parse_devices",
     "refuse_repeated",
     "shares_memory",
+    "wrong_devices",
 ]
 
 _SPAN = re.compile(r"(cpu|cuda):([0-9]{1,3})(?:-([0-9]{1,3}))?")
@@ -29,7 +30,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
     >>> parse_devices("cpu:0-2,cuda:1")
     ('cpu:0', 'cpu:1', 'cpu:2', 'cuda:1')
     """
-    found: list[str] = []
+    names: list[str] = []
     for item in text.split(","):
         span = _SPAN.fullmatch(item.strip())
         first, last = (int(span[2]), int(span[3] or span[2])) if span else (1, 0)
@@ -41,16 +42,11 @@ def parse_devices(text: str) -> tuple[str, ...]:
                 found=shown(item.strip()),
                 remedy="write for example --devices cpu:0-3",
             )
-        found += [f"{span[1]}:{number}" for number in range(first, last + 1)]
-    twice = next((name for name in found if found.count(name) > 1), None)
+        names += [f"{span[1]}:{number}" for number in range(first, last + 1)]
+    twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(
-            f"device {twice} is named twice",
-            expected="each device once",
-            found=text,
-            remedy="name every device once",
-        )
-    return tuple(found)
+        raise wrong_devices(f"device {twice} is named twice", "each device once", text)
+    return tuple(names)
 
 
 def as_location(device: str | Location) -> Location:
@@ -67,12 +63,19 @@ def as_locations(devices: str | Iterable[str | Location]) -> tuple[Location, ...
 def refuse_repeated(places: Sequence[Location], remedy: str = "name every device once") -> None:
     """An error where a device is among the places twice."""
     if len(set(places)) != len(places):
-        raise ConfigError(
-            "a device is named twice",
-            expected="each device once",
-            found=", ".join(place.device for place in places),
-            remedy=remedy,
-        )
+        raise wrong_devices("a device is named twice", "each device once", places, remedy)
+
+
+def wrong_devices(
+    what: str,
+    expected: str,
+    devices: str | Iterable[Location],
+    remedy: str = "name every device once",
+) -> ConfigError:
+    """The error for devices, as text or one by one, that are too few, too many or repeated."""
+    if not isinstance(devices, str):
+        devices = ", ".join(location.device for location in devices) or "none"
+    return ConfigError(what, expected=expected, found=devices, remedy=remedy)
 
 
 @checked

@@ -1,8 +1,7 @@
 """Placing ops on devices by name: model parallelism written by hand.
 
-What belongs to an op follows it: the blobs it makes, the parameters it is the first to read, and in
-a training step its backward, and the updates and memories of these parameters. Copies are put where
-the graph crosses from one device to another, so no number changes.
+The outputs of an op follow it, and so do the parameters that it is the first to read, their updates
+and optimizer state, and the backward of the op. Copies are inserted, so no number changes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from purine.graph import NOTHING, Builder, Graph, Location
 from purine.graph.names import GRADIENT, has_gradients, origin_of
 from purine.nearest import nearest_names
 from purine.placement.copies import insert_copies, without_copies
-from purine.placement.devices import as_location, as_locations, devices_of
+from purine.placement.devices import as_location, as_locations, devices_of, wrong_devices
 from purine.registry.clock import ITERATION, SEED
 
 __all__ = [
@@ -70,15 +69,12 @@ def to_device(graph: Graph, device: str | Location) -> Graph:
     """
     target = as_location(device)
     bare = without_copies(graph)
-    found = devices_of(bare)
-    if len(found) > 1:
-        raise ConfigError(
-            "the graph is on several devices",
-            expected="a graph on one device",
-            found=", ".join(place.device for place in found),
-            remedy="use place, or name the devices in the scheme of parallelism",
-        )
-    used = (*found, *(blob.location for blob in bare.blobs.values()))
+    own = devices_of(bare)
+    if len(own) > 1:
+        remedy = "use place, or name the devices in the scheme of parallelism"
+        what = "the graph is on several devices"
+        raise wrong_devices(what, "a graph on one device", own, remedy)
+    used = (*own, *(blob.location for blob in bare.blobs.values()))
     return to_devices(bare, dict.fromkeys(used, target))
 
 
@@ -109,12 +105,9 @@ def place_at_cut(
     refuse_gradients(net, "place_at_cut")
     places = as_locations(devices)
     if len(places) != len(names) + 1:
-        raise ConfigError(
-            f"{len(names)} cuts make {len(names) + 1} stages, for {len(places)} devices",
-            expected=f"{len(names) + 1} devices",
-            found=", ".join(place.device for place in places) or "none",
-            remedy="name one device more than cuts",
-        )
+        what = f"{len(names)} cuts make {len(names) + 1} stages, for {len(places)} devices"
+        expected, remedy = f"{len(names) + 1} devices", "name one device more than cuts"
+        raise wrong_devices(what, expected, places, remedy)
     bare = without_copies(net)
     for name in names:
         if name not in bare.ops:
@@ -141,13 +134,13 @@ def place_at_cut(
 
 def matching(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
     """The ops whose names match a pattern, in graph order; an error for a pattern without any."""
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
-        names = {name for name in graph.ops if fnmatchcase(name, pattern)}
-        if not names:
+        matches = {name for name in graph.ops if fnmatchcase(name, pattern)}
+        if not matches:
             raise no_match(graph, pattern)
-        found |= names
-    return tuple(name for name in graph.ops if name in found)
+        names |= matches
+    return tuple(name for name in graph.ops if name in names)
 
 
 def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
@@ -172,7 +165,8 @@ def moved(graph: Graph, named: Mapping[str, Location]) -> Graph:
         if first.get(name) in named and name not in (SEED, ITERATION):
             homes[name] = named[first[name]]
     for name in later:
-        target = None if name in named else _followed(graph, named, homes, name)
+        of = origin_of(graph.ops[name]).of
+        target = None if name in named else homes.get(of) or named.get(of)
         if target is not None:
             put(name, target)
     for name, state in graph.states.items():
@@ -197,14 +191,6 @@ def _with_helpers(graph: Graph, named: Mapping[str, Location]) -> dict[str, Loca
     return locations
 
 
-def _followed(
-    graph: Graph, named: Mapping[str, Location], homes: Mapping[str, Location], name: str
-) -> Location | None:
-    """Where an op of a backward or an update goes if what it belongs to was moved."""
-    of = origin_of(graph.ops[name]).of
-    return homes.get(of) or named.get(of)
-
-
 def refuse_gradients(net: Graph, transform: str) -> None:
     """An error for a graph that is not a net any more."""
     if has_gradients(net):
@@ -224,7 +210,7 @@ def refuse_casts(net: Graph, transform: str) -> None:
         if net.states[op.inputs[0]].trainable and op.name.startswith(f"{op.inputs[0]}/"):
             raise GraphError(
                 f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut",
-                op=op.name,
+                op=op,
                 blob=op.inputs[0],
                 expected="a net in float32",
                 found=f"a cast to {op.attributes.get('dtype')}",

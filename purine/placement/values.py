@@ -22,15 +22,22 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
     What a solver remembers of a parameter is cut as the parameter is. States that are not cut keep
     their values.
     """
-    found: dict[str, Tensor] = {}
+    pieces: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, (whole, part) in _shards(graph).items():
         if whole in values:
-            if tuple(values[whole].shape) != part.whole:
-                raise _misfit(whole, part.whole, tuple(values[whole].shape))
-            found[name] = part.take(values[whole])
+            shape = tuple(values[whole].shape)
+            if shape != part.whole:
+                raise ConfigError(
+                    f"the value of {whole!r} has another size than the net it is for",
+                    blob=whole,
+                    expected=f"size {list(part.whole)}",
+                    found=f"size {list(shape)}",
+                    remedy="give the values of the net that was sharded",
+                )
+            pieces[name] = part.take(values[whole])
             used.add(whole)
-    return {**{name: value for name, value in values.items() if name not in used}, **found}
+    return {**{name: value for name, value in values.items() if name not in used}, **pieces}
 
 
 @checked
@@ -46,45 +53,31 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
     True
     """
     shards = _shards(graph)
-    found: dict[str, Tensor] = {}
+    wholes: dict[str, Tensor] = {}
     for name, value in values.items():
         if name not in shards:
-            found[name] = value
+            wholes[name] = value
             continue
         whole, part = shards[name]
-        if whole not in found:
-            found[whole] = value.new_empty(part.whole)
+        if whole not in wholes:
+            wholes[whole] = value.new_empty(part.whole)
         start = 0
         for low, high in part.spans:
-            end = start + high - low
-            found[whole].narrow(part.axis, low, high - low).copy_(
-                value.narrow(part.axis, start, end - start)
-            )
-            start = end
-    return found
+            size = high - low
+            target = wholes[whole].narrow(part.axis, low, size)
+            target.copy_(value.narrow(part.axis, start, size))
+            start += size
+    return wholes
 
 
 def _shards(graph: Graph) -> dict[str, tuple[str, Shard]]:
     """The states that are shards, with the names of their wholes: parameters and their memories."""
-    own = {}
-    for name, state in graph.states.items():
-        part = shard_of(state.filler)
-        if part is not None:
-            own[name] = part
-    found = {name: (part.of, part) for name, part in own.items()}
+    parts = {name: shard_of(state.filler) for name, state in graph.states.items()}
+    own = {name: part for name, part in parts.items() if part is not None}
+    shards = {name: (part.of, part) for name, part in own.items()}
     for name, state in graph.states.items():
         parameter = None if state.origin is None else state.origin.of
         if parameter in own:
             whole = own[parameter].of
-            found[name] = (slot_of(name.removesuffix(f"/{parameter}"), whole), own[parameter])
-    return found
-
-
-def _misfit(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> ConfigError:
-    return ConfigError(
-        f"the value of {name!r} has another size than the net it is for",
-        blob=name,
-        expected=f"size {list(expected)}",
-        found=f"size {list(found)}",
-        remedy="give the values of the net that was sharded",
-    )
+            shards[name] = (slot_of(name.removesuffix(f"/{parameter}"), whole), own[parameter])
+    return shards

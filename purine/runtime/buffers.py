@@ -119,25 +119,20 @@ class Buffers:
 
     def held(self) -> int:
         """The number of values that are held now, constants not counted."""
-        constants = len(self.program.constants)
-        return (
-            sum(v is not None for values in self._values for v in values) - constants * self.slots
-        )
+        held = sum(value is not None for values in self._values for value in values)
+        return held - len(self.program.constants) * self.slots
 
     def _kernel_error(
         self, token: int, op: Op, inputs: Sequence[Tensor], error: Exception
     ) -> KernelError:
-        iteration = token // self.size
         given = ", ".join(
             f"{name}: {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
             for name, value in zip(op.inputs, inputs, strict=True)
         )
         return KernelError(
             f"op {op.name!r} ({op.kind}) at {op.location}, lane {op.lane}, "
-            f"failed in iteration {iteration}: {error}",
-            where=op.where,
-            op=op.name,
-            location=str(op.location),
+            f"failed in iteration {token // self.size}: {error}",
+            op=op,
             expected="a kernel that takes its inputs",
             found=f"{type(error).__name__} on {given or 'no inputs'}",
             remedy="mend the inputs or the op; the last checkpoint is intact",
@@ -146,6 +141,6 @@ class Buffers:
 
 def _separate(step: Step, arguments: list[Any], watched: Sequence[int]) -> None:
     """Copy what the kernel writes over and another op has still to read."""
-    for place, family in step.over:
+    for position, family in step.over:
         if watched[family] != 1:
-            arguments[place] = arguments[place].clone()
+            arguments[position] = arguments[position].clone()

@@ -1,12 +1,10 @@
 """Checkpoints: the values of all states after an iteration, from which a run can resume.
 
-A checkpoint is the folder `<run>/checkpoints/<iteration>/` with two files. `states.safetensors`
-holds the values by blob name. `manifest.json` describes them; it holds a checksum of the values and
-one of itself.
+A checkpoint is the folder `<run>/checkpoints/<iteration>/`. `states.safetensors` holds the values
+by blob name. `manifest.json` describes them; it holds a checksum of the values and one of itself.
 
 Invariant: a checkpoint that can be seen is complete. It is written under a temporary name, flushed
-to disk and then renamed; it loses its name before it is deleted. A crash at any moment leaves the
-previous checkpoint, or the new one, or both.
+to disk and then renamed; it loses its name before it is deleted.
 """
 
 from __future__ import annotations
@@ -26,32 +24,21 @@ from purine.errors import CheckpointError, ConfigError
 from purine.graph import Graph
 from purine.registry.aten import dtype_name
 from purine.registry.clock import ITERATION, SEED
-from purine.runtime import checkpoint_folder as folders
-from purine.runtime.checkpoint_folder import FOLDER, LARGEST, os_errors
-from purine.runtime.checkpoint_manifest import (
+from purine.runtime import _checkpoint_folder as folders
+from purine.runtime import _checkpoint_manifest as manifests
+from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors
+from purine.runtime._checkpoint_manifest import (
     MANIFEST,
     STATES,
     Manifest,
     checksum,
     damaged,
     describe,
-    manifest_text,
     purine_version,
-    read_manifest,
-    sha256_of,
     some_names,
 )
 
-__all__ = [
-    "LARGEST",
-    "Checkpoint",
-    "checksum",
-    "latest",
-    "load",
-    "match",
-    "purine_version",
-    "save",
-]
+__all__ = ["LARGEST", "Checkpoint", "checksum", "latest", "load", "match", "purine_version", "save"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +65,8 @@ def save(
 ) -> Path:
     """Write a checkpoint of the run in `folder` and return the checkpoint's own folder.
 
-    The values must not change until this returns. `extra` holds whatever else the run needs in
-    order to resume, as plain JSON. Of this checkpoint and the earlier ones the newest `keep` stay.
-    Later ones, of a run that was resumed from an earlier iteration, are not touched.
+    The values must not change until this returns. `extra` is plain JSON. Of this checkpoint and the
+    earlier ones the newest `keep` stay. Later ones are not touched.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as run:
@@ -88,7 +74,17 @@ def save(
     ...     print(path.name, load(path).values["w"])
     000000007 tensor([1., 1.])
     """
-    _check_options(iteration, keep)
+    if not 0 <= iteration <= LARGEST:
+        raise ConfigError(
+            f"a checkpoint cannot have iteration {iteration}",
+            expected=f"0 to {LARGEST}",
+            found=str(iteration),
+            remedy="count iterations from 0",
+        )
+    if keep < 1:
+        expected = "1 or more checkpoints to keep"
+        remedy = "pass keep=2, so that a good one stays while the next is written"
+        raise wrong_value(ConfigError, "keep", keep, expected, remedy=remedy)
     parent = folder / FOLDER
     target = folders.path_of(parent, iteration)
     remedy = "free space there, or choose a folder that this user may write"
@@ -99,7 +95,7 @@ def save(
             states, manifest = temporary / STATES, temporary / MANIFEST
             _write_values(states, values, target)
             try:
-                text = manifest_text(
+                text = manifests.manifest_text(
                     states, values, iteration=iteration, seed=seed, digest=digest, extra=extra or {}
                 )
             except (TypeError, ValueError) as error:
@@ -166,26 +162,10 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
             raise differ(what, name, some_names(graph.states), describe(value))
     for name, value in checkpoint.values.items():
         blob, found = graph.blobs[name], f"{name}: {describe(value)}"
-        if blob.shape is not None and blob.shape != tuple(value.shape):
-            what = f"state {name!r} has another shape in the checkpoint"
-            raise differ(what, name, str(blob), found)
-        if blob.dtype != dtype_name(value.dtype):
-            what = f"state {name!r} has another dtype in the checkpoint"
-            raise differ(what, name, str(blob), found)
-
-
-def _check_options(iteration: int, keep: int) -> None:
-    if not 0 <= iteration <= LARGEST:
-        raise ConfigError(
-            f"a checkpoint cannot have iteration {iteration}",
-            expected=f"0 to {LARGEST}",
-            found=str(iteration),
-            remedy="count iterations from 0",
-        )
-    if keep < 1:
-        expected = "1 or more checkpoints to keep"
-        remedy = "pass keep=2, so that a good one stays while the next is written"
-        raise wrong_value(ConfigError, "keep", keep, expected, remedy=remedy)
+        same_shape = blob.shape is None or blob.shape == tuple(value.shape)
+        if not same_shape or blob.dtype != dtype_name(value.dtype):
+            what = f"state {name!r} has another {'dtype' if same_shape else 'shape'} in the "
+            raise differ(f"{what}checkpoint", name, str(blob), found)
 
 
 def _write_values(file: Path, values: Mapping[str, Tensor], target: Path) -> None:
@@ -238,7 +218,7 @@ def _resolve(path: Path) -> Path:
 
 def _read(path: Path) -> Checkpoint:
     """The checkpoint in a folder; the error for a damaged one has no remedy yet."""
-    manifest = read_manifest(path)
+    manifest = manifests.read_manifest(path)
     with os_errors("cannot read the checkpoint", path):
         values = _read_values(path, manifest)
     if manifest.version == 1:
@@ -254,12 +234,11 @@ def _read_values(path: Path, manifest: Manifest) -> dict[str, Tensor]:
         raise damaged(path, "the values are missing", STATES, "no such file")
     size = file.stat().st_size
     if size != manifest.bytes:
-        what = f"{STATES} has another size"
-        raise damaged(path, what, f"{manifest.bytes} bytes", f"{size} bytes")
-    sha256 = sha256_of(file)
-    if sha256 != manifest.sha256:
-        what = f"{STATES} is damaged"
-        raise damaged(path, what, f"sha256 {manifest.sha256}", f"sha256 {sha256}")
+        expected, found = f"{manifest.bytes} bytes", f"{size} bytes"
+        raise damaged(path, f"{STATES} has another size", expected, found)
+    expected, found = f"sha256 {manifest.sha256}", f"sha256 {manifests.sha256_of(file)}"
+    if expected != found:
+        raise damaged(path, f"{STATES} is damaged", expected, found)
     try:
         with safe_open(file, framework="pt") as stored:
             # Cloned, since a tensor may be the mapped file, which may be deleted later.
@@ -269,8 +248,7 @@ def _read_values(path: Path, manifest: Manifest) -> dict[str, Tensor]:
         raise damaged(path, what, "a safetensors file", str(error)) from error
     forms = {name: describe(value) for name, value in values.items()}
     for name in dict.fromkeys([*manifest.forms, *forms]):
-        expected = manifest.forms.get(name, "no such state")
-        found = forms.get(name, "no such state")
+        expected, found = (known.get(name, "no such state") for known in (manifest.forms, forms))
         if expected != found:
             what = f"{STATES} and the manifest differ in state {name!r}"
             raise damaged(path, what, expected, found, blob=name)

@@ -10,28 +10,19 @@ from purine.errors import ConfigError, RunError
 from purine.graph import Graph
 from purine.lowering import lower
 from purine.machine.settings import tf32_of
+from purine.nearest import unknown_name
+from purine.runtime import values as tensors
 from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import data_ops
 from purine.runtime.program import compile_program
-from purine.runtime.values import (
-    LARGEST_SEED,
-    Values,
-    as_tensor,
-    at_home,
-    check_value,
-    initial_states,
-)
+from purine.runtime.values import LARGEST_SEED, Values, at_home, initial_states
 
 __all__ = ["compute"]
 
 
 @checked
 def compute(
-    graph: Graph,
-    feeds: Values | None = None,
-    *,
-    states: Values | None = None,
-    seed: int = 0,
+    graph: Graph, feeds: Values | None = None, *, states: Values | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
     """Run one iteration of a graph whose inputs are fed, and return its outputs.
 
@@ -47,21 +38,19 @@ def compute(
     at_least("seed", seed, 0, LARGEST_SEED)
     feeds, states = feeds or {}, states or {}
     _check_names(graph, feeds, states)
-    values = {name: as_tensor(graph, name, value) for name, value in {**feeds, **states}.items()}
+    given = {**feeds, **states}
+    values = {name: tensors.as_tensor(graph, name, value) for name, value in given.items()}
     for name, value in values.items():
-        check_value(graph, name, value)
+        tensors.check_value(graph, name, value)
     first = initial_states(graph, seed, {name: values[name].clone() for name in states})
-    executor = Executor(
+    with Executor(
         compile_program(lower(graph)),
         states={name: at_home(graph, name, value) for name, value in first.items()},
         feeds={name: at_home(graph, name, values[name]) for name in graph.inputs},
         settings=Settings(credit=1, tf32=tf32_of(graph, False)),
-    )
-    try:
+    ) as executor:
         executor.extend(1)
         return executor.wait(0)
-    finally:
-        executor.close()
 
 
 def _check_names(graph: Graph, feeds: Values, states: Values) -> None:
@@ -85,10 +74,6 @@ def _check_names(graph: Graph, feeds: Values, states: Values) -> None:
         )
     for name in (*feeds, *states):
         if name not in graph.inputs and name not in graph.states:
-            raise RunError(
-                f"there is no input or state {name!r}",
-                blob=name,
-                expected=", ".join((*graph.inputs, *graph.states)) or "none",
-                found=repr(name),
-                remedy="correct the name, or leave it out of feeds and states",
-            )
+            known = (*graph.inputs, *graph.states)
+            remedy = "correct the name, or leave it out of feeds and states"
+            raise unknown_name(RunError, "input or state", name, known, remedy=remedy)

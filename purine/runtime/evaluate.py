@@ -25,10 +25,7 @@ __all__ = ["Evaluation"]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Means over the test part of `data`, with the `values` of states by their names.
-
-    States that `values` leaves out have the values of their fillers under `seed`.
-    """
+    """Means over the test part of `data`; states without `values` are filled from `seed`."""
 
     data: DataSet | None
     values: Mapping[str, Tensor]
@@ -44,12 +41,11 @@ class Evaluation:
         batch, count = batch_of(graph, data_ops(graph)[0]), len(data.test)
         whole, rest = divmod(count, batch)
         totals = dict.fromkeys(graph.outputs, 0.0)
-        if whole:
-            for name, total in self._sums(graph, data, 0, whole).items():
-                totals[name] += total * batch
-        if rest:
-            for name, total in self._sums(with_batch(graph, rest), data, count - rest, 1).items():
-                totals[name] += total * rest
+        for size, start, times in ((batch, 0, whole), (rest, count - rest, 1)):
+            if size and times:
+                sized = graph if size == batch else with_batch(graph, size)
+                for name, total in self._sums(sized, data, start, times).items():
+                    totals[name] += total * size
         return {name: total / count for name, total in totals.items()}
 
     def _checked_data(self, graph: Graph) -> DataSet:
@@ -77,21 +73,15 @@ class Evaluation:
 
     def _sums(self, graph: Graph, data: DataSet, start: int, times: int) -> dict[str, float]:
         """The sums of the outputs over `times` batches of the rows from `start` on."""
-        executor = Executor(
-            compile_program(lower(graph), read_rows(graph, data, start)),
-            states=self._states(graph),
-            settings=Settings(
-                credit=self.credit, threads=self.threads, tf32=tf32_of(graph, self.tf32)
-            ),
-        )
+        program = compile_program(lower(graph), read_rows(graph, data, start))
+        tf32, states = tf32_of(graph, self.tf32), self._states(graph)
+        settings = Settings(credit=self.credit, threads=self.threads, tf32=tf32)
         totals = dict.fromkeys(graph.outputs, 0.0)
-        try:
+        with Executor(program, states=states, settings=settings) as executor:
             for iteration in range(times):
                 executor.extend(min(times, iteration + self.credit))
                 for name, value in executor.wait(iteration).items():
                     totals[name] += float(value)
-        finally:
-            executor.close()
         return totals
 
     def _states(self, graph: Graph) -> dict[str, Tensor]:

@@ -1,8 +1,7 @@
 """Running a program: a thread per CPU lane, and one for all GPUs, around one core.
 
 A lane runs its next ready op itself, in line; only an op of another lane costs a hop between
-threads. One lock guards the core and the queues and is held for microseconds. Kernels run outside
-of it, and torch's kernels release the interpreter's lock as well.
+threads. One lock guards the core and the queues. Kernels run outside of it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from time import perf_counter_ns
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -45,10 +43,9 @@ high bit `_COMPUTE`, so that transfers run first: other devices wait for those."
 class Settings:
     """How an executor uses the machine.
 
-    `credit` bounds the iterations in flight. `cores` are those of each device. A compute lane uses
-    as many threads as its device has cores, or `threads` where the device has no cores of its own.
-    While iterations are in flight float32 products on GPUs use TF32 or not, as `tf32` says; None
-    leaves that to torch. `record` keeps a trace.
+    `credit` bounds the iterations in flight. A compute lane uses as many threads as its device has
+    `cores`, or `threads` where it has none of its own. `tf32` says whether float32 products on GPUs
+    use TF32; None leaves that to torch. `record` keeps a trace.
     """
 
     credit: int = 2
@@ -61,9 +58,9 @@ class Settings:
 class Executor:
     """One execution of a program on this machine.
 
-    `states` gives the value of every state at iteration `start`, `feeds` that of every input, the
-    same in all iterations. The executor owns the tensors of the states: it writes over them. Its
-    threads start with the first iteration that may run, and end with `close`.
+    `states` gives the value of every state at iteration `start`, `feeds` that of every input. The
+    executor owns the tensors of the states: it writes over them. Its threads start with the first
+    iteration that may run, and end with `close`.
     """
 
     def __init__(
@@ -76,30 +73,35 @@ class Executor:
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        self.graph, self.plan = program.graph, program.plan
-        self.settings = settings
+        credit, plan = settings.credit, program.plan
+        self.graph, self.plan, self.settings = program.graph, plan, settings
         self.threads = settings.threads or threads_of_all()
-        self.core = Core(program.plan, start=start, credit=settings.credit)
+        self.core = Core(plan, start=start, credit=credit)
         self.buffers = Buffers(
-            program, states=states, feeds=feeds or {}, start=start, credit=settings.credit
+            program, states=states, feeds=feeds or {}, start=start, credit=credit
         )
-        gpus = any(is_gpu(location) for location, _ in program.plan.stations)
+        gpus = any(is_gpu(location) for location, _ in plan.stations)
         self._streams = Streams(self.buffers, start=start, record=settings.record) if gpus else None
         self._run = self.buffers.run if self._streams is None else self._streams.run
-        self._holds = False
         self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start
         self._failure: RunError | None = None
-        self._stopped = False
+        self._holds = self._stopped = False
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._host = threading.Condition(self._lock)
-        self._workers, worker_of = _workers(program.plan.stations, settings.cores)
-        self._worker_of = tuple(worker_of[station] for station in program.plan.station)
-        shared = len(self._workers) < len(program.plan.stations)
+        self._threads: list[threading.Thread] = []
+        self._make_queues()
+
+    def _make_queues(self) -> None:
+        """A queue for each thread, and for each op the number of its thread and its priority."""
+        stations, station_of = self.plan.stations, self.plan.station
+        self._workers, worker_of = _workers(stations, self.settings.cores)
+        self._worker_of = tuple(worker_of[station] for station in station_of)
+        shared = len(self._workers) < len(stations)
         self._later = tuple(
-            _COMPUTE if shared and program.plan.stations[station][1].startswith("compute") else 0
-            for station in program.plan.station
+            _COMPUTE if shared and stations[station][1].startswith("compute") else 0
+            for station in station_of
         )
         # A lane sleeps by acquiring its bell, and whoever has work for it releases the bell. That
         # costs half of a condition variable, and hops dominate a graph of small ops.
@@ -109,29 +111,21 @@ class Executor:
         self._asleep = [False for _ in self._workers]
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
-        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _start(self) -> None:
         """Start the threads, once. Holds the lock."""
         if self._threads or self._stopped:
             return
-        self._threads = [
-            threading.Thread(
-                target=self._lane, args=(index,), name=f"{location} {lane}", daemon=True
-            )
-            for index, (location, lane) in enumerate(self._workers)
-        ]
+        for index, (location, lane) in enumerate(self._workers):
+            name = f"{location} {lane}"
+            thread = threading.Thread(target=self._lane, args=(index,), name=name, daemon=True)
+            self._threads.append(thread)
         for thread in self._threads:
             thread.start()
 
@@ -364,16 +358,13 @@ def _workers(
 
 
 def _stall(core: Core, graph: Graph) -> StallError:
-    waiting = core.waiting()
+    waiting, producers = core.waiting(), graph.producers
     lines = []
     for iteration, name, _ in waiting[:5]:
         op = graph.ops[name]
-        needs = ", ".join(
-            f"{blob} from {graph.producers[blob].name}"
-            for blob in op.inputs
-            if blob in graph.producers
-        )
-        lines.append(f"op {name!r} at {op.location} in iteration {iteration} waits for {needs}")
+        needs = (f"{blob} from {producers[blob].name}" for blob in op.inputs if blob in producers)
+        lines.append(f"op {name!r} at {op.location} in iteration {iteration} waits for ")
+        lines[-1] += ", ".join(needs)
     return StallError(
         f"no op can run and iteration {core.completed} is not complete",
         expected="every op to become ready in the end",

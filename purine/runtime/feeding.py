@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +17,8 @@ from purine.graph import NOTHING, Blob, Graph, Op
 from purine.machine.cores import on_gpus
 from purine.registry.aten import dtype_of
 from purine.registry.kind import Kernel
-from purine.runtime.layout import laid_out
 from purine.runtime.streams import is_gpu
+from purine.runtime.values import laid_out
 
 __all__ = ["batch_of", "data_ops", "read_rows", "read_stream"]
 
@@ -33,29 +34,29 @@ def data_ops(graph: Graph) -> list[Op]:
 
 def read_stream(graph: Graph, data: DataSet | None) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads the batch of an iteration, epoch after epoch."""
-    kernels: dict[str, Kernel] = {}
-    for op in data_ops(graph):
-        source = _source(op, data)
-        _check_fields(graph, op, source)
-        kernels[op.name] = _into_pinned(graph, _stream_kernel(graph, op, source))
-    return kernels
+    return _kernels(graph, data, partial(_stream_kernel, graph))
 
 
 def read_rows(graph: Graph, data: DataSet | None, start: int) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads its source from row `start` on, in order and once."""
+    return _kernels(graph, data, partial(_rows_kernel, graph, start))
+
+
+def _kernels(
+    graph: Graph, data: DataSet | None, kernel_of: Callable[[Op, Source], Kernel]
+) -> Mapping[str, Kernel]:
+    """The kernels of all `Data` ops, once their sources are checked."""
     kernels: dict[str, Kernel] = {}
+    pinned = on_gpus(graph) and torch.cuda.is_available()
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernels[op.name] = _into_pinned(graph, _rows_kernel(graph, op, source, start))
+        kernel = kernel_of(op, source)
+        kernels[op.name] = _into_pinned(kernel) if pinned else kernel
     return kernels
 
 
-def _into_pinned(graph: Graph, kernel: Kernel) -> Kernel:
-    """A kernel whose batches are in pinned memory, if the graph has ops on GPUs of this machine."""
-    if not on_gpus(graph) or not torch.cuda.is_available():
-        return kernel
-
+def _into_pinned(kernel: Kernel) -> Kernel:
     def read(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
         batch = kernel(*tensors)
         if isinstance(batch, Tensor):
@@ -80,7 +81,7 @@ def _stream_kernel(graph: Graph, op: Op, source: Source) -> Kernel:
     return kernel
 
 
-def _rows_kernel(graph: Graph, op: Op, source: Source, start: int) -> Kernel:
+def _rows_kernel(graph: Graph, start: int, op: Op, source: Source) -> Kernel:
     batch, forms = batch_of(graph, op), _forms(graph, op)
 
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
@@ -95,20 +96,15 @@ def _forms(graph: Graph, op: Op) -> tuple[_Form, ...]:
 
     Batches that only GPUs read keep the layout in which they are stored. The GPU converts them.
     """
-    blobs = [graph.blobs[name] if name != NOTHING else None for name in op.outputs]
-    return tuple(
-        None
-        if blob is None
-        else (dtype_of(blob.dtype), "" if _for_gpus(graph, blob.name) else blob.layout)
-        for blob in blobs
-    )
 
+    def form(name: str) -> _Form:
+        blob, readers = graph.blobs[name], graph.consumers[name]
+        for_gpus = readers and all(
+            op.kind == "Copy" and is_gpu(graph.blobs[op.outputs[0]].location) for op in readers
+        )
+        return dtype_of(blob.dtype), "" if for_gpus else blob.layout
 
-def _for_gpus(graph: Graph, name: str) -> bool:
-    readers = graph.consumers[name]
-    return bool(readers) and all(
-        op.kind == "Copy" and is_gpu(graph.blobs[op.outputs[0]].location) for op in readers
-    )
+    return tuple(None if name == NOTHING else form(name) for name in op.outputs)
 
 
 def _in_form(values: tuple[Tensor, ...], forms: tuple[_Form, ...]) -> tuple[Tensor, ...] | Tensor:

@@ -1,7 +1,7 @@
 """A lowered graph with its kernels: what an executor on this machine does for each op.
 
-Everything about buffers is decided here, before anything runs: when a value is released, which
-results are written over an input that nobody reads again, and which states may be updated in place.
+When values are released, and which results are written over an input, is decided here, before
+anything runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Step:
     """What to do for one op; blobs are numbers into the values of an iteration.
 
     `writes` has -1 for results that nobody needs. `carries` are pairs (result, blob that the next
-    iteration reads). `drops` are values that this op alone reads; `shared` are values with several
-    readers, released by the last. `families` are the watched families that it reads. `over` are
-    pairs (input position, family) that the kernel writes over: when this op is not the last reader
-    of the family, it gets a copy.
+    iteration reads). `drops` are values that this op alone reads, `shared` those with several
+    readers, `families` the watched families that it reads. `over` are pairs (input position,
+    family) that the kernel writes over; it gets a copy unless it is the family's last reader.
     """
 
     kernel: Kernel
@@ -77,9 +76,8 @@ def compile_program(
     """
     graph, plan = lowered.graph, compile_plan(lowered.graph)
     inner = Aliasing(lowered.unsegmented or graph)
-    aliasing = inner
-    if lowered.unsegmented is not None:
-        aliasing = Aliasing(graph, lowered.members, inner)
+    whole = lowered.unsegmented is None
+    aliasing = inner if whole else Aliasing(graph, lowered.members, inner)
     kernels = {**(sources or {}), **lowered.kernels}
     for name, ops in lowered.members.items():
         segment = graph.ops[name]
@@ -111,10 +109,7 @@ class _Compiler:
         kernels: Mapping[str, Kernel],
         fused: Callable[[Op], Kernel] | None,
     ) -> None:
-        self.graph = graph
-        self.aliasing = aliasing
-        self.kernels = kernels
-        self.fused = fused
+        self.graph, self.aliasing, self.kernels, self.fused = graph, aliasing, kernels, fused
         self.numbers = {name: index for index, name in enumerate(graph.blobs)}
         self.carried: dict[str, list[str]] = {}
         """By blob the states whose next value it is."""
@@ -125,8 +120,8 @@ class _Compiler:
     def step(self, op: Op) -> Step:
         aliasing, uses = self.aliasing, self.graph.consumers
         over = tuple(
-            (place, aliasing.watched[aliasing.family[op.inputs[place]]])
-            for place in aliasing.overwrites(op)
+            (position, aliasing.watched[aliasing.family[op.inputs[position]]])
+            for position in aliasing.overwrites(op)
         )
         reads = dict.fromkeys(op.inputs)
         released = [name for name in reads if name not in aliasing.kept]
@@ -136,8 +131,8 @@ class _Compiler:
             tuple(self.numbers[name] for name in op.inputs),
             tuple(self._write(name) for name in op.outputs),
             tuple(
-                (place, self.numbers[read])
-                for place, name in enumerate(op.outputs)
+                (position, self.numbers[read])
+                for position, name in enumerate(op.outputs)
                 for read in self.carried.get(name, ())
             ),
             tuple(self.numbers[name] for name in released if len(uses[name]) == 1),
@@ -154,8 +149,8 @@ class _Compiler:
             return self.fused(op)
         if overwrites or op.kind == FUSED:
             return kind.bind_overwrite(op)
-        place = self.aliasing.overwritable(op)
-        kernel = kind.bind(op) if place is None else aten.bind_over(op, place)
+        position = self.aliasing.overwritable(op)
+        kernel = kind.bind(op) if position is None else aten.bind_over(op, position)
         specs = [spec_of(self.graph.blobs[name]) for name in op.inputs]
         if len(op.outputs) == 1 and results_of(op, specs).several:
             return _first_of(kernel)

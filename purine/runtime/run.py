@@ -1,7 +1,6 @@
 """A run: one graph, its data, its seed, and the values of its states.
 
-The same seed gives the same bits, whatever the interleaving. A run that is resumed from a
-checkpoint computes the same bits as one that was never interrupted.
+The same seed gives the same bits, also when a run is resumed from a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NoReturn
 
 import torch
@@ -32,25 +30,19 @@ from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.placement.values import gather_values, shard_values
 from purine.registry.kind import Kernel
 from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
+from purine.runtime import values as tensors
 from purine.runtime.evaluate import Evaluation
 from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
 from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
-from purine.runtime.values import (
-    LARGEST_SEED,
-    Values,
-    as_tensor,
-    at_home,
-    check_value,
-    initial_states,
-)
+from purine.runtime.values import LARGEST_SEED, Values
 from purine.trace.trace import Trace
 
 __all__ = ["Run"]
@@ -72,13 +64,10 @@ class Run:
     keeps 10 of 23 bits; without it they do not, whatever torch is set to. `record` keeps a trace of
     single ops, or of "segments", the groups of ops that are dispatched together without a trace.
 
-    A checkpoint of a sharded net holds whole states, so it fits any scheme of parallelism. Values
-    that are loaded or set may be whole or in shards.
-
-    A run belongs to the process that made it: a forked child makes its own. Threads may share a
-    run; their calls take turns, and each result of `steps` goes to one of them.
-
-    `purine.machine.effects` lists what a run changes in the whole process.
+    A checkpoint of a sharded net holds whole states, so it fits any scheme of parallelism. A run
+    belongs to the process that made it: a forked child makes its own. Threads may share a run;
+    their calls take turns, and each result of `steps` goes to one of them. `purine.machine.effects`
+    lists what a run changes in the whole process.
 
     >>> import purine as pu
     >>> net = pu.zoo.mlp(batch=32)
@@ -109,7 +98,9 @@ class Run:
         if threads is not None:
             at_least("threads", threads, 1, _MOST_THREADS)
         self.graph = check(graph)
-        _refuse_empty(self.graph)
+        if not self.graph.ops:
+            what, remedy = "the graph has no ops", "build a net first"
+            raise ConfigError(what, expected="at least one op", found="none", remedy=remedy)
         self.data: DataSet | None = None if data is None else as_dataset(data)
         self.seed = seed
         self.credit = prefetch + 1
@@ -145,12 +136,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @checked
@@ -196,19 +182,25 @@ class Run:
         with self._serving():
             if self._failure is not None:
                 raise self._failure
-            given = {name: as_tensor(self.graph, name, value) for name, value in values.items()}
-            tensors = shard_values(self.graph, given)
-            for name, value in tensors.items():
+            converted = {
+                name: tensors.as_tensor(self.graph, name, value) for name, value in values.items()
+            }
+            given = shard_values(self.graph, converted)
+            for name, value in given.items():
                 if name not in self.graph.states:
-                    raise _unknown_state(name, self.graph)
-                check_value(self.graph, name, value)
+                    known, expected = self.graph.states, "the name of a state of the graph"
+                    remedy = "see run.graph.states for the names"
+                    raise unknown_name(
+                        RunError, "state", name, known, expected=expected, remedy=remedy
+                    )
+                tensors.check_value(self.graph, name, value)
             if self._executor is not None:
                 iteration, states = self._settled()
                 self._keep_results()
-                kept = {name: value for name, value in states.items() if name not in tensors}
+                kept = {name: value for name, value in states.items() if name not in given}
                 del states  # `_restart` frees each state once it is copied
                 self._restart(iteration, kept)
-            for name, value in tensors.items():
+            for name, value in given.items():
                 self._states[name] = value.clone()
 
     @checked
@@ -321,7 +313,7 @@ class Run:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
-            self._states = initial_states(self.graph, self.seed, self._states)
+            self._states = tensors.initial_states(self.graph, self.seed, self._states)
             return self._reached, self._states
         with self._noting_failure():
             completed = self._executor.drain()
@@ -365,20 +357,15 @@ class Run:
             self._refuse_inputs()
             self._settled()
             for name, value in self._states.items():
-                self._states[name] = at_home(self.graph, name, value)
+                self._states[name] = tensors.at_home(self.graph, name, value)
             single = self.record not in (False, "segments")
             lowered = lower(self.graph, Options() if single else options_for(self.graph))
+            program = compile_program(lowered, self._sources, fused=self._fused)
+            settings = Settings(
+                self.credit, self.threads, self._cores, self._tf32, record=bool(self.record)
+            )
             self._executor = Executor(
-                compile_program(lowered, self._sources, fused=self._fused),
-                states=self._states,
-                start=self._reached,
-                settings=Settings(
-                    credit=self.credit,
-                    threads=self.threads,
-                    cores=self._cores,
-                    tf32=self._tf32,
-                    record=bool(self.record),
-                ),
+                program, states=self._states, start=self._reached, settings=settings
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
@@ -437,38 +424,15 @@ class _Steps(Iterator[Result]):
             return result
 
 
-def _refuse_empty(graph: Graph) -> None:
-    if not graph.ops:
-        raise ConfigError(
-            "the graph has no ops",
-            expected="at least one op",
-            found="none",
-            remedy="build a net first",
-        )
-
-
 def _no_tf32(graph: Graph) -> ConfigError:
     if on_gpus(graph):
-        return ConfigError(
-            "tf32 is asked for, and effect 'gpu-math' is declined",
-            expected="tf32 without PURINE_DECLINE=gpu-math",
-            found="both",
-            remedy="leave one out",
-        )
+        what = "tf32 is asked for, and effect 'gpu-math' is declined"
+        expected = "tf32 without PURINE_DECLINE=gpu-math"
+        return ConfigError(what, expected=expected, found="both", remedy="leave one out")
     devices = sorted({op.location.device for op in graph.ops.values()})
     return ConfigError(
         "tf32 is asked for, and no op is on a GPU",
         expected="a graph with ops on GPUs, which have TF32",
         found="devices " + ", ".join(devices),
         remedy="leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')",
-    )
-
-
-def _unknown_state(name: str, graph: Graph) -> RunError:
-    return RunError(
-        f"there is no state {name!r}",
-        blob=name,
-        expected="the name of a state of the graph",
-        found=repr(name),
-        remedy=nearest_name(name, graph.states, "see run.graph.states for the names"),
     )

@@ -1,14 +1,12 @@
 """Execution on GPUs: a lane is a stream, and an op is complete when it is enqueued.
 
 One thread enqueues all ops of all GPUs. An event is recorded behind each op that another stream or
-the host waits for. A stream waits for it where the next op is on a GPU, a CPU lane where it is not.
-Copies from the host have a stream of their own, so that batches arrive while the rest of the
-`inbound` lane waits for other devices. Outputs of the graph are copied to the host on the
-`outbound` stream.
+a CPU lane waits for. Copies from the host have a stream of their own, so that batches arrive while
+the rest of the `inbound` lane waits for other devices. Outputs of the graph are copied to the host
+on the `outbound` stream.
 
 Memory belongs to the stream that allocated it. An op of another stream that reads it tells torch's
-allocator, which does not reuse it before that stream has passed. An op that writes over a value
-waits for the other streams that read it.
+allocator. An op that writes over a value waits for the other streams that read it.
 """
 
 from __future__ import annotations
@@ -42,24 +40,20 @@ def is_gpu(location: Location) -> bool:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Who waits for whom, by op number.
-
-    - `queue[k]`: the stream of op k, which is its station and whether it copies from the host.
-    - `waits[k]`: the ops of other streams that op k, on a GPU, waits for, as pairs of an op and how
-      many iterations ago it ran.
-    - `host_waits[k]`: the same for op k on a CPU.
-    - `signals`: the ops that record an event.
-    - `foreign[k]`: the blobs that op k reads from other streams.
-    - `fetched[k]`: the outputs of the graph that op k writes on a GPU, as pairs of an output and
-      how many iterations later it is one. The next value of a state is one an iteration later.
-    """
+    """Who waits for whom, by op number."""
 
     queue: tuple[tuple[int, bool], ...]
+    """The stream of each op: its station, and whether the op copies from the host."""
     waits: tuple[tuple[tuple[int, int], ...], ...]
+    """What an op on a GPU waits for in other streams: an op, and how many iterations ago it ran."""
     host_waits: tuple[tuple[tuple[int, int], ...], ...]
+    """The same for an op on a CPU."""
     signals: frozenset[int]
+    """The ops that record an event."""
     foreign: tuple[tuple[str, ...], ...]
+    """The blobs that an op reads from other streams."""
     fetched: tuple[tuple[tuple[str, int], ...], ...]
+    """Outputs that an op on a GPU writes, and how many iterations later each is one."""
 
 
 def stream_plan(graph: Graph, plan: Plan, program: Program | None = None) -> StreamPlan:

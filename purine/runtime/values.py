@@ -11,13 +11,20 @@ from torch import Tensor
 
 from purine.arguments import shown
 from purine.errors import RunError, in_a_line
-from purine.graph import Graph
+from purine.graph import CHANNELS_LAST, Graph
 from purine.registry.aten import device_of, dtype_name, dtype_of
 from purine.registry.clock import SEED
 from purine.registry.fillers import fill
-from purine.runtime.layout import laid_out
 
-__all__ = ["LARGEST_SEED", "Values", "as_tensor", "at_home", "check_value", "initial_states"]
+__all__ = [
+    "LARGEST_SEED",
+    "Values",
+    "as_tensor",
+    "at_home",
+    "check_value",
+    "initial_states",
+    "laid_out",
+]
 
 Values: TypeAlias = Mapping[str, object]
 """Tensors by the names of their blobs; numpy arrays, lists and numbers are converted."""
@@ -50,6 +57,17 @@ def at_home(graph: Graph, name: str, value: Tensor) -> Tensor:
     """A value on the device and in the layout of its blob."""
     blob = graph.blobs[name]
     return laid_out(value.to(device_of(blob.location)), blob.layout)
+
+
+def laid_out(value: Tensor, layout: str) -> Tensor:
+    """The value itself, or a copy of it in the layout that its blob has.
+
+    A value with one channel lies alike in both layouts; its strides decide which one kernels
+    choose, so they are set in any case.
+    """
+    if layout != CHANNELS_LAST:
+        return value
+    return torch.empty_like(value, memory_format=torch.channels_last).copy_(value)
 
 
 def as_tensor(graph: Graph, name: str, value: object) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.attention import join_attention_gradients
-from purine.compile.rewrites.recorded import Recorded
 from purine.compile.rewrites.sums import fuse_bias_sums
 from tests.kernels.interpreter import interpret, needs_triton
 from tests.kernels.test_sums import calls

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.sums import fuse_bias_sums
 from tests.kernels.interpreter import interpret, needs_triton
 
@@ -137,7 +137,7 @@ for function, given in [
 TOTALS = """
 import operator
 import torch
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.sums import batch_totals
 from tests.kernels.test_sums import aten, calls, rewritten
 

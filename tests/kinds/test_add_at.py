@@ -16,7 +16,7 @@ from purine.analysis.tracing import Spec, trace_joint
 from purine.compile import inductor
 from purine.compile.inductor import compile_function
 from purine.compile.rewrites import apply_rewrites
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.rows import duplicate_row_gathers
 from purine.graph import Location, Op
 from purine.kinds import add_at

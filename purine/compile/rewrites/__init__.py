@@ -17,6 +17,7 @@ from enum import Enum
 
 from torch.fx import GraphModule
 
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.aligned import align_rows
 from purine.compile.rewrites.attention import join_attention_gradients
 from purine.compile.rewrites.cached_weights import cache_casts
@@ -25,7 +26,6 @@ from purine.compile.rewrites.image_conv import reshape_image_convolutions
 from purine.compile.rewrites.masks import recompute_relu_masks
 from purine.compile.rewrites.norms import fuse_norm_gradients
 from purine.compile.rewrites.pools import replace_max_pools
-from purine.compile.rewrites.recorded import Recorded
 from purine.compile.rewrites.rows import duplicate_row_gathers
 from purine.compile.rewrites.scalars import hoist_scalars
 from purine.compile.rewrites.sums import batch_totals, fuse_bias_sums
@@ -201,13 +201,10 @@ def switched_off() -> frozenset[str]:
         return frozenset(known)
     for name in names:
         if name not in known:
-            listed = f"one of {', '.join(known)}, or all"
-            raise ConfigError(
-                f"{WITHOUT} names no rewrite {name!r}",
-                expected="names of rewrites, separated by commas, or all",
-                found=name,
-                remedy=nearest_name(name, known, listed),
-            )
+            expected = "names of rewrites, separated by commas, or all"
+            remedy = nearest_name(name, known, f"one of {', '.join(known)}, or all")
+            what = f"{WITHOUT} names no rewrite {name!r}"
+            raise ConfigError(what, expected=expected, found=name, remedy=remedy)
     return frozenset(names)
 
 

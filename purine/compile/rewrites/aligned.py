@@ -2,9 +2,9 @@
 
 Matrix products whose rows cannot be read by wide loads (a vocabulary of 50,257) are computed from
 matrices that are padded once. The logits stay padded up to the softmax, and from its gradient on,
-so that every kernel over them reads and writes whole vectors. The gradient of a softmax loss is not
-the composition of two gradients, which takes one more pass over all logits: it is written as one
-expression, or computed together with the loss by a kernel of our own.
+so that every kernel over them reads and writes whole vectors. The gradient of a softmax loss is
+written as one expression, or computed together with the loss by a kernel of our own, which saves a
+pass over all logits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import Target
 
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     LOW,
     Recorded,
     adder,
@@ -27,6 +27,7 @@ from purine.compile.rewrites.recorded import (
     replace,
     uses,
     value_of,
+    with_value,
 )
 
 __all__ = ["align_rows"]
@@ -106,8 +107,8 @@ class _Rows:
             sizes = [*value_of(node).shape[:-1], self._width(base)]
             result = add(aten.view.default, wide, sizes)
             if low is not None:
-                self.low[result] = add(aten.view.default, low, sizes)
-                self.low[result].meta["val"] = value_of(low)
+                view = add(aten.view.default, low, sizes)
+                self.low[result] = with_value(view, value_of(low))
         elif low is not None and value_of(node).dtype == value_of(low).dtype:
             result = low
         else:

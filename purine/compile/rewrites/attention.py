@@ -12,7 +12,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     LOW,
     Recorded,
     adder,
@@ -20,6 +20,7 @@ from purine.compile.rewrites.recorded import (
     is_call,
     set_result,
     value_of,
+    with_value,
 )
 
 __all__ = ["attention_gradient_of", "join_attention_gradients"]
@@ -35,12 +36,7 @@ _SHORT, _LONG = 64, 1024
 slower than adding up gradients in memory."""
 _GRID, _OFFSET = 2**16, 2**31
 """Limits of the number of heads of all samples, and of offsets inside a sample."""
-_JOINS = (
-    aten.clone.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-)
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def join_attention_gradients(recorded: Recorded) -> int:
@@ -57,7 +53,7 @@ def join_attention_gradients(recorded: Recorded) -> int:
 def attention_gradient_of(matrix: Node) -> Node | None:
     """The call of our kernel whose result a matrix is, if there is one."""
     columns = value_of(matrix).shape[-1]
-    while matrix.target in _JOINS[1:]:
+    while matrix.target in _VIEWS:
         matrix = matrix.all_input_nodes[0]
     if not is_call(matrix, operator.getitem) or matrix.args[1] != 0:
         return None
@@ -83,13 +79,11 @@ def _joined(node: Node) -> Node | None:
     if [axis % 4 for axis in ints_of(permuted.args[1])] != [0, 2, 1, 3]:
         return None
     joined = _only_user(permuted)
-    contiguous = joined is not None and joined.target in _JOINS and _is_contiguous(joined)
+    if joined is None or joined.target not in (aten.clone.default, *_VIEWS):
+        return None
+    contiguous = "val" in joined.meta and value_of(joined).is_contiguous()
     exclusive = all(_only_user(piece) is whole for piece in pieces)
     return joined if contiguous and exclusive else None
-
-
-def _is_contiguous(node: Node) -> bool:
-    return "val" in node.meta and value_of(node).is_contiguous()
 
 
 def _only_user(node: Node) -> Node | None:
@@ -98,12 +92,9 @@ def _only_user(node: Node) -> Node | None:
 
 def _options(node: Node) -> tuple[object, bool, bool]:
     """The dropout of an attention, whether it is causal, and whether nothing else changes it."""
-    if node.target is _CUDNN:
-        dropout, causal = node.args[13:15]
-        plain = all(item is None for item in node.args[8:11])
-    else:
-        dropout, causal = node.args[10:12]
-        plain = all(item is None for item in node.args[6:8])
+    cudnn = node.target is _CUDNN
+    dropout, causal = node.args[13:15] if cudnn else node.args[10:12]
+    plain = all(item is None for item in (node.args[8:11] if cudnn else node.args[6:8]))
     return dropout, bool(causal), plain
 
 
@@ -140,10 +131,9 @@ def _replace(node: Node, joined: Node) -> None:
     add = adder(node)
     call = add(torch.ops.purine.attention_gradient.default, *node.args[:6], causal, scale)
     set_result(call, *map(value_of, node.args[:6]), causal, scale)
-    whole = add(operator.getitem, call, 0)
-    result = add(aten.view.default, whole, list(value_of(joined).shape))
-    result.meta["val"] = value_of(joined)
-    joined.replace_all_uses_with(result)
+    value, whole = value_of(joined), add(operator.getitem, call, 0)
+    result = add(aten.view.default, whole, list(value.shape))
+    joined.replace_all_uses_with(with_value(result, value))
     (permuted,) = joined.all_input_nodes
     (concatenated,) = permuted.all_input_nodes
     for old in (joined, permuted, concatenated, *node.users, node):

@@ -1,10 +1,9 @@
 """Copies of weights in low precision that are cached between steps.
 
 A step in mixed precision rounds every weight before it reads it. The update at the end of the step
-has the new weight in registers, so it writes the rounded copy too, and the next step reads that. A
-cached copy is always rounded from the current value of the weight, so the results have the same
-bits. If anyone else writes a weight, torch's version counter tells, and the copy is computed again,
-in the same memory, because a captured step has its address.
+has the new weight in registers, so it writes the rounded copy too, and the next step reads that:
+the results have the same bits. If anyone else writes a weight, torch's version counter tells, and
+the copy is computed again, in the same memory, because a captured step has its address.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Target, map_arg
 
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     LOW,
     CachedCast,
     Recorded,

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from purine.compile.rewrites.recorded import LOW, Recorded, adder, replace, value_of
+from purine.compile.rewrites._recorded import LOW, Recorded, adder, replace, value_of, with_value
 
 __all__ = ["shorten_gelu"]
 
@@ -32,7 +32,6 @@ def shorten_gelu(recorded: Recorded) -> int:
         slope = add(aten.add.Scalar, add(aten.mul.Scalar, square, _CUBIC), _LINEAR)
         logistic = add(aten.sigmoid.default, add(aten.mul.Tensor, slope, x))
         result = add(aten._to_copy.default, add(aten.mul.Tensor, x, logistic), dtype=value.dtype)
-        result.meta["val"] = value
-        replace(node, result)
+        replace(node, with_value(result, value))
         count += 1
     return count

@@ -2,9 +2,8 @@
 
 Libraries pad the three channels to eight and multiply mostly by zero. A convolution with stride 2
 is also one with stride 1 and half the window over squares of 2 x 2 pixels, each taken as a pixel
-with twelve channels. One with stride 1 is a matrix product with the windows as rows. Both forms add
-up the same products. They are used where the image needs no gradient and is channels-last, as the
-results of both forms are.
+with twelve channels. One with stride 1 is a matrix product with the windows as rows. Both are used
+where the image needs no gradient and is channels-last, as their results are.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     Add,
     Recorded,
     adder,
@@ -73,17 +72,12 @@ def _form(node: Node, gradients: list[Node]) -> _Form | None:
     simple &= value_of(node).is_contiguous(memory_format=torch.channels_last)
     value, filters = value_of(x), value_of(w)
     few = value.dim() == 4 and value.shape[1] <= _MOST_CHANNELS and value.element_size() == 2
-    if not few or not simple:
-        return None
-    if any(ints_of(gradient.args[-1])[0] for gradient in gradients):
+    if not few or not simple or any(ints_of(gradient.args[-1])[0] for gradient in gradients):
         return None
     small = filters[0].numel() <= _MOST_IN_WINDOW
     small &= value.shape[2] * value.shape[3] <= _MOST_PIXELS
-    if strides == [2, 2]:
-        return _Squares(x, w, node.args[2], pads, value_of(node))
-    if strides == [1, 1] and small:
-        return _Windows(x, w, node.args[2], pads, value_of(node))
-    return None
+    form = _Squares if strides == [2, 2] else _Windows if strides == [1, 1] and small else None
+    return None if form is None else form(x, w, node.args[2], pads, value_of(node))
 
 
 class _Form:

@@ -1,9 +1,8 @@
 """Gradients of ReLU behind batch norm, without reading the result of the ReLU.
 
-The gradient of ReLU needs to know where the result is above zero. The gradient of batch norm reads
-the input of the norm, from which the sign of the normalised value can be computed again. So the
-backward need not read the result of the ReLU, which saves a fifth of the memory traffic of batch
-norms, and the result need not be stored for it.
+The gradient of ReLU needs the sign of the normalised value, which is computed again from the input
+of the norm: the gradient of the norm reads that anyway. So the result of the ReLU is neither stored
+nor read for the backward, which saves a fifth of the memory traffic of batch norms.
 """
 
 from __future__ import annotations
@@ -13,7 +12,15 @@ import operator
 import torch
 from torch.fx import Node
 
-from purine.compile.rewrites.recorded import Add, Recorded, adder, is_call, replace, value_of
+from purine.compile.rewrites._recorded import (
+    Add,
+    Recorded,
+    adder,
+    is_call,
+    replace,
+    value_of,
+    with_value,
+)
 
 __all__ = ["recompute_relu_masks"]
 
@@ -32,8 +39,7 @@ def recompute_relu_masks(recorded: Recorded) -> int:
         add, value = adder(node), value_of(node)
         zero = add(aten.full.default, [], 0.0, dtype=value.dtype, device=value.device)
         masked = add(aten.where.self, _is_blocked(add, norm), zero, gradient)
-        masked.meta["val"] = value
-        replace(node, masked)
+        replace(node, with_value(masked, value))
         count += 1
     return count
 

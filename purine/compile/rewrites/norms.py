@@ -15,7 +15,7 @@ from typing import TypeGuard
 import torch
 from torch.fx import Node
 
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     LOW,
     Recorded,
     adder,
@@ -27,6 +27,7 @@ from purine.compile.rewrites.recorded import (
     set_result,
     uses,
     value_of,
+    with_value,
 )
 from purine.compile.rewrites.sums import totals_of
 
@@ -82,8 +83,7 @@ def _replace(node: Node) -> None:
     arguments = (gradient, x, mean, scale, _before_cast(node_of(weight)), residual)
     call = add(torch.ops.purine.layer_norm_gradient.default, *arguments)
     set_result(call, *(None if item is None else value_of(item) for item in arguments))
-    result = add(operator.getitem, call, 0)
-    result.meta["val"] = value_of(last)
+    result = with_value(add(operator.getitem, call, 0), value_of(last))
     totals: dict[torch.dtype, Node] = {}
 
     def take_sum(old: Node, row: int) -> None:
@@ -92,8 +92,7 @@ def _replace(node: Node) -> None:
             totals[value.dtype] = totals_of(add, call, value.dtype)
         sums = add(aten.select.int, totals[value.dtype], 1, row)
         sums = add(aten.view.default, sums, list(value.shape))
-        sums.meta["val"] = value
-        replace(old, sums)
+        replace(old, with_value(sums, value))
 
     for position in (1, 2):
         if position in results:

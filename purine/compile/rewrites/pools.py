@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     LOW,
     Recorded,
     adder,

@@ -1,8 +1,8 @@
 """Sums of embedding rows are added by the kernels that read them, without a gradient table.
 
-`purine.kinds.add_at` computes the sums of the rows of a batch in one call, and gathers them into a
-table with another, which is pointwise. A compiler fuses the gather into its reader if there is one
-reader; with several it stores the table in memory. An update reads its gradient several times.
+`purine.kinds.add_at` computes the sums of the rows of a batch, and gathers them into a table. The
+compiler fuses the gather into its reader if there is one. With several, as an update has, it would
+store the table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from purine.compile.rewrites.recorded import Recorded, is_mutable
+from purine.compile.rewrites._recorded import Recorded, is_call, is_mutable, node_arg
 from purine.kinds.add_at import row_sums
 
 __all__ = ["duplicate_row_gathers"]
@@ -61,13 +61,9 @@ def duplicate_row_gathers(recorded: Recorded) -> int:
 
 def _is_gather(node: Node) -> bool:
     """Whether a call gathers results of `row_sums`."""
-    if node.target is not aten._unsafe_index.Tensor:
+    if not is_call(node, aten._unsafe_index.Tensor) or not is_call(node.args[0], operator.getitem):
         return False
-    sums = node.args[0]
-    if not isinstance(sums, Node) or sums.target is not operator.getitem:
-        return False
-    source = sums.args[0]
-    return isinstance(source, Node) and source.target is row_sums._opoverload
+    return is_call(node_arg(node, 0).args[0], row_sums._opoverload)
 
 
 def _is_fusible(node: Node) -> bool:

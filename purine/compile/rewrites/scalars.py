@@ -1,8 +1,7 @@
 """Scalars of a step are computed once, by a function of their own.
 
-Learning rates and powers of the iteration are scalars that every element of an update reads. A
-compiler inlines such cheap expressions into the kernels that read them, which then compute them for
-each element again.
+The compiler would inline learning rates and powers of the iteration into the kernels of updates,
+which would compute them again for each element.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from purine.compile.rewrites.recorded import Recorded, is_mutable
+from purine.compile.rewrites._recorded import Recorded, is_mutable
 
 __all__ = ["hoist_scalars"]
 

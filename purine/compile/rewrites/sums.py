@@ -3,9 +3,8 @@
 The gradient of a bias is the sum of the rows of a matrix. Where the matrix is the gradient of a
 GELU, or a concatenation (the gradients of queries, keys and values), the kernels of
 `purine.kernels.sums` write it and its sums in one pass; the kernel for gradients of attention has
-computed them already. The sums add the same numbers as before, in another order. Each kernel leaves
-a few partial sums per column. Adding these up is a small kernel, so one launch for a whole step is
-faster than one for each matrix.
+computed them already. Each kernel leaves a few partial sums per column. One launch adds up those of
+a whole step.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from purine.compile.rewrites.attention import attention_gradient_of
-from purine.compile.rewrites.recorded import (
+from purine.compile.rewrites._recorded import (
     LOW,
     Add,
     Recorded,
@@ -31,7 +29,9 @@ from purine.compile.rewrites.recorded import (
     replace,
     set_result,
     value_of,
+    with_value,
 )
+from purine.compile.rewrites.attention import attention_gradient_of
 
 __all__ = ["batch_totals", "fuse_bias_sums", "totals_of"]
 
@@ -59,9 +59,8 @@ def fuse_bias_sums(recorded: Recorded) -> int:
             continue
         for node in nodes:
             add, value = adder(node), value_of(node)
-            result = add(aten.view.default, totals_of(add, call, value.dtype), list(value.shape))
-            result.meta["val"] = value
-            replace(node, result)
+            total = totals_of(add, call, value.dtype)
+            replace(node, with_value(add(aten.view.default, total, list(value.shape)), value))
         count += 1
     return count
 
@@ -154,11 +153,9 @@ def _gelu_gradient(matrix: Node) -> Node | None:
     form = node.kwargs.get("approximate", "none")
     call = add(torch.ops.purine.gelu_gradient.default, *views, form)
     set_result(call, *(source.view(shape) for source in sources), form)
-    result = add(operator.getitem, call, 0)
-    result.meta["val"] = value_of(matrix)
+    result = with_value(add(operator.getitem, call, 0), value_of(matrix))
     if matrix is not node:
-        result = add(aten.view.default, result, list(value.shape))
-        result.meta["val"] = value
+        result = with_value(add(aten.view.default, result, list(value.shape)), value)
     replace(node, result)
     return call
 
@@ -175,9 +172,8 @@ def _concatenation(matrix: Node) -> Node | None:
     if not is_call(whole, aten.cat.default) or any(len(node.users) != 1 for node in path[1:]):
         return None
     dims = value_of(whole).dim()
-    order = list(range(dims))
-    if permutation is not None:
-        order = [axis % dims for axis in ints_of(permutation.args[1])]
+    axes = range(dims) if permutation is None else ints_of(permutation.args[1])
+    order = [axis % dims for axis in axes]
     pieces = _pieces(whole, order, value_of(matrix))
     if pieces is None:
         return None
@@ -193,8 +189,7 @@ def _concatenation(matrix: Node) -> Node | None:
     ]
     call = add(torch.ops.purine.joined.default, nodes)
     set_result(call, pieces)
-    result = add(operator.getitem, call, 0)
-    result.meta["val"] = value_of(matrix)
+    result = with_value(add(operator.getitem, call, 0), value_of(matrix))
     matrix.replace_all_uses_with(result)
     return call
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.aligned import align_rows
-from purine.compile.rewrites.recorded import Recorded
 from tests.kernels.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
@@ -165,7 +165,7 @@ LOSSES = """
 import torch
 from purine.kernels import loss as gpu_loss
 from purine.compile.rewrites.aligned import align_rows
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from tests.compile.rewrites.test_aligned import aten, count, loss_inputs, loss_step, recorded
 
 torch.manual_seed(0)

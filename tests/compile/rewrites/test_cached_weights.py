@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import purine as pu
 from purine.compile.inductor import CompiledFunction, compile_function
+from purine.compile.rewrites._recorded import CachedCast, Recorded
 from purine.compile.rewrites.cached_weights import cache_casts
-from purine.compile.rewrites.recorded import CachedCast, Recorded
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16

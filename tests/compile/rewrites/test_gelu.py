@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.gelu import shorten_gelu
-from purine.compile.rewrites.recorded import Recorded
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

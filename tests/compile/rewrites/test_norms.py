@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from purine.compile.rewrites import norms
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from tests.kernels.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ def made_of_its_sums(
 KERNEL = """
 import torch
 from purine.compile.rewrites import norms
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from purine.kernels import norm as gpu_norm
 from tests.compile.rewrites.test_norms import arguments, aten, made_of_its_sums, norm_step
 from tests.compile.rewrites.test_norms import recorded, targets

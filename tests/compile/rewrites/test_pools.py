@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.pools import replace_max_pools
-from purine.compile.rewrites.recorded import Recorded
 from tests.kernels.interpreter import interpret, needs_triton
 
 aten = torch.ops.aten
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 from purine.compile.rewrites.pools import replace_max_pools
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 
 aten = torch.ops.aten
 torch.manual_seed(0)

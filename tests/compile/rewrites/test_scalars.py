@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from purine.compile.rewrites.recorded import Recorded
+from purine.compile.rewrites._recorded import Recorded
 from purine.compile.rewrites.scalars import hoist_scalars
 
 

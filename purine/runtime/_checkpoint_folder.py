@@ -20,20 +20,6 @@ from safetensors import SafetensorError
 
 from purine.errors import CheckpointError
 
-__all__ = [
-    "FOLDER",
-    "LARGEST",
-    "checkpoints_in",
-    "flush",
-    "iteration_of",
-    "only_writer",
-    "os_errors",
-    "path_of",
-    "put_in_place",
-    "remove_older",
-    "start",
-]
-
 FOLDER = "checkpoints"
 """The folder of a run that holds its checkpoints."""
 

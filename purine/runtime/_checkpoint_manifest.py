@@ -16,28 +16,11 @@ from torch import Tensor
 from purine.errors import CheckpointError
 from purine.files import read_bounded
 from purine.registry.aten import dtype_name
-from purine.runtime.checkpoint_folder import iteration_of
-
-__all__ = [
-    "MANIFEST",
-    "STATES",
-    "VERSION",
-    "Manifest",
-    "checksum",
-    "damaged",
-    "describe",
-    "manifest_text",
-    "purine_version",
-    "read_manifest",
-    "sha256_of",
-    "some_names",
-]
+from purine.runtime._checkpoint_folder import iteration_of
 
 VERSION = 2
-"""The version of the format, raised when an older reader could misread a checkpoint.
-
-A manifest of version 1 has no checksum of itself. It is read if the values, which have one, agree
-with its iteration and its seed."""
+"""The version of the format. A manifest of version 1 has no checksum of itself: it is read if the
+values, which have one, agree with its iteration and its seed."""
 
 MANIFEST = "manifest.json"
 STATES = "states.safetensors"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Cannot", "Layout", "Shape", "Span", "evenly", "reshaped", "reshaped_axis"]
-
 Shape: TypeAlias = tuple[int, ...]
 Span: TypeAlias = tuple[int, int]
 
@@ -18,11 +16,10 @@ class Cannot(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The spans of one axis that each device holds, in the order of the devices.
+class Sharding:
+    """The spans of one axis that each device holds, one behind the other, device by device.
 
-    The spans of a device stand one behind the other in its piece. They need not be all of the axis
-    and may overlap where they only say what is read.
+    Where they only say what is read, they may overlap and leave out parts of the axis.
     """
 
     axis: int
@@ -32,16 +29,16 @@ class Layout:
         """How much of the axis is in piece `number`."""
         return sum(end - start for start, end in self.parts[number])
 
-    def along(self, axis: int) -> Layout:
+    def along(self, axis: int) -> Sharding:
         """The same cut of another axis of the same extent."""
-        return Layout(axis, self.parts)
+        return Sharding(axis, self.parts)
 
-    def scaled(self, axis: int, factor: int, divisor: int = 1) -> Layout | None:
+    def scaled(self, axis: int, factor: int, divisor: int = 1) -> Sharding | None:
         """The cut of an axis that is `factor / divisor` as long, where it falls between places."""
         spans = [span for part in self.parts for span in part]
         if any(end * factor % divisor for span in spans for end in span):
             return None
-        return Layout(
+        return Sharding(
             axis,
             tuple(
                 tuple((s * factor // divisor, e * factor // divisor) for s, e in part)
@@ -81,14 +78,15 @@ def evenly(
 def reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
     """The axis of a reshaped blob that begins where `axis` begins, or None where none does."""
     outer = math.prod(before[:axis])
-    found = [place for place in range(len(after)) if math.prod(after[:place]) == outer]
-    return found[-1] if found else None
+    axes = [axis for axis in range(len(after)) if math.prod(after[:axis]) == outer]
+    return axes[-1] if axes else None
 
 
-def reshaped(before: Shape, layout: Layout, after: Sequence[int]) -> Layout | None:
+def reshaped(before: Shape, sharding: Sharding, after: Sequence[int]) -> Sharding | None:
     """How a reshaped blob is cut if the pieces are reshaped alone; None where they cannot be."""
     shape = tuple(after)
-    axis = reshaped_axis(before, layout.axis, shape)
+    axis = reshaped_axis(before, sharding.axis, shape)
     if axis is None:
         return None
-    return layout.scaled(axis, math.prod(before[layout.axis + 1 :]), math.prod(shape[axis + 1 :]))
+    inner = math.prod(before[sharding.axis + 1 :])
+    return sharding.scaled(axis, inner, math.prod(shape[axis + 1 :]))

@@ -13,24 +13,6 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target
 
-__all__ = [
-    "LOW",
-    "Add",
-    "CachedCast",
-    "Recorded",
-    "adder",
-    "ints_of",
-    "is_call",
-    "is_mutable",
-    "node_arg",
-    "node_of",
-    "nodes_of",
-    "replace",
-    "set_result",
-    "uses",
-    "value_of",
-]
-
 LOW = (torch.bfloat16, torch.float16)
 """The dtypes of low precision."""
 
@@ -154,6 +136,12 @@ def set_result(node: Node, *values: object) -> None:
     assert callable(node.target)
     with mode:
         node.meta["val"] = node.target(*values)
+
+
+def with_value(node: Node, value: Tensor) -> Node:
+    """A call, with the fake tensor that is its result."""
+    node.meta["val"] = value
+    return node
 
 
 def value_of(node: object) -> Tensor:
