@@ -75,31 +75,25 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PACKAGES = ("analysis", "data", "graph", "kinds", "optimize", "parallel", "solvers", "zoo")
-_HOMES = {
-    **dict.fromkeys(("Blob", "Builder", "Graph", "Location", "Op", "State"), "purine.graph"),
-    "Net": "purine.kinds.net",
-    "PurineError": "purine.errors",
-    "Result": "purine.runtime.result",
-    "Run": "purine.runtime.run",
-    "Trace": "purine.trace.trace",
-    "backward": "purine.autodiff",
-    "check": "purine.analysis.infer",
-    "with_batch": "purine.analysis.infer",
-    "compose": "purine.recipe",
-    "compute": "purine.runtime.compute",
-    "evaluation": "purine.optimize",
-    "from_caffe": "purine.importers.caffe",
-    "from_caffe_solver": "purine.importers.caffe",
-    "from_torch": "purine.importers.torch",
-    "fuse": "purine.optimize",
-    "inference": "purine.optimize",
-    "join": "purine.optimize",
-    "layout": "purine.optimize",
-    "mixed": "purine.optimize",
-    "prune": "purine.optimize",
-    "recompute": "purine.optimize",
-    "to_device": "purine.parallel",
+_NAMES = {
+    "purine.analysis.infer": ("check", "with_batch"),
+    "purine.autodiff": ("backward",),
+    "purine.errors": ("PurineError",),
+    "purine.graph": ("Blob", "Builder", "Graph", "Location", "Op", "State"),
+    "purine.importers.caffe": ("from_caffe", "from_caffe_solver"),
+    "purine.importers.torch": ("from_torch",),
+    "purine.kinds.net": ("Net",),
+    "purine.optimize": (
+        *("evaluation", "fuse", "inference", "join", "layout", "mixed", "prune", "recompute"),
+    ),
+    "purine.parallel": ("to_device",),
+    "purine.recipe": ("compose",),
+    "purine.runtime.compute": ("compute",),
+    "purine.runtime.result": ("Result",),
+    "purine.runtime.run": ("Run",),
+    "purine.trace.trace": ("Trace",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 """The module of each public name that is not a package."""
 
 
@@ -110,9 +104,9 @@ if not TYPE_CHECKING:  # a type checker tells misspelt names by the imports abov
             return import_module(f"purine.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'purine' has no attribute {name!r}")
-        found = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = found  # asked once
-        return found
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # asked once
+        return value
 
 
 def __dir__() -> list[str]:

@@ -294,41 +294,40 @@ def shown(value: object) -> str:
 
 def finite(what: str, value: float) -> None:
     """Raise `ConfigError` unless `value` is a finite number; `what` is its name."""
-    if not (_is_number(value) and math.isfinite(value)):
-        raise wrong_value(ConfigError, what, value, "a finite number")
+    _require(what, value, "a finite number", _is_finite(value))
 
 
 def positive(what: str, value: float) -> None:
     """Raise `ConfigError` unless `value` is a finite number above 0."""
-    if not (_is_number(value) and value > 0 and math.isfinite(value)):
-        raise wrong_value(ConfigError, what, value, "a number above 0")
+    _require(what, value, "a number above 0", _is_finite(value) and value > 0)
 
 
 def not_negative(what: str, value: float) -> None:
     """Raise `ConfigError` unless `value` is a finite number, 0 or more."""
-    if not (_is_number(value) and value >= 0 and math.isfinite(value)):
-        raise wrong_value(ConfigError, what, value, "0 or a number above 0")
+    _require(what, value, "0 or a number above 0", _is_finite(value) and value >= 0)
 
 
 def fraction(what: str, value: float) -> None:
     """Raise `ConfigError` unless `value` is at least 0 and below 1."""
-    if not (_is_number(value) and 0 <= value < 1):
-        raise wrong_value(ConfigError, what, value, "at least 0 and below 1")
+    _require(what, value, "at least 0 and below 1", _is_finite(value) and 0 <= value < 1)
 
 
 def at_least(what: str, value: int, least: int, most: int | None = None) -> None:
     """Raise `ConfigError` unless `value` is a whole number from `least` to `most`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        bounds = f"{least} or more" if most is None else f"{least} to {most}"
-        raise wrong_value(ConfigError, what, value, f"a whole number, {bounds}")
+    bounds = f"{least} or more" if most is None else f"{least} to {most}"
+    fits = conforms(value, int) and value >= least and (most is None or value <= most)
+    _require(what, value, f"a whole number, {bounds}", fits)
 
 
 def pair(what: str, value: tuple[float, float]) -> tuple[float, float]:
     """The value, if it is a sequence of two; `ConfigError` otherwise."""
-    if not isinstance(value, Sequence) or len(value) != 2:
-        raise wrong_value(ConfigError, what, value, "two numbers")
+    _require(what, value, "two numbers", isinstance(value, Sequence) and len(value) == 2)
     return value
+
+
+def _require(what: str, value: object, expected: str, fits: bool) -> None:
+    if not fits:
+        raise wrong_value(ConfigError, what, value, expected)
 
 
 def wrong_value(
@@ -348,13 +347,8 @@ def wrong_value(
       found: 0
       to do: change batch
     """
-    return error(
-        f"{what} is {shown(value)}",
-        where=where,
-        expected=expected,
-        found=shown(value),
-        remedy=remedy or f"change {what}",
-    )
+    found, remedy = shown(value), remedy or f"change {what}"
+    return error(f"{what} is {found}", where=where, expected=expected, found=found, remedy=remedy)
 
 
 _SHOWN = 80
@@ -413,6 +407,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _is_finite(value: float) -> bool:
+    return _is_number(value) and -math.inf < value < math.inf  # also for very large whole numbers
+
+
 def _misfit(what: str, key: str, value: object, annotation: object) -> ConfigError:
     expected, remedy = describe(annotation, none="None"), _remedy(key, value, annotation)
     return wrong_value(ConfigError, what, value, expected, remedy=remedy)
@@ -444,12 +442,8 @@ def _misnamed(
     unknown = [name for name in kwargs if name not in names]
     given = f"{len(args)} by position" + "".join(f", {name}" for name in kwargs)
     if not unknown:
-        return ConfigError(
-            f"{label} cannot be called so: {error}",
-            expected=f"{label}{signature}",
-            found=given,
-            remedy="pass these arguments",
-        )
+        what, expected = f"{label} cannot be called so: {error}", f"{label}{signature}"
+        return ConfigError(what, expected=expected, found=given, remedy="pass these arguments")
     return ConfigError(
         f"{label} has no argument {unknown[0]!r}",
         expected=", ".join(names) or "no arguments",

@@ -146,23 +146,24 @@ E = TypeVar("E", bound=PurineError)
 
 
 def given_twice(
-    error: type[E], what: str, *, where: str | Path | None = None, found: str | None = None
+    error: type[E],
+    what: str,
+    sort: str = "name",
+    *,
+    where: str | Path | None = None,
+    found: str | None = None,
 ) -> E:
     """An option or a key that is given twice.
 
-    >>> print(given_twice(ConfigError, "lr", where="job.yaml:3"))
+    >>> print(given_twice(ConfigError, "lr", "key", where="job.yaml:3"))
     job.yaml:3: lr is given twice
-      expected: lr once
+      expected: every key once
       found: a second lr
       to do: remove one
     """
-    return error(
-        f"{what} is given twice",
-        where=where,
-        expected=f"{what} once",
-        found=found or f"a second {what}",
-        remedy="remove one",
-    )
+    expected, found = f"every {sort} once", found or f"a second {what}"
+    what = f"{what} is given twice"
+    return error(what, where=where, expected=expected, found=found, remedy="remove one")
 
 
 def reason(error: BaseException) -> str:

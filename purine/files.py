@@ -127,12 +127,9 @@ def write_whole(path: Path, data: bytes | str) -> None:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             found = f"no folder {Path(os.path.realpath(path)).parent}"
             remedy = "make the folder, or choose another path"
-        raise ConfigError(
-            "cannot write the file",
-            where=path,
-            expected="a path that can be written",
-            found=found,
-            remedy=remedy,
+        what, expected = "cannot write the file", "a path that can be written"
+        raise unreadable(
+            ConfigError, path, found, what=what, expected=expected, remedy=remedy
         ) from error
 
 

@@ -71,12 +71,9 @@ def refuse_folder(path: Path, command: str) -> None:
     net = path / "net.yaml"
     has_net = os.path.isfile(net)  # false also for a path that cannot be read
     if has_net or os.path.isfile(path / "config.yaml"):
-        raise ConfigError(
-            "this is the folder of a run, not a graph",
-            where=str(path),
-            expected="the path of a YAML file",
-            found="a folder" if has_net else "a folder, and no net.yaml in it",
-            remedy=f"name the net of the run: purine {command} {shlex.quote(str(net))}"
-            if has_net
-            else "name the file of a graph",
-        )
+        found, remedy = "a folder, and no net.yaml in it", "name the file of a graph"
+        if has_net:
+            found = "a folder"
+            remedy = f"name the net of the run: purine {command} {shlex.quote(str(net))}"
+        what, expected = "this is the folder of a run, not a graph", "the path of a YAML file"
+        raise ConfigError(what, where=path, expected=expected, found=found, remedy=remedy)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purine.errors import ConfigError
-from purine.files import refuse_own_input
+from purine.files import refuse_own_input, write_whole
 
 if TYPE_CHECKING:
     from purine.importers.caffe import Imported
@@ -72,26 +72,27 @@ def caffe(
     if graph is None:
         raise ConfigError(
             "the net has no test phase",
-            where=str(file),
+            where=file,
             expected="a source or an input in phase TEST",
             found="none",
             remedy="leave --test out",
         )
     if weights:
-        _refuse_no_values(imported, weights)
-        _save_values(imported, output)
+        _save_values(imported, weights, outputs[-1])
     save_yaml(graph, output)
     typer.echo(f"{output}: {len(graph.ops)} ops, {len(graph.blobs)} blobs")
     if weights:
         count = sum(value.numel() for value in imported.values.values())
-        typer.echo(f"{output.with_suffix('.safetensors')}: {count:,} values of states")
+        typer.echo(f"{outputs[-1]}: {count:,} values of states")
     for line in _settings_lines(imported):
         typer.echo(line)
     for note in imported.notes:
         typer.echo(f"note: {note}", err=True)
 
 
-def _refuse_no_values(imported: Imported, weights: list[Path]) -> None:
+def _save_values(imported: Imported, weights: list[Path], path: Path) -> None:
+    from safetensors.torch import save
+
     if not imported.values:
         raise ConfigError(
             "nothing in these weights fits the net",
@@ -100,14 +101,7 @@ def _refuse_no_values(imported: Imported, weights: list[Path]) -> None:
             found="; ".join(imported.notes) or "no values",
             remedy="take the weights of this net, or leave --weights out",
         )
-
-
-def _save_values(imported: Imported, output: Path) -> None:
-    from safetensors.torch import save
-
-    from purine.files import write_whole
-
-    write_whole(output.with_suffix(".safetensors"), save(dict(imported.values)))
+    write_whole(path, save(dict(imported.values)))
 
 
 def _settings_lines(imported: Imported) -> list[str]:
@@ -144,10 +138,8 @@ def parse_image(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         size = ()
     if len(size) != 3 or min(size) < 1:
-        raise ConfigError(
-            f"--image is {text!r}",
-            expected="channels, height and width, each 1 or more, with commas between them",
-            found=repr(text),
-            remedy="write for example --image 3,32,32",
-        )
+        expected = "channels, height and width, each 1 or more, with commas between them"
+        remedy = "write for example --image 3,32,32"
+        what, found = f"--image is {text!r}", repr(text)
+        raise ConfigError(what, expected=expected, found=found, remedy=remedy)
     return size

@@ -13,9 +13,10 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TextIO
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, reason
 
 __all__ = ["Output", "drop_output", "has_output", "prepare_output", "unwritable"]
 
@@ -39,19 +40,17 @@ class Output:
         return self.stream.isatty()
 
     def write(self, text: str) -> int:
-        with self._lock:
-            if self.error is None:
-                try:
-                    self.stream.write(text)
-                except OSError as error:
-                    self.error = error
+        self._try(lambda: self.stream.write(text))
         return len(text)
 
     def flush(self) -> None:
+        self._try(self.stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
         with self._lock:
             if self.error is None:
                 try:
-                    self.stream.flush()
+                    action()
                 except OSError as error:
                     self.error = error
 
@@ -104,11 +103,7 @@ def drop_output() -> None:
 
 def unwritable(error: OSError, what: str, remedy: str) -> ConfigError:
     """The error for output that could not be written."""
-    return ConfigError(
-        what,
-        expected="a terminal, a file or a pipe that takes the output",
-        found="the pipe was closed by its reader"
-        if error.errno == errno.EPIPE
-        else error.strerror or str(error),
-        remedy=remedy,
-    )
+    closed = error.errno == errno.EPIPE
+    found = "the pipe was closed by its reader" if closed else reason(error)
+    expected = "a terminal, a file or a pipe that takes the output"
+    return ConfigError(what, expected=expected, found=found, remedy=remedy)

@@ -12,21 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from purine.cli.output import Output, drop_output, has_output, unwritable
-from purine.cli.placement import headline, placement_text
 from purine.cli.signals import Signals, stop_signals
 from purine.cli.views import View, view_on
 from purine.errors import ConfigError
-from purine.job import (
-    JobPlan,
-    RunFolder,
-    Tested,
-    Trained,
-    Training,
-    job_layers,
-    open_folder,
-    plan_run,
-)
+from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
+from purine.job.launch import job_layers, open_folder, plan_run
+from purine.job.placing import megabytes, placement, scheme_of
+from purine.placement.devices import parse_devices
 
 __all__ = ["run_job"]
 
@@ -39,7 +32,7 @@ def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False
     layers = job_layers(file, given)
     with stop_signals() as signals:
         if dry:
-            print(placement_text(_plan(layers, resumed=resumed)[0]))
+            print(_placement_text(_plan(layers, resumed=resumed)[0]))
             return 0
         output = Output(sys.stdout if has_output() else open(os.devnull, "w"))  # noqa: SIM115
         view = view_on(output)
@@ -59,16 +52,11 @@ def _plan(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder
 
 
 def _train(
-    plan: JobPlan,
-    folder: RunFolder,
-    view: View,
-    output: Output,
-    signals: Signals,
-    *,
-    resumed: bool,
+    plan: JobPlan, folder: RunFolder, view: View, output: Output, signals: Signals, *, resumed: bool
 ) -> int:
     with folder.only_writer(), Training(plan, folder) as training:
-        view.note(_headline(training))
+        start = f"from iteration {training.iteration} " if training.iteration else ""
+        view.note(f"{_headline(plan)}, {start}into {folder.path}")
         if not has_output():
             metrics = folder.metrics_file
             print(f"note: there is no standard output; see {metrics}", file=sys.stderr, flush=True)
@@ -95,6 +83,47 @@ def _train(
         return 128 + signals.received[0] if signals.received else 2
 
 
+def _headline(plan: JobPlan) -> str:
+    """What is trained: net, data, iterations and solver; precision and devices if not the usual."""
+    job = plan.job
+    samples, devices = plan.samples_per_iteration, parse_devices(job.devices)
+    text = f"{job.net} on {job.data}: {plan.iterations} iterations of {samples} samples "
+    text += f"with {job.solver}" + ("" if job.precision == "fp32" else f" in {job.precision}")
+    return text + (f" on {len(devices)} devices ({_settings(plan)})" if len(devices) > 1 else "")
+
+
+def _placement_text(plan: JobPlan) -> str:
+    """Memory of each device, bytes moved, and the schedule of a pipeline."""
+    job, needs = plan.job, placement(plan.step)
+    lines = [
+        _headline(plan),
+        "memory at the worst moment of an iteration, without what kernels need for themselves:",
+    ]
+    lines += [
+        f"  {location.device:<8} {megabytes(size):>12}" for location, size in needs.peaks.items()
+    ]
+    lines += [
+        f"  all {megabytes(needs.needed(memory))} of {megabytes(size)} available ({memory})"
+        for memory, size in needs.available.items()
+    ]
+    if len(needs.peaks) > 1:
+        lines.append(f"between devices: {megabytes(needs.moved)} an iteration")
+    scheme = scheme_of(job)
+    if scheme is not None and scheme.pipeline > 1:
+        grid, idle = scheme.grid(job.accumulate or 1), scheme.idle(job.accumulate or 1)
+        lines.append(
+            f"schedule of each replica, {grid.micro} micro-batches over {grid.stages} stages; "
+            f"{idle:.1%} idle where stages take equally long:"
+        )
+        lines += [f"  {row}" for row in str(grid).splitlines()]
+    return "\n".join(lines)
+
+
+def _settings(plan: JobPlan) -> str:
+    items = str(scheme_of(plan.job)).split(",")
+    return ",".join("schedule=grid" if "\n" in item else item for item in items)
+
+
 def _resume_command(training: Training) -> str:
     return f"purine train --resume --out {shlex.quote(str(training.folder.path))}"
 
@@ -107,11 +136,6 @@ def _failed_output(training: Training, error: OSError, progress: str) -> ConfigE
         what = f"the run {progress}, with a checkpoint"
         remedy = f"go on with output to another place: {_resume_command(training)}"
     return unwritable(error, f"cannot write the output; {what}", remedy)
-
-
-def _headline(training: Training) -> str:
-    start = f"from iteration {training.iteration} " if training.iteration else ""
-    return f"{headline(training.plan)}, {start}into {training.folder.path}"
 
 
 def _result(training: Training) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from inspect import Signature
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from purine.cli.completion import complete
+from purine.cli.parameters import complete, option, parameter
 from purine.errors import ConfigError
 from purine.files import refuse_own_input, write_whole
 from purine.job.names import NETS, PASSES
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
+from purine.trace.tables import as_table
 
 if TYPE_CHECKING:
     from purine.graph import Graph
@@ -35,82 +37,7 @@ class Format(StrEnum):
 
 
 def show(
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="A graph in YAML, or a Caffe net (.prototxt).", show_default=False),
-    ] = None,
-    net: Annotated[
-        str | None,
-        typer.Option(
-            help=f"A net by name ({', '.join(NETS)}), instead of a file.",
-            show_default=False,
-            autocompletion=complete(NETS),
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C,H,W",
-            help="The size of an image, for a Caffe net or with --net.",
-            show_default=False,
-        ),
-    ] = None,
-    format: Annotated[Format, typer.Option(help="How to show it.")] = Format.table,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Fold ops whose names share this many parts, as in a/b/c, into a block.",
-            show_default="every op by itself",
-        ),
-    ] = None,
-    step: Annotated[
-        bool, typer.Option("--step", help="Show the training step (with sgd) of the net.")
-    ] = False,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="Devices of the step, such as cpu:0-1.", show_default="cpu:0"),
-    ] = None,
-    parallel: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY=VALUE,...",
-            help="The scheme of the step on several devices, as for purine train.",
-            show_default="a replica on each device",
-        ),
-    ] = None,
-    lowered: Annotated[
-        bool, typer.Option("--lowered", help="Show the graph as this machine would run it.")
-    ] = False,
-    after: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PASS",
-            help="Show the graph after a pass of lowering: " + ", ".join(PASSES) + ".",
-            show_default=False,
-            autocompletion=complete(PASSES),
-        ),
-    ] = None,
-    kinds: Annotated[
-        bool, typer.Option("--kinds", help="List all kinds with their inputs and attributes.")
-    ] = False,
-    stages: Annotated[
-        bool, typer.Option("--stages", help="List the stages from a net to its training step.")
-    ] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="List the passes of lowering.")] = False,
-    rewrites: Annotated[
-        bool, typer.Option("--rewrites", help="List the rewrites before a step is compiled.")
-    ] = False,
-    effects: Annotated[
-        bool, typer.Option("--effects", help="List what changes the whole process.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write to a file.", show_default="the terminal"),
-    ] = None,
+    file: Path | None, *, format: Format, depth: int | None, output: Path | None, **options: Any
 ) -> None:
     """Show a graph: its ops with shapes, parameters, work and memory.
 
@@ -131,22 +58,11 @@ def show(
         )
     if output is not None and file is not None:
         refuse_own_input(output, file)
-    lists = {
-        _kinds_text: kinds,
-        _stages_text: stages,
-        _passes_text: passes,
-        _rewrites_text: rewrites,
-        _effects_text: effects,
-    }
-    if any(lists.values()):
-        text = "\n".join(list_text() for list_text, asked in lists.items() if asked)
+    lists = [list_text for name, (_, list_text) in _LISTS.items() if options.pop(name)]
+    if lists:
+        text = "\n".join(list_text() for list_text in lists)
     else:
-        graph = _graph(file, net, batch, image)
-        if step:
-            graph = _step(graph, devices, parallel)
-        else:
-            _refuse_without_step({"--devices": devices, "--parallel": parallel})
-        text = _graph_text(_lowered(graph, after, lower=lowered), format, depth)
+        text = _graph_text(_asked_graph(file, **options), format, depth)
     if output is None:
         _refuse_other_names(text, format)
         typer.echo(text, nl=False)
@@ -195,12 +111,7 @@ def _graph(file: Path | None, net: str | None, batch: int | None, image: str | N
     if net is not None and net in NETS:
         return check(zoo.NETS[net](**_net_arguments(net, batch, image)))
     own = "name a file without --net to show a graph of your own"
-    raise ConfigError(
-        f"there is no net {net!r}",
-        expected="one of " + ", ".join(NETS),
-        found=repr(net),
-        remedy=nearest_name(str(net), NETS, own),
-    )
+    raise unknown_name(ConfigError, "net", str(net), NETS, remedy=own, cutoff=0.6)
 
 
 def _step(net: Graph, devices: str | None, parallel: str | None) -> Graph:
@@ -224,22 +135,31 @@ def _step(net: Graph, devices: str | None, parallel: str | None) -> Graph:
     return step if devices is None else to_device(step, devices)
 
 
-def _refuse_without_step(options: Mapping[str, str | None]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(
-                f"{option} is given without --step",
-                expected="--step, since a net has no devices",
-                found=f"{option} {value}",
-                remedy="add --step to show the training step on these devices",
-            )
-
-
-def _lowered(graph: Graph, after: str | None, *, lower: bool) -> Lowered:
-    """The graph, lowered as far as it is asked for."""
+def _asked_graph(
+    file: Path | None,
+    *,
+    step: bool,
+    devices: str | None,
+    parallel: str | None,
+    lowered: bool,
+    after: str | None,
+    **net: Any,
+) -> Lowered:
+    """The net or its training step, lowered as far as it is asked for."""
     from purine import lowering
 
-    if not lower and after is None:
+    graph = _graph(file, **net)
+    if step:
+        graph = _step(graph, devices, parallel)
+    for flag, value in (("--devices", devices), ("--parallel", parallel)):
+        if value is not None and not step:
+            raise ConfigError(
+                f"{flag} is given without --step",
+                expected="--step, since a net has no devices",
+                found=f"{flag} {value}",
+                remedy="add --step to show the training step on these devices",
+            )
+    if not lowered and after is None:
         return lowering.Lowered(graph)
     return lowering.lower(graph, lowering.options_for(graph), after=after)
 
@@ -351,13 +271,58 @@ def _effects_text() -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
-    """Columns two spaces apart; the first `left` hold text, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines) + "\n"
+    return as_table(rows, left=left, indent="") + "\n"
+
+
+_LISTS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "kinds": ("List all kinds with their inputs and attributes.", _kinds_text),
+    "stages": ("List the stages from a net to its training step.", _stages_text),
+    "passes": ("List the passes of lowering.", _passes_text),
+    "rewrites": ("List the rewrites before a step is compiled.", _rewrites_text),
+    "effects": ("List what changes the whole process.", _effects_text),
+}
+"""Flags that list something instead of showing a graph: the help, and the text of the list."""
+
+_PARAMETERS = (
+    parameter(
+        "file",
+        Path | None,
+        typer.Argument(help="A graph in YAML, or a Caffe net (.prototxt).", show_default=False),
+    ),
+    option(
+        "net",
+        str,
+        f"A net by name ({', '.join(NETS)}), instead of a file.",
+        autocompletion=complete(NETS),
+    ),
+    option("batch", int, "Samples in a batch.", "the net's own", min=1),
+    option("image", str, "The size of an image, for a Caffe net or with --net.", metavar="C,H,W"),
+    parameter("format", Format, typer.Option(help="How to show it."), Format.table),
+    option(
+        "depth",
+        int,
+        "Fold ops whose names share this many parts, as in a/b/c, into a block.",
+        "every op by itself",
+        min=1,
+    ),
+    option("step", bool, "Show the training step (with sgd) of the net."),
+    option("devices", str, "Devices of the step, such as cpu:0-1.", "cpu:0"),
+    option(
+        "parallel",
+        str,
+        "The scheme of the step on several devices, as for purine train.",
+        "a replica on each device",
+        metavar="KEY=VALUE,...",
+    ),
+    option("lowered", bool, "Show the graph as this machine would run it."),
+    option(
+        "after",
+        str,
+        f"Show the graph after a pass of lowering: {', '.join(PASSES)}.",
+        metavar="PASS",
+        autocompletion=complete(PASSES),
+    ),
+    *(option(name, bool, help) for name, (help, _) in _LISTS.items()),
+    option("output", Path, "Write to a file.", "the terminal", flags=("--output", "-o")),
+)
+show.__dict__["__signature__"] = Signature(_PARAMETERS)  # what typer reads

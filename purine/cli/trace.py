@@ -46,7 +46,7 @@ def _trace_of(run: Path) -> Path:
         names = sorted(entry.name for entry in run.iterdir() if not entry.name.startswith("."))
         raise ConfigError(
             "there is no trace in this folder",
-            where=str(run),
+            where=run,
             expected="trace.json, which `purine train --trace` writes",
             found=", ".join(names[:8]) or "an empty folder",
             remedy="train with --trace, or name the file of a trace",

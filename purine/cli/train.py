@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from inspect import Parameter, Signature
+from inspect import Signature
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
-from purine.cli.completion import complete
+from purine.cli.parameters import complete, parameter
 from purine.job.options import OPTIONS, Option
 
 __all__ = ["train"]
@@ -63,14 +62,14 @@ def _signature() -> Signature:
         "--dry-run",
         help="Only tell what the job needs: memory of each device, bytes moved, the schedule.",
     )
-    parameters = [_parameter("job", Path | None, job)]
+    parameters = [parameter("job", Path | None, job)]
     for name, option in OPTIONS.items():
         if name == "trace":  # where the help shows the flags: behind what is saved and logged
             parameters += [
-                _parameter("resume", bool, resume, default=False),
-                _parameter("dry_run", bool, dry_run, default=False),
+                parameter("resume", bool, resume, default=False),
+                parameter("dry_run", bool, dry_run, default=False),
             ]
-        parameters.append(_parameter(name, *_argument(option)))
+        parameters.append(parameter(name, *_argument(option)))
     return Signature(parameters)
 
 
@@ -84,12 +83,6 @@ def _argument(option: Option) -> tuple[object, object]:
         show_default=option.shown_default or False,
         metavar=option.metavar,
         autocompletion=complete(option.names) if option.names else None,
-    )
-
-
-def _parameter(name: str, kind: Any, info: object, default: object = None) -> Parameter:
-    return Parameter(
-        name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info], default=default
     )
 
 

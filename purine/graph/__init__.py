@@ -2,7 +2,7 @@
 
 from purine.graph.builder import Builder
 from purine.graph.dot import to_dot
-from purine.graph.graph import Graph
+from purine.graph.graph import Graph, to_text
 from purine.graph.nodes import (
     CHANNELS_LAST,
     COLLECTIVES,
@@ -16,7 +16,6 @@ from purine.graph.nodes import (
     Origin,
     State,
 )
-from purine.graph.text import to_text
 from purine.graph.verify import DTYPES, RULES, Kinds, Rule, problems, verify
 from purine.graph.yaml import from_yaml, load_yaml, save_yaml, to_yaml
 

@@ -17,6 +17,7 @@ from purine.graph.nodes import Attribute, Blob, Filler, Lane, Location, Op, Orig
 __all__ = ["Builder"]
 
 T = TypeVar("T")
+N = TypeVar("N", Blob, Op, State)
 
 
 class Builder:
@@ -69,17 +70,8 @@ class Builder:
         origin: Origin | None = None,
     ) -> Op:
         """Add an op and return it. Its blobs may be added before or after."""
-        op = Op(
-            name,
-            kind,
-            _listed(inputs),
-            _listed(outputs),
-            attributes or {},
-            location or Location(),
-            lane,
-            where,
-            origin,
-        )
+        reads, writes, location = _listed(inputs), _listed(outputs), location or Location()
+        op = Op(name, kind, reads, writes, attributes or {}, location, lane, where, origin)
         self.add(op)
         return op
 
@@ -103,21 +95,18 @@ class Builder:
     def add(self, node: Blob | Op | State) -> None:
         """Add a node that exists already, for example in another graph."""
         if isinstance(node, State):
-            _refuse_second("state of blob", node.read, node.where, self.states.get(node.read))
-            self.states[node.read] = node
+            _put("state of blob", node.read, node, self.states)
         elif isinstance(node, Op):
-            _refuse_second("op", node.name, node.where, self.ops.get(node.name))
-            self.ops[node.name] = node
-        elif not isinstance(node, Blob):
+            _put("op", node.name, node, self.ops)
+        elif isinstance(node, Blob):
+            _put("blob", node.name, node, self.blobs)
+        else:
             raise GraphError(
                 f"{shown(node)} is not a node of a graph",
                 expected="a Blob, an Op or a State",
                 found=shown(node),
                 remedy="add nodes with blob, op and state",
             )
-        else:
-            _refuse_second("blob", node.name, node.where, self.blobs.get(node.name))
-            self.blobs[node.name] = node
 
     def fresh(self, name: str) -> str:
         """`name`, or the first of `name.1`, `name.2`, ... that no op and no blob has."""
@@ -129,13 +118,8 @@ class Builder:
 
     def graph(self) -> Graph:
         """A frozen copy of the nodes so far."""
-        return Graph(
-            dict(self.blobs),
-            dict(self.ops),
-            dict(self.states),
-            frozenset(self.control),
-            tuple(self.outputs),
-        )
+        blobs, ops, states = dict(self.blobs), dict(self.ops), dict(self.states)
+        return Graph(blobs, ops, states, frozenset(self.control), tuple(self.outputs))
 
 
 def _listed(items: Sequence[T]) -> tuple[T, ...]:
@@ -150,15 +134,16 @@ def _listed(items: Sequence[T]) -> tuple[T, ...]:
     return tuple(items)
 
 
-def _refuse_second(
-    what: str, name: str, where: str | None, first: Blob | Op | State | None
-) -> None:
-    if first is None:
+def _put(what: str, name: str, node: N, nodes: dict[str, N]) -> None:
+    """Add a node under its name, which may not be taken."""
+    if name not in nodes:
+        nodes[name] = node
         return
+    first = nodes[name]
     first_at = f" (first at {first.where})" if first.where else ""
     raise GraphError(
         f"{what} {name!r} is declared twice",
-        where=where,
+        where=node.where,
         op=name if what == "op" else None,
         blob=None if what == "op" else name,
         expected="every name once",

@@ -10,19 +10,12 @@ from collections.abc import Iterator
 from purine.arguments import checked
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Location, Op
-from purine.graph.text import type_text
 
 __all__ = ["to_dot"]
 
 _COLOURS = (
-    "#cfe2f3",
-    "#fce5cd",
-    "#d9ead3",
-    "#ead1dc",
-    "#fff2cc",
-    "#d9d2e9",
-    "#d0e0e3",
-    "#f4cccc",
+    *("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc"),
+    *("#fff2cc", "#d9d2e9", "#d0e0e3", "#f4cccc"),
 )
 
 
@@ -52,7 +45,7 @@ def _lines(graph: Graph) -> Iterator[str]:
     if len(locations) > 1:
         yield from _legend(colours)
     for blob in graph.blobs.values():
-        label = _quoted(f"{blob.name}\n{type_text(blob)}")
+        label = _quoted(f"{blob.name}\n{blob.type_text}")
         border = ", peripheries=2" if blob.name in graph.states else ""
         colour = colours[blob.location]
         yield f'{_blob(blob.name)} [shape=ellipse, label={label}, fillcolor="{colour}"{border}];'

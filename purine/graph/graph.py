@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from purine.arguments import checked
 from purine.graph.nodes import NOTHING, Blob, Op, State
+from purine.graph.text import graph_lines
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "to_text"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,7 @@ class Graph:
         return hash(self.digest)
 
     def __str__(self) -> str:
-        from purine.graph.text import to_text  # text imports Graph
-
-        return to_text(self)
+        return "\n".join(graph_lines(self))
 
     @cached_property
     def producers(self) -> Mapping[str, Op]:
@@ -105,15 +105,29 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """A hash of everything that equality compares, the same on every machine."""
-        parts: Iterable[object] = (
-            [_plain(self.blobs[name]) for name in sorted(self.blobs)],
-            [_plain(self.ops[name]) for name in sorted(self.ops)],
-            [_plain(self.states[name]) for name in sorted(self.states)],
-            sorted(self.control),
-            self.outputs,
-        )
-        text = json.dumps(list(parts), sort_keys=True, separators=(",", ":"))
+        nodes = [
+            [_plain(members[name]) for name in sorted(members)]
+            for members in (self.blobs, self.ops, self.states)
+        ]
+        parts = [*nodes, sorted(self.control), self.outputs]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+@checked
+def to_text(graph: Graph) -> str:
+    """The graph as text: its ops, then its inputs, states, control edges and outputs.
+
+    >>> from purine.graph.builder import Builder
+    >>> b = Builder()
+    >>> b.outputs = [b.blob("y", (2, 3))]
+    >>> _ = b.op("relu1", "Relu", [b.blob("x", (2, 3))], ["y"], {"slope": 0.1}, lane="io")
+    >>> print(to_text(b.graph()))
+    y = relu1: Relu(x, slope=0.1) lane io    # float32 2x3
+    input x: float32 2x3
+    output y
+    """
+    return str(graph)
 
 
 def _plain(node: Blob | Op | State) -> list[object]:

@@ -105,9 +105,9 @@ def again_of(name: str, parts: str) -> str:
     return f"{parts}{AGAIN}/{name.removeprefix(parts)}"
 
 
-def copy_of(blob: str, place: str) -> str:
-    """The name of the copy of a blob at a place."""
-    return f"{blob}@{place}"
+def copy_of(blob: str, location: str) -> str:
+    """The name of the copy of a blob at a location."""
+    return f"{blob}@{location}"
 
 
 def copied_from(name: str) -> str:

@@ -122,9 +122,14 @@ class Blob:
         if not known or type(self.dtype) is not str:  # `verify` looks at sizes and names
             check_fields(self)
 
-    def __str__(self) -> str:
+    @property
+    def type_text(self) -> str:
+        """Dtype, shape and layout, such as `float32 2x3`."""
         shape = "?" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"
-        return " ".join(filter(None, (f"{self.name}:", self.dtype, shape, self.layout)))
+        return " ".join(filter(None, (self.dtype, shape, self.layout)))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type_text}"
 
 
 @dataclass(frozen=True, slots=True)

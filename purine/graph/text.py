@@ -1,51 +1,32 @@
 """A graph as short text: one line per op, in topological order.
 
 Equal graphs have equal texts, so tests can compare them. The text cannot be read back; the form
-that can is `purine.graph.yaml`.
+that can is `purine.graph.yaml`. `Graph.__str__` is defined by this module, which therefore needs
+`Graph` only as a type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from purine.arguments import checked
-from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Attribute, Blob, Location, Op, State
 
-__all__ = ["to_text", "type_text"]
+if TYPE_CHECKING:
+    from purine.graph.graph import Graph
+
+__all__ = ["graph_lines", "type_text"]
 
 _HERE = Location()
 
 
-@checked
-def to_text(graph: Graph) -> str:
-    """The graph as text: its ops, then its inputs, states, control edges and outputs.
-
-    >>> from purine.graph.builder import Builder
-    >>> b = Builder()
-    >>> b.outputs = [b.blob("y", (2, 3))]
-    >>> _ = b.op("relu1", "Relu", [b.blob("x", (2, 3))], ["y"], {"slope": 0.1}, lane="io")
-    >>> print(to_text(b.graph()))
-    y = relu1: Relu(x, slope=0.1) lane io    # float32 2x3
-    input x: float32 2x3
-    output y
-    """
-    return "\n".join(_lines(graph))
-
-
 def type_text(blob: Blob | None) -> str:
-    """Dtype, shape and layout of a blob; `?` for a blob that does not exist.
-
-    >>> type_text(Blob("x", (2, 3)))
-    'float32 2x3'
-    """
-    if blob is None:
-        return "?"
-    shape = "?" if blob.shape is None else "x".join(map(str, blob.shape)) or "scalar"
-    return " ".join(filter(None, (blob.dtype, shape, blob.layout)))
+    """Dtype, shape and layout of a blob; `?` for a blob that does not exist."""
+    return "?" if blob is None else blob.type_text
 
 
-def _lines(graph: Graph) -> Iterator[str]:
+def graph_lines(graph: Graph) -> Iterator[str]:
+    """The ops of a graph, then its inputs, states, control edges and outputs."""
     for name in dict.fromkeys((*graph.order, *graph.ops)):  # ops on a cycle come last
         yield _op_line(graph, graph.ops[name])
     for name in graph.inputs:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from purine.arguments import checked
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op
+from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op, State
 from purine.nearest import nearest_name
 
 __all__ = ["DTYPES", "RULES", "Kinds", "Rule", "problems", "verify"]
@@ -83,6 +83,7 @@ def _mistakes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Every node is stored under its own name."""
+    remedy = "add nodes with Builder.add, which keeps each under its own name"
     nodes = (
         *(("blob", key, blob.name, blob.where) for key, blob in graph.blobs.items()),
         *(("op", key, op.name, op.where) for key, op in graph.ops.items()),
@@ -97,27 +98,25 @@ def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
                 blob=None if what == "op" else name,
                 expected=f"the key {name!r}",
                 found=f"the key {key!r}",
-                remedy="add nodes with Builder.add, which keeps each under its own name",
+                remedy=remedy,
             )
 
 
 def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Names are printable and have no spaces; an op and a blob may have the same name."""
+    expected = "a name that is not empty, without white space or control characters"
     nodes: list[Blob | Op] = [*graph.blobs.values(), *graph.ops.values()]
     for node in nodes:
-        name = node.name
-        if name and name.isprintable() and " " not in name:
-            continue
-        is_op = isinstance(node, Op)
-        what = "op" if is_op else "blob"
-        yield GraphError(
-            f"{what} has the name {name!r}",
-            op=node if is_op else None,
-            blob=None if is_op else node,
-            expected="a name that is not empty, without white space or control characters",
-            found=repr(name),
-            remedy=f"rename the {what}, for example to 'conv1/weight'",
-        )
+        if not node.name or not node.name.isprintable() or " " in node.name:
+            what = "op" if isinstance(node, Op) else "blob"
+            yield GraphError(
+                f"{what} has the name {node.name!r}",
+                op=node if what == "op" else None,
+                blob=node if what == "blob" else None,
+                expected=expected,
+                found=repr(node.name),
+                remedy=f"rename the {what}, for example to 'conv1/weight'",
+            )
 
 
 def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -127,18 +126,10 @@ def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         reads = ((name, "reads") for name in op.inputs)
         writes = ((name, "writes") for name in op.outputs if name != NOTHING)
         for name, verb in (*reads, *writes):
-            if name in graph.blobs:
-                continue
-            reported += 1
-            yield GraphError(
-                f"op {op.name!r} {verb} blob {name!r}, which nothing declares",
-                op=op,
-                blob=name,
-                expected="the name of a blob of the graph",
-                found=repr(name),
-                remedy="declare the blob, or correct the name"
-                + _nearest(graph, name, suggest=reported <= _SUGGESTIONS),
-            )
+            if name not in graph.blobs:
+                reported += 1
+                what = f"op {op.name!r} {verb} blob {name!r}, which nothing declares"
+                yield _undeclared(graph, what, name, op=op, suggest=reported <= _SUGGESTIONS)
 
 
 def one_producer(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -154,13 +145,11 @@ def one_producer(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def _second_producer(name: str, first: Op, second: Op) -> GraphError:
-    writers = (
-        f"op {second.name!r} writes blob {name!r} twice"
-        if first is second
-        else f"ops {first.name!r} and {second.name!r} both write blob {name!r}"
-    )
+    what = f"ops {first.name!r} and {second.name!r} both write blob {name!r}"
+    if first is second:
+        what = f"op {second.name!r} writes blob {name!r} twice"
     return GraphError(
-        writers,
+        what,
         op=second,
         blob=name,
         expected="one producer for each blob",
@@ -173,17 +162,10 @@ def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]
     """Both blobs of a state are declared."""
     for state in graph.states.values():
         for name in dict.fromkeys((state.read, state.next)):
-            if name in graph.blobs:
-                continue
-            role = "read" if name == state.read else "next"
-            yield GraphError(
-                f"state {state.read!r} has the {role} blob {name!r}, which nothing declares",
-                where=state.where,
-                blob=name,
-                expected="the name of a blob of the graph",
-                found=repr(name),
-                remedy="declare the blob, or correct the name" + _nearest(graph, name),
-            )
+            if name not in graph.blobs:
+                role = "read" if name == state.read else "next"
+                what = f"state {state.read!r} has the {role} blob {name!r}, which nothing declares"
+                yield _undeclared(graph, what, name, where=state.where)
 
 
 def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -204,33 +186,29 @@ def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
 
 def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """A blob is the next value of at most one state."""
+    expected = "a next blob that belongs to one state"
+    remedy = "give each state a next blob of its own"
     first: dict[str, str] = {}
     for state in graph.states.values():
         other = first.setdefault(state.next, state.read)
         if other != state.read:
-            yield GraphError(
-                f"states {other!r} and {state.read!r} have the same next blob {state.next!r}",
-                where=state.where,
-                blob=state.next,
-                expected="a next blob that belongs to one state",
-                found=f"{state.next!r} for {other!r} and for {state.read!r}",
-                remedy="give each state a next blob of its own",
-            )
+            what = f"states {other!r} and {state.read!r} have the same next blob {state.next!r}"
+            found = f"{state.next!r} for {other!r} and for {state.read!r}"
+            yield _of_state(state, state.next, what, expected, found, remedy)
 
 
 def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """An op writes the next value of a state, unless the state keeps its value."""
+    expected = "a next blob that an op writes, or the state's own blob to keep its value"
     for state in graph.states.values():
         carried = state.next == state.read or state.next in graph.producers
         if not carried and state.next in graph.blobs:
-            yield GraphError(
-                f"state {state.read!r} is carried on by blob {state.next!r}, which no op writes",
-                where=state.where,
-                blob=state.next,
-                expected="a next blob that an op writes, or the state's own blob to keep its value",
-                found=f"{state.next!r} without a producer",
-                remedy=f"add an op that writes {state.next!r}",
+            what = f"state {state.read!r} is carried on by blob {state.next!r}, which no op writes"
+            found, remedy = (
+                f"{state.next!r} without a producer",
+                f"add an op that writes {state.next!r}",
             )
+            yield _of_state(state, state.next, what, expected, found, remedy)
 
 
 def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -245,44 +223,34 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
         ]
         if read.shape is not None and after.shape is not None:
             pairs.insert(0, ("shape", read.shape, after.shape))
-        for what, expected, found in pairs:
-            if expected != found:
+        for aspect, own, other in pairs:
+            if own != other:
                 yield GraphError(
-                    f"state {state.read!r} and its next blob {state.next!r} differ in {what}",
+                    f"state {state.read!r} and its next blob {state.next!r} differ in {aspect}",
                     where=state.where,
                     blob=after,
-                    expected=f"{what} {expected}, as {state.read!r} has",
-                    found=f"{what} {found}",
-                    remedy=f"give both blobs the same {what}",
+                    expected=f"{aspect} {own}, as {state.read!r} has",
+                    found=f"{aspect} {other}",
+                    remedy=f"give both blobs the same {aspect}",
                 )
 
 
 def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """`lr_mult` and `decay_mult` of a state are finite and not negative."""
+    expected = "a finite number, 0 or more"
     for state in graph.states.values():
         for name, value in (("lr_mult", state.lr_mult), ("decay_mult", state.decay_mult)):
             if not (math.isfinite(value) and value >= 0):
-                yield GraphError(
-                    f"state {state.read!r} has {name} {value}",
-                    where=state.where,
-                    blob=state.read,
-                    expected="a finite number, 0 or more",
-                    found=str(value),
-                    remedy=f"write {name}: 1.0, or 0.0 to leave the state without it",
-                )
+                what = f"state {state.read!r} has {name} {value}"
+                remedy = f"write {name}: 1.0, or 0.0 to leave the state without it"
+                yield _of_state(state, state.read, what, expected, str(value), remedy)
 
 
 def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """The outputs of the graph are declared blobs."""
     for name in graph.outputs:
         if name not in graph.blobs:
-            yield GraphError(
-                f"output {name!r} is no blob of the graph",
-                blob=name,
-                expected="the name of a blob of the graph",
-                found=repr(name),
-                remedy="declare the blob, or correct the name" + _nearest(graph, name),
-            )
+            yield _undeclared(graph, f"output {name!r} is no blob of the graph", name)
 
 
 def control_names_ops(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -301,32 +269,21 @@ def control_names_ops(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]
 
 def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """A shape is a tuple of sizes; it may be missing only where an op produces the blob."""
+    remedy = "correct the shape (in YAML: size)"
     for blob in graph.blobs.values():
         if blob.shape is None:
             if blob.name not in graph.producers:
-                yield GraphError(
-                    f"blob {blob.name!r} has no shape, and no op produces it",
-                    blob=blob,
-                    expected="a shape, which can be left out only where an op tells it",
-                    found="no shape",
-                    remedy="give its shape (in YAML: size)",
-                )
+                what = "has no shape, and no op produces it"
+                expected = "a shape, which can be left out only where an op tells it"
+                give = "give its shape (in YAML: size)"
+                yield _of_blob(blob, what, expected, "no shape", give)
         elif not all(type(size) is int and size >= 0 for size in blob.shape):
-            yield GraphError(
-                f"blob {blob.name!r} has the shape {blob.shape}",
-                blob=blob,
-                expected="whole numbers, none below zero",
-                found=str(blob.shape),
-                remedy="correct the shape (in YAML: size)",
-            )
+            what, expected = f"has the shape {blob.shape}", "whole numbers, none below zero"
+            yield _of_blob(blob, what, expected, str(blob.shape), remedy)
         elif len(blob.shape) > _DIMENSIONS or math.prod(blob.shape) >= _ELEMENTS:
-            yield GraphError(
-                f"blob {blob.name!r} is larger than a tensor can be",
-                blob=blob,
-                expected=f"at most {_DIMENSIONS} dimensions and less than 2^63 elements",
-                found=f"{len(blob.shape)} dimensions, {_power(math.prod(blob.shape))} elements",
-                remedy="correct the shape (in YAML: size)",
-            )
+            expected = f"at most {_DIMENSIONS} dimensions and less than 2^63 elements"
+            found = f"{len(blob.shape)} dimensions, {_power(math.prod(blob.shape))} elements"
+            yield _of_blob(blob, "is larger than a tensor can be", expected, found, remedy)
 
 
 def _power(count: int) -> str:
@@ -337,34 +294,23 @@ def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Every dtype is one of `DTYPES`."""
     for blob in graph.blobs.values():
         if blob.dtype not in DTYPES:
-            yield GraphError(
-                f"blob {blob.name!r} has the dtype {blob.dtype!r}",
-                blob=blob,
-                expected=f"one of {', '.join(sorted(DTYPES))}",
-                found=repr(blob.dtype),
-                remedy=nearest_name(blob.dtype, sorted(DTYPES), "correct the dtype"),
-            )
+            expected = f"one of {', '.join(sorted(DTYPES))}"
+            remedy = nearest_name(blob.dtype, sorted(DTYPES), "correct the dtype")
+            what = f"has the dtype {blob.dtype!r}"
+            yield _of_blob(blob, what, expected, repr(blob.dtype), remedy)
 
 
 def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """The only layout is `channels-last`, for blobs of four dimensions."""
     for blob in graph.blobs.values():
         if blob.layout not in ("", CHANNELS_LAST):
-            yield GraphError(
-                f"blob {blob.name!r} has the layout {blob.layout!r}",
-                blob=blob,
-                expected=f"{CHANNELS_LAST!r}, or none",
-                found=repr(blob.layout),
-                remedy="correct the layout, or leave it out",
-            )
+            what, expected = f"has the layout {blob.layout!r}", f"{CHANNELS_LAST!r}, or none"
+            remedy = "correct the layout, or leave it out"
+            yield _of_blob(blob, what, expected, repr(blob.layout), remedy)
         elif blob.layout and blob.shape is not None and len(blob.shape) != 4:
-            yield GraphError(
-                f"blob {blob.name!r} of {len(blob.shape)} dimensions is {blob.layout}",
-                blob=blob,
-                expected="four dimensions: samples, channels, height and width",
-                found=str(list(blob.shape)),
-                remedy="leave the layout out",
-            )
+            what = f"of {len(blob.shape)} dimensions is {blob.layout}"
+            expected = "four dimensions: samples, channels, height and width"
+            yield _of_blob(blob, what, expected, str(list(blob.shape)), "leave the layout out")
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -377,17 +323,15 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     smallest key that has not run waits for nothing, and a run never stalls.
     """
     members = _find_cycle(graph)
-    if not members:
-        return
-    op = graph.ops[members[0]]
-    cycle = _cycle_text(graph, members)
-    yield GraphError(
-        f"the graph has a cycle: {cycle}",
-        op=op,
-        expected="ops that can run one after the other",
-        found=cycle,
-        remedy="remove one of these edges, or carry a value to the next iteration with a state",
-    )
+    if members:
+        cycle = _cycle_text(graph, members)
+        yield GraphError(
+            f"the graph has a cycle: {cycle}",
+            op=graph.ops[members[0]],
+            expected="ops that can run one after the other",
+            found=cycle,
+            remedy="remove one of these edges, or carry a value to the next iteration with a state",
+        )
 
 
 def _find_cycle(graph: Graph) -> list[str]:
@@ -477,6 +421,31 @@ def _spot(op: Op) -> str:
     return f"op {op.name!r} ({op.where})" if op.where else f"op {op.name!r}"
 
 
-def _nearest(graph: Graph, name: str, *, suggest: bool = True) -> str:
+def _of_blob(blob: Blob, what: str, expected: str, found: str, remedy: str) -> GraphError:
+    what = f"blob {blob.name!r} {what}"
+    return GraphError(what, blob=blob, expected=expected, found=found, remedy=remedy)
+
+
+def _of_state(
+    state: State, blob: str, what: str, expected: str, found: str, remedy: str
+) -> GraphError:
+    where = state.where
+    return GraphError(what, where=where, blob=blob, expected=expected, found=found, remedy=remedy)
+
+
+def _undeclared(
+    graph: Graph,
+    what: str,
+    name: str,
+    *,
+    op: Op | None = None,
+    where: str | None = None,
+    suggest: bool = True,
+) -> GraphError:
+    """The error for the name of a blob that is not declared."""
     question = nearest_name(name, graph.blobs, "") if suggest else ""
-    return question and f": {question}"
+    remedy = "declare the blob, or correct the name" + (question and f": {question}")
+    expected, found = "the name of a blob of the graph", repr(name)
+    return GraphError(
+        what, where=where, op=op, blob=name, expected=expected, found=found, remedy=remedy
+    )

@@ -38,9 +38,16 @@ class Job(JobOptions):
     def __post_init__(self) -> None:
         for name in OPTIONS:
             check_option(name, getattr(self, name), None)
-        for option in OPTIONS.values():
-            if option.instead_of is not None:
-                self._refuse_both(option.instead_of, option.name)
+        given = given_options(self)
+        for name, option in OPTIONS.items():
+            other = option.instead_of
+            if other is not None and name in given and other in given:
+                raise ConfigError(
+                    f"both {other} and {name} are given",
+                    expected="one of them",
+                    found=f"{other} {given[other]}, {name} {given[name]}",
+                    remedy="leave one out",
+                )
         if self.precision == "tf32" and "cuda" not in self.devices:
             raise ConfigError(
                 "precision is tf32, and the job has no GPU",
@@ -56,25 +63,11 @@ class Job(JobOptions):
                 remedy="give crop as well, or leave pad out",
             )
 
-    def _refuse_both(self, first: str, second: str) -> None:
-        values = [getattr(self, name) for name in (first, second)]
-        if None not in values:
-            raise ConfigError(
-                f"both {first} and {second} are given",
-                expected="one of them",
-                found=f"{first} {values[0]}, {second} {values[1]}",
-                remedy="leave one out",
-            )
-
 
 def merge(*layers: Given) -> Job:
     """The job of several layers of options, of which later ones count more.
 
     An option that is given also overrides the one that it replaces: `iters` overrides `epochs`.
-
-    >>> merge({"epochs": 3, "net": "mlp"}, {"iters": 10})
-    ... # doctest: +ELLIPSIS
-    Job(net='mlp', test_net=None, data=None, weights=None, batch=None, ...)
     """
     pairs = [(option.instead_of, name) for name, option in OPTIONS.items() if option.instead_of]
     merged: dict[str, Any] = {}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, given_twice
 from purine.graph.yaml import flow
 from purine.graph.yaml.nodes import List, Map, Node, Scalar, describe, document, read_text
 from purine.job.config import Given, Job, check_option, given_options
 from purine.job.options import OPTIONS
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.parallel import Scheme
 
 __all__ = ["job_text", "missing_keys", "read_options"]
@@ -23,14 +22,12 @@ def read_options(path: Path) -> dict[str, object]:
         where = f"{path}:{key_node.line}"
         key = _key(key_node, where)
         if key not in OPTIONS:
-            raise ConfigError(
-                f"there is no option {key!r}",
-                where=where,
-                expected=f"one of {', '.join(OPTIONS)}",
-                found=repr(key),
-                remedy=nearest_name(key.replace("-", "_"), OPTIONS, f"remove {key!r}"),
+            remedy = f"remove {key!r}"
+            raise unknown_name(
+                ConfigError, "option", key, OPTIONS, where=where, remedy=remedy, cutoff=0.6
             )
-        _refuse_second(key, options, where)
+        if key in options:
+            raise given_twice(ConfigError, key, "key", where=where)
         if key == "parallel" and isinstance(value_node, Map):
             options[key] = _scheme_text(value_node, where)
         else:
@@ -74,7 +71,8 @@ def _scheme_text(node: Map, where: str) -> str:
         for key_node, value_node in node.pairs:
             where = f"{where.rpartition(':')[0]}:{key_node.line}"
             key = _key(key_node, where)
-            _refuse_second(key, settings, where, "setting")
+            if key in settings:
+                raise given_twice(ConfigError, key, "setting", where=where)
             settings[key] = _plain(value_node)
             Scheme.refuse_unknown(key)
         scheme = Scheme.of(settings)
@@ -84,17 +82,6 @@ def _scheme_text(node: Map, where: str) -> str:
     # The text leaves defaults out, but `data: 1` differs from no `data`: a replica on each device.
     explicit = scheme.data == 1 and "data" in settings and len(scheme.settings) > 0
     return f"data=1,{scheme}" if explicit else str(scheme)
-
-
-def _refuse_second(key: str, earlier: Mapping[str, object], where: str, what: str = "key") -> None:
-    if key in earlier:
-        raise ConfigError(
-            f"{key} is given twice",
-            where=where,
-            expected=f"every {what} once",
-            found=f"a second {key}",
-            remedy="remove one",
-        )
 
 
 def _pairs(path: Path) -> list[tuple[Node, Node]]:
@@ -116,13 +103,9 @@ def _pairs(path: Path) -> list[tuple[Node, Node]]:
 def _key(node: Node, where: str) -> str:
     """A key, which may be written with dashes."""
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        raise ConfigError(
-            "a key is not a word",
-            where=where,
-            expected="lines of the form `key: value`",
-            found=f"{describe(node)} as a key",
-            remedy="correct it",
-        )
+        expected, found = "lines of the form `key: value`", f"{describe(node)} as a key"
+        what, remedy = "a key is not a word", "correct it"
+        raise ConfigError(what, where=where, expected=expected, found=found, remedy=remedy)
     return node.value.replace("-", "_")
 
 

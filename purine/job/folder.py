@@ -25,7 +25,7 @@ from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, ConfigError
-from purine.files import expanded, put_in_place, write_whole
+from purine.files import expanded, put_in_place, unreadable, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
 from purine.job.config import Given, Job, merge
@@ -101,12 +101,9 @@ class RunFolder:
     def at(cls, path: str | Path) -> RunFolder:
         """The folder at a path, whatever is there."""
         if not str(path):
-            raise ConfigError(
-                "the path of the run's folder is empty",
-                expected="the path of a folder",
-                found="''",
-                remedy="write for example --out runs/a, or leave --out out",
-            )
+            what, expected = "the path of the run's folder is empty", "the path of a folder"
+            remedy = "write for example --out runs/a, or leave --out out"
+            raise ConfigError(what, expected=expected, found="''", remedy=remedy)
         folder = cls(expanded(path))
         try:
             if any(len(os.fsencode(part)) > _NAME_BYTES for part in folder.path.parts):
@@ -115,12 +112,13 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:  # too long, not permitted, or no path at all
-            raise ConfigError(
+            expected = "the path of a folder that can be read and written"
+            what, remedy = (
                 "the folder of the run cannot be used",
-                where=str(path),
-                expected="the path of a folder that can be read and written",
-                found=(error.strerror if isinstance(error, OSError) else None) or str(error),
-                remedy="choose another folder with --out",
+                "choose another folder with --out",
+            )
+            raise unreadable(
+                ConfigError, path, error, what=what, expected=expected, remedy=remedy
             ) from error
         return folder
 
@@ -145,7 +143,7 @@ class RunFolder:
                 remedy = "choose another folder; without config.yaml this one cannot go on"
             raise ConfigError(
                 "there is a run in this folder already" if taken else "this is not a folder",
-                where=str(self.path),
+                where=self.path,
                 expected="a new or an empty folder",
                 found=", ".join(taken) or "a file",
                 remedy=remedy,
@@ -164,7 +162,7 @@ class RunFolder:
     def _without_job(self, expected: str) -> ConfigError:
         return ConfigError(
             "this folder holds checkpoints that a Python run saved, without its job",
-            where=str(self.path),
+            where=self.path,
             expected=expected,
             found=", ".join(self._taken()),
             remedy=f"load it in Python with Run.load({str(self.path)!r}); "
@@ -182,7 +180,7 @@ class RunFolder:
         start = f"start a run there: purine train --out {shlex.quote(str(self.path))}"
         return ConfigError(
             "there is no run in this folder",
-            where=str(self.path),
+            where=self.path,
             expected=expected,
             found=content,
             remedy="check the path, or "
@@ -196,7 +194,7 @@ class RunFolder:
         if missing:
             raise ConfigError(
                 "the job of this run is not whole",
-                where=str(self.config_file),
+                where=self.config_file,
                 expected="every option that the run was started with, as `purine train` wrote it",
                 found=f"no {', '.join(missing)}",
                 remedy="put the file back as it was, or write the missing lines again; "
@@ -251,13 +249,9 @@ class RunFolder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ConfigError(
-                "the metrics cannot be read",
-                where=str(self.metrics_file),
-                expected="a file with a JSON object on each line",
-                found=error.strerror or str(error),
-                remedy="put the file back as it was, or move what is there away",
-            ) from error
+            expected = "a file with a JSON object on each line"
+            remedy = "put the file back as it was, or move what is there away"
+            raise self._unreadable_metrics(error, expected, remedy) from error
         rows = []
         for number, line in enumerate(lines, 1):
             try:
@@ -265,15 +259,17 @@ class RunFolder:
                 assert type(row["iteration"]) is int
                 assert "test_loss" not in row or row.keys() >= {"epoch", "test_accuracy"}
             except (ValueError, KeyError, TypeError, AssertionError):
-                raise ConfigError(
-                    "the metrics cannot be read",
-                    where=f"{self.metrics_file}:{number}",
-                    expected='a JSON object with "iteration", and that of a test whole',
-                    found=repr(line[:80]),
-                    remedy="mend or remove this line",
-                ) from None
+                expected = 'a JSON object with "iteration", and that of a test whole'
+                found, remedy = repr(line[:80]), "mend or remove this line"
+                raise self._unreadable_metrics(found, expected, remedy, f":{number}") from None
             rows.append(row)
         return rows
+
+    def _unreadable_metrics(
+        self, cause: OSError | str, expected: str, remedy: str, line: str = ""
+    ) -> ConfigError:
+        what, path = "the metrics cannot be read", f"{self.metrics_file}{line}"
+        return unreadable(ConfigError, path, cause, what=what, expected=expected, remedy=remedy)
 
     def cut_metrics(self, iteration: int) -> list[_Row]:
         """Remove the rows after `iteration`, and return the rows that stay."""
@@ -287,7 +283,7 @@ class RunFolder:
         if self.summary_file.exists() and self.newest_checkpoint() is None:
             raise CheckpointError(
                 "the run is complete, and its checkpoints are gone",
-                where=str(self.path),
+                where=self.path,
                 expected="checkpoints/<iteration> to go on from",
                 found=f"{self.summary_file.name}, and no checkpoint",
                 remedy="put the folder checkpoints back, or train again into another folder: "
@@ -312,12 +308,13 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(
+                what, expected = (
                     "another process is training in this folder",
-                    where=str(self.path),
-                    expected="one process for a run",
-                    found="a lock held by another",
-                    remedy="wait for it, or choose another folder",
+                    "one process for a run",
+                )
+                found, remedy = "a lock held by another", "wait for it, or choose another folder"
+                raise ConfigError(
+                    what, where=self.path, expected=expected, found=found, remedy=remedy
                 ) from None
             except OSError:
                 pass  # no file locks here; saving a checkpoint warns about it
@@ -359,10 +356,8 @@ def _os_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            "cannot write to the folder of the run",
-            where=str(path),
-            expected="a folder that can be written",
-            found=error.strerror or str(error),
-            remedy="choose another folder with --out, or free space",
+        what, expected = "cannot write to the folder of the run", "a folder that can be written"
+        remedy = "choose another folder with --out, or free space"
+        raise unreadable(
+            ConfigError, path, error, what=what, expected=expected, remedy=remedy
         ) from error

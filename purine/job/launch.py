@@ -1,4 +1,10 @@
-"""Starting and resuming runs: from options to a plan, and from a plan to the folder of its run."""
+"""Starting and resuming runs: from options to a plan, and from a plan to the folder of its run.
+
+A resumed run has the job that it recorded. Options given now may not contradict it. The table of
+options says which may change (`Resume`): the end of the run (later only), what to save, test, log
+and trace, and how far to read ahead. Devices and the scheme of parallelism may change too: a
+checkpoint has every state whole, and the numbers stay the same but for rounding.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from purine.data import open_data
+from purine.data.open import absolute
+from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError
-from purine.job.caffe import caffe_options, is_prototxt
-from purine.job.config import Given, merge
+from purine.job.caffe import caffe_options, is_prototxt, same_solver
+from purine.job.config import Given, Job, given_options, merge
 from purine.job.file import read_options
 from purine.job.folder import RunFolder
+from purine.job.nets import find_nets, with_losses
+from purine.job.options import OPTIONS, Resume
+from purine.job.placing import scheme_of
 from purine.job.plan import JobPlan, make_plan
-from purine.job.resume import resume
+from purine.job.settle import iterations_of, rate_of
+from purine.job.start import read_mean_file
+from purine.parallel import Scheme
+from purine.placement.devices import parse_devices
 
-__all__ = ["job_layers", "open_folder", "plan_run"]
+__all__ = ["job_layers", "open_folder", "plan_run", "resume"]
 
 
 def job_layers(file: Path | None, given: Given) -> list[Given]:
@@ -54,14 +69,113 @@ def open_folder(plan: JobPlan, folder: RunFolder | None) -> RunFolder:
 def _plan_resumed(layers: Sequence[Given]) -> tuple[JobPlan, RunFolder]:
     given = {name: value for layer in layers for name, value in layer.items()}
     if "out" not in given:
-        raise ConfigError(
-            "--resume does not say which run",
-            expected="the folder of a run",
-            found="no --out",
-            remedy="write purine train --resume --out DIR",
-        )
+        what, remedy = "--resume does not say which run", "write purine train --resume --out DIR"
+        raise ConfigError(what, expected="the folder of a run", found="no --out", remedy=remedy)
     folder = RunFolder.existing(given["out"])
     folder.refuse_lost_checkpoints()
     begins_again = folder.newest_checkpoint() is None
     notes = ("the run has no checkpoint yet, so it begins again",) if begins_again else ()
     return replace(resume(folder, given), notes=notes), folder
+
+
+def resume(folder: RunFolder, given: Given) -> JobPlan:
+    """The plan of the run in `folder`, with the options given now where they may differ."""
+    job = _on_given_devices(folder.read_config(), given)
+    plan = make_plan(job, net=folder.read_net(), test_net=folder.read_test_net())
+    for name, value in given.items():
+        if OPTIONS[name].resume is Resume.SAME and not _same(plan, name, value):
+            raise _contradiction(name, getattr(plan.job, name), value)
+    changes = {
+        name: value for name, value in given.items() if OPTIONS[name].resume is Resume.CHANGE
+    }
+    return _changed(plan, changes, folder) if changes else plan
+
+
+def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
+    """The plan with changed options. The run may not end sooner or change its learning rate."""
+    job = merge(given_options(plan.job), changes)
+    iterations = iterations_of(job, plan.data)
+    if iterations < plan.iterations:
+        name = "epochs" if job.epochs is not None else "iters"
+        raise ConfigError(
+            f"--{name} {getattr(job, name)} would end before the run does",
+            where=folder.path,
+            expected=f"{plan.iterations} iterations or more, as the run was started with",
+            found=f"{iterations} iterations",
+            remedy="leave it out, or start another run",
+        )
+    before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
+    if before != now:
+        remedy = "leave --lr-policy out, or start another run"
+        if job.lr_policy == plan.job.lr_policy:
+            policy = (job.lr_policy or "").partition(":")[0]
+            end = f"--lr-policy {policy}:max_iterations={plan.iterations}"
+            remedy = f"name the end of the policy as it was: {end}"
+        raise ConfigError(
+            "the learning rate would not be that of the run so far",
+            where=folder.path,
+            expected=str(before),
+            found=str(now),
+            remedy=remedy,
+        )
+    return replace(plan, job=job, iterations=iterations)
+
+
+def _on_given_devices(job: Job, given: Given) -> Job:
+    """The job on the devices and by the scheme given now.
+
+    A scheme of replicas alone adapts to the number of devices. The number of threads is decided
+    anew for other devices or another scheme.
+    """
+    job = replace(job, share_cores=given.get("share_cores", job.share_cores))
+    before = scheme_of(job)
+    moved = replace(job, **{key: given[key] for key in ("devices", "parallel") if key in given})
+    devices = parse_devices(moved.devices)
+    if "parallel" not in given and before is not None:
+        scheme = before.over(len(devices))
+        _refuse_devices(scheme, devices)
+        moved = replace(moved, parallel=None if scheme == Scheme() else str(scheme))
+    if (devices, scheme_of(moved)) == (parse_devices(job.devices), before):
+        return job
+    return replace(moved, threads=given.get("threads"))
+
+
+def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
+    """Refuse a number of devices that the run's own scheme is not for."""
+    if scheme.devices != len(devices):
+        factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
+        raise ConfigError(
+            f"the scheme is for {scheme.devices} devices, and {len(devices)} are named",
+            expected=f"{factors} = {scheme.devices} devices, by the run's own scheme",
+            found=", ".join(devices[:16]),
+            remedy=f"replace the scheme: --parallel data={len(devices)}, or another for as many "
+            f"devices; or name {scheme.devices} devices",
+        )
+
+
+def _same(plan: JobPlan, name: str, value: str) -> bool:
+    """Whether an option stands for the same as in the run, perhaps written in another way."""
+    if name == "data":
+        open_data(value)  # refuses what is not there
+        return absolute(value) == plan.job.data
+    if name == "mean_file":
+        image = plan.values.get(MEAN_IMAGE)
+        return image is not None and image.equal(read_mean_file(value))
+    if name == "net" and value != plan.job.net:
+        nets = find_nets(replace(plan.job, net=value), plan.data)
+        return with_losses(nets.net) == plan.net
+    if name == "test_net" and value != plan.job.test_net:
+        return find_nets(replace(plan.job, test_net=value), plan.data).test_net == plan.test_net
+    if name == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):
+        return same_solver(value, plan.job.solver)
+    return bool(getattr(plan.job, name) == value)
+
+
+def _contradiction(name: str, stored: object, given: object) -> ConfigError:
+    flag = OPTIONS[name].flag
+    return ConfigError(
+        f"{flag} {given} contradicts the run, which was started with {stored}",
+        expected=f"{name} {stored}",
+        found=f"{name} {given}",
+        remedy=f"leave {flag} out to go on, or start another run with another --out",
+    )

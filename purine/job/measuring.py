@@ -72,16 +72,15 @@ def _has_gpus(job: Job) -> bool:
 def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:
     if iteration is None:
         return folder.path
-    names = sorted(path.name for path in (folder.path / "checkpoints").glob("[0-9]*"))
-    for name in names:
-        if int(name.partition(".")[0]) == iteration:
-            return folder.path / "checkpoints" / name
+    paths = sorted(folder.checkpoints.glob("[0-9]*"))
+    path_of = {int(path.name.partition(".")[0]): path for path in reversed(paths)}
+    if iteration in path_of:
+        return path_of[iteration]
+    known = ", ".join(map(str, reversed(path_of)))
     raise CheckpointError(
         f"there is no checkpoint of iteration {iteration}",
-        where=str(folder.path),
-        expected=f"one of {', '.join(str(int(n.partition('.')[0])) for n in names)}"
-        if names
-        else "at least one checkpoint",
+        where=folder.path,
+        expected=f"one of {known}" if known else "at least one checkpoint",
         found=str(iteration),
         remedy="leave --checkpoint out for the newest one",
     )

@@ -18,7 +18,7 @@ from purine.importers.caffe.weights import StoredLayer
 from purine.job.caffe import caffe_net, is_prototxt, with_transform
 from purine.job.config import Job
 from purine.job.options import BATCH
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.registry.lookup import lookup
 from purine.runtime.feeding import data_ops
 from purine.zoo import NETS
@@ -55,12 +55,8 @@ def find_nets(job: Job, data: DataSet) -> Nets:
         net = _yaml_net(path)
         nets = Nets(job, net if job.batch is None else with_batch(net, job.batch), None)
     else:
-        raise ConfigError(
-            f"there is no net {job.net!r}",
-            expected=f"{', '.join(NETS)}, a graph in a .yaml file, or a .prototxt file",
-            found=repr(job.net),
-            remedy=nearest_name(job.net, NETS, "use one of these", cutoff=0.5),
-        )
+        expected = f"{', '.join(NETS)}, a graph in a .yaml file, or a .prototxt file"
+        raise unknown_name(ConfigError, "net", job.net, NETS, expected=expected)
     if job.test_net is None or (is_prototxt(path) and is_prototxt(job.test_net)):
         return nets
     return replace(nets, test_net=_yaml_net(expanded(job.test_net)))
@@ -90,8 +86,7 @@ def refuse_other_parameters(test_net: Graph, net: Graph) -> None:
         if state.trainable and (name not in net.states or net.blobs[name].shape != shape):
             raise GraphError(
                 f"parameter {name!r} of the test net is not one of the net that is trained",
-                where=test_net.blobs[name].where,
-                blob=name,
+                blob=test_net.blobs[name],
                 expected=f"a parameter of {list(shape or ())} in both nets",
                 found=f"{list(net.blobs[name].shape or ())}" if name in net.states else "none",
                 remedy="give both nets the same layers with parameters",
@@ -111,8 +106,7 @@ def refuse_labels(net: Graph, data: DataSet) -> None:
         if shape is not None and shape[axis] < classes:
             raise DataError(
                 f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}",
-                where=op.where,
-                op=op.name,
+                op=op,
                 blob=op.inputs[0],
                 expected=f"at most {shape[axis]} classes",
                 found=str(classes),
@@ -142,14 +136,13 @@ def _yaml_net(path: Path) -> Graph:
 
 def _refuse_no_source(net: Graph, path: Path) -> None:
     if not any(op.kind == "Data" for op in net.ops.values()):
+        remedy = "add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}"
         raise GraphError(
             "the net has no Data op, so there is nothing to train it on",
-            where=str(path),
+            where=path,
             expected="an op of kind Data that gives the batches",
             found=_kinds_text(net),
-            remedy="give it a Data layer"
-            if is_prototxt(path)
-            else "add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}",
+            remedy="give it a Data layer" if is_prototxt(path) else remedy,
         )
 
 
@@ -181,17 +174,14 @@ def _zoo_net(job: Job, source: Source) -> Graph:
 
 def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:
     """The error for data of another kind than the net of the zoo reads."""
-    return DataError(
-        f"net {job.net!r} does not fit data {job.data!r}",
-        expected="tokens [T] and as many targets, of a known vocabulary"
-        if tokens
-        else "images [C, H, W] and the labels of classes",
-        found=", ".join(map(str, source.fields)),
-        remedy="name data of tokens, such as "
-        "--data synthetic-tokens:length=64,vocabulary=256,count=1280"
-        if tokens
-        else "use a net for this kind of data, in a file: --net net.yaml",
-    )
+    expected = "images [C, H, W] and the labels of classes"
+    remedy = "use a net for this kind of data, in a file: --net net.yaml"
+    if tokens:
+        expected = "tokens [T] and as many targets, of a known vocabulary"
+        example = "--data synthetic-tokens:length=64,vocabulary=256,count=1280"
+        remedy = f"name data of tokens, such as {example}"
+    what, found = f"net {job.net!r} does not fit data {job.data!r}", map(str, source.fields)
+    return DataError(what, expected=expected, found=", ".join(found), remedy=remedy)
 
 
 def _sizes(job: Job, source: Source) -> Mapping[str, object]:

@@ -37,6 +37,7 @@ class Resume(Enum):
     IGNORE = auto()  # it only concerns the start of a run
 
 
+_, CHANGE, PLACE, IGNORE = Resume
 T = TypeVar("T")
 
 
@@ -57,7 +58,7 @@ class Option:
     default: object = None
     optional: bool = False
     fallback: object = None
-    default_text: str | None = None  # in the help; by default the default or the fallback
+    shown: str | None = None  # in the help; by default the default or the fallback
     metavar: str | None = None
     names: tuple[str, ...] = ()  # that the shell completes; those of a Literal are known
     least: int | None = None
@@ -89,8 +90,8 @@ class Option:
     def shown_default(self) -> str | None:
         """The default as the help shows it."""
         value = self.fallback if self.default is None else self.default
-        if self.default_text is not None or value is None:
-            return self.default_text
+        if self.shown is not None or value is None:
+            return self.shown
         if isinstance(value, bool):
             return f"{'' if value else 'no-'}{self.name.replace('_', '-')}"
         return f"{value:g}" if isinstance(value, float) else str(value)
@@ -131,39 +132,34 @@ class JobOptions:
         names=NETS,
     ).field("lenet")
     test_net: str | None = Option(
-        "Another net with the same parameters for tests, in a file.", default_text="the net itself"
+        "Another net with the same parameters for tests, in a file.", shown="the net itself"
     ).field(None)
     data: str | None = Option(
         "fashion-mini, synthetic:image=CxHxW,classes=N,count=N, synthetic-masks (the "
         "same, for pixels), synthetic-tokens:length=N,vocabulary=N,count=N, a folder of IDX or "
         ".npy files, a .npz file, or lmdb:TRAIN,TEST, hdf5:TRAIN,TEST, image-list:TRAIN,TEST.",
-        default_text=f"what a Caffe net names, else {DATA_SET}",
+        shown=f"what a Caffe net names, else {DATA_SET}",
         names=DATA,
         settled=True,
     ).field(None)
     weights: str | None = Option(
         "Values to start from, of which later ones win: Caffe weights (.caffemodel) for a "
         "Caffe net, or a .safetensors file by names of states. May be given several times.",
-        default_text="the net's fillers",
+        shown="the net's fillers",
         metavar="FILE",
         repeated=True,
-        resume=Resume.IGNORE,
+        resume=IGNORE,
     ).field(None)
     batch: int | None = Option(
         "Samples in a batch, of all devices.",
-        default_text=f"{BATCH}, or what the net's file says",
+        shown=f"{BATCH}, or what the net's file says",
         least=1,
         settled=True,
         identifies=True,
     ).field(None)
-    epochs: int | None = Option(
-        "Epochs to train.", fallback=1, least=0, settled=True, resume=Resume.CHANGE
-    ).field(None)
+    epochs: int | None = Option("Epochs to train.", fallback=1, least=0, resume=CHANGE).field(None)
     iters: int | None = Option(
-        "Iterations to train, instead of epochs.",
-        least=0,
-        instead_of="epochs",
-        resume=Resume.CHANGE,
+        "Iterations to train, instead of epochs.", least=0, instead_of="epochs", resume=CHANGE
     ).field(None)
     solver: str = Option(
         f"{', '.join(SOLVERS[:-1])} or {SOLVERS[-1]}, or a Caffe solver (.prototxt), "
@@ -172,17 +168,17 @@ class JobOptions:
     ).field("sgd")
     lr: float | None = Option(
         "Learning rate.",
-        default_text="the solver's own; 0.01 for sgd",
+        shown="the solver's own; 0.01 for sgd",
         above=0,
         settled=True,
         identifies=True,
     ).field(None)
     momentum: float | None = Option(
-        "Momentum, for sgd and lars.", default_text="0.9", least=0, identifies=True
+        "Momentum, for sgd and lars.", shown="0.9", least=0, identifies=True
     ).field(None)
     weight_decay: float | None = Option(
         "Weight decay.",
-        default_text="0.0005 for sgd and lars, else the solver's own",
+        shown="0.0005 for sgd and lars, else the solver's own",
         least=0,
         settled=True,
         identifies=True,
@@ -193,18 +189,13 @@ class JobOptions:
         "sigmoid:gamma=-0.01,step=500; each also with warmup=100.",
         fallback="fixed",
         names=POLICIES,
-        settled=True,
-        resume=Resume.CHANGE,
+        resume=CHANGE,
     ).field(None)
     clip: float | None = Option(
         "Scale gradients down to this norm where it is larger.", above=0, identifies=True
     ).field(None)
     accumulate: int | None = Option(
-        "Batches whose gradients are averaged for one update.",
-        fallback=1,
-        least=1,
-        settled=True,
-        identifies=True,
+        "Batches whose gradients are averaged for one update.", fallback=1, least=1, identifies=True
     ).field(None)
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Option(
         "fp32, or bf16 or fp16 for convolutions, products and what follows them; weights "
@@ -213,16 +204,12 @@ class JobOptions:
         identifies=True,
     ).field("fp32")
     seed: int | None = Option(
-        "Decides first weights, order of samples and dropout.",
-        fallback=0,
-        least=0,
-        settled=True,
-        identifies=True,
+        "Decides first weights, order of samples and dropout.", fallback=0, least=0, identifies=True
     ).field(None)
     devices: str = Option(
         "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with "
         "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs.",
-        resume=Resume.PLACE,
+        resume=PLACE,
     ).field("cpu:0")
     parallel: str | None = Option(
         "How several devices train: data=N replicas, each a pipeline of pipeline=N "
@@ -232,73 +219,68 @@ class JobOptions:
         "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
         "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
         "batch_norm=replica|synchronised, bucket=BYTES.",
-        default_text="a replica on each device",
+        shown="a replica on each device",
         metavar="KEY=VALUE,...",
-        resume=Resume.PLACE,
+        resume=PLACE,
     ).field(None)
     threads: int | None = Option(
         "Threads that one kernel may use: the cores of a device.",
-        default_text="all, shared out",
+        shown="all, shared out",
         least=1,
         most=1024,  # more than any machine has
         settled=True,
     ).field(None)
     share_cores: bool = Option(
-        "Let more devices than there are cores for share them.", resume=Resume.PLACE
+        "Let more devices than there are cores for share them.", resume=PLACE
     ).field(False)
     prefetch: int = Option(
         "Iterations that data is read ahead.",
         least=0,
         most=1000,  # each takes memory before anything is computed
-        resume=Resume.CHANGE,
+        resume=CHANGE,
     ).field(2)
     out: str | None = Option(
         "Folder of the run.",
-        default_text="runs/NET-DATA-NUMBER",
+        shown="runs/NET-DATA-NUMBER",
         metavar="DIR",
         may_be_empty=True,  # the folder refuses it with a better message
         recorded=False,
-        resume=Resume.CHANGE,
+        resume=CHANGE,
     ).field(None)
     save_every: int | None = Option(
         "Iterations between checkpoints; one more at the end.",
-        default_text="every epoch",
+        shown="every epoch",
         least=1,
-        resume=Resume.CHANGE,
+        resume=CHANGE,
     ).field(None)
-    keep: int = Option("Newest checkpoints to keep.", least=1, resume=Resume.CHANGE).field(2)
+    keep: int = Option("Newest checkpoints to keep.", least=1, resume=CHANGE).field(2)
     test_every: int | None = Option(
         "Iterations between tests; one more at the end.",
-        default_text="every epoch",
+        shown="every epoch",
         least=1,
-        resume=Resume.CHANGE,
+        resume=CHANGE,
     ).field(None)
     log_every: int | None = Option(
-        "Iterations between lines of metrics.jsonl.",
-        fallback=10,
-        least=1,
-        settled=True,
-        resume=Resume.CHANGE,
+        "Iterations between lines of metrics.jsonl.", fallback=10, least=1, resume=CHANGE
     ).field(None)
-    trace: bool = Option(
-        "Write trace.json, for Perfetto and `purine trace`.", resume=Resume.CHANGE
-    ).field(False)
-    trace_iters: int = Option("Iterations in the trace.", least=1, resume=Resume.CHANGE).field(50)
+    trace: bool = Option("Write trace.json, for Perfetto and `purine trace`.", resume=CHANGE).field(
+        False
+    )
+    trace_iters: int = Option("Iterations in the trace.", least=1, resume=CHANGE).field(50)
     layout: Literal["auto", "channels-last", "contiguous"] | None = Option(
         "How images and filters lie in memory: channels-last, contiguous, or auto, which "
         "is channels-last where most of the work is convolutions.",
-        default_text="auto on GPUs, else what the net's file says",
+        shown="auto on GPUs, else what the net's file says",
     ).field(None)
     compile: bool | None = Option(
         "Compile the step as a whole. On CPUs that takes up to a minute the first time, "
         "is quicker for nets like mlp and not for others, and gives numbers of other rounding.",
-        default_text="compile on GPUs, no-compile on CPUs",
+        shown="compile on GPUs, no-compile on CPUs",
     ).field(None)
     mean: float | tuple[float, ...] | None = Option(
         "Subtracted from the samples as stored: a number, or one a channel as R,G,B.",
         fallback=0.0,
         parse=_numbers,
-        settled=True,
         identifies=True,
     ).field(None)
     mean_file: str | None = Option(
@@ -307,10 +289,7 @@ class JobOptions:
         instead_of="mean",
     ).field(None)
     scale: float | None = Option(
-        "Factor after the mean.",
-        default_text="1/255 for bytes, else 1",
-        nonzero=True,
-        identifies=True,
+        "Factor after the mean.", shown="1/255 for bytes, else 1", nonzero=True, identifies=True
     ).field(None)
     crop: int | None = Option(
         "Size of the part cut from images: at random, in tests from the middle.",
@@ -321,7 +300,7 @@ class JobOptions:
         "Zeros around images before they are cropped.", least=0, identifies=True
     ).field(0)
     mirror: bool | None = Option(
-        "Mirror images at random, not in tests.", fallback=False, settled=True, identifies=True
+        "Mirror images at random, not in tests.", fallback=False, identifies=True
     ).field(None)
 
 
@@ -343,6 +322,7 @@ def _table() -> dict[str, Option]:
             default=item.default,
             optional=optional,
             names=option.names or literals,
+            settled=option.settled or option.fallback is not None,
         )
     return options
 

@@ -18,11 +18,7 @@ from purine.runtime.result import Result
 __all__ = ["MOST_IN_A_ROW", "Overflows", "with_overflow_flag"]
 
 MOST_IN_A_ROW = 25
-"""Overflows in a row that end a job.
-
-24 of them halve the largest loss scale, 2 ** 24, to the smallest, 1. Where the next iteration
-overflows too, no scale helps.
-"""
+"""Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
 
 _log = logging.getLogger("purine")
 
@@ -59,7 +55,7 @@ class Overflows:
         if self._in_a_row == MOST_IN_A_ROW:
             raise RunError(
                 f"{MOST_IN_A_ROW} iterations in a row overflowed, the last of them {iteration}",
-                where=str(folder.path),
+                where=folder.path,
                 expected="a finite loss and finite gradients, with a loss scale small enough",
                 found=f"a loss of {loss} with a loss scale of {scale:g}",
                 remedy="look for samples too large for float16, or start again with "

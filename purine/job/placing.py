@@ -14,24 +14,24 @@ from purine.graph import Graph, Location
 from purine.job.config import Job
 from purine.lowering import lower, options_for
 from purine.machine import capacity
-from purine.machine.cores import cores_of, threads_of, threads_of_all
+from purine.machine.cores import cores_of, on_gpus, threads_of, threads_of_all
 from purine.optimize import layout
 from purine.parallel import Scheme
 from purine.placement.copies import bytes_moved
 from purine.placement.devices import as_locations, is_cpu, parse_devices
 from purine.placement.place import to_device
-from purine.recipe import fused, refuse_devices
+from purine.recipe import refuse_devices
 from purine.registry.aten import device_of
 
 __all__ = [
     "Placement",
     "compiles",
     "crowding",
-    "fused",
     "laid_out",
     "locations_of",
     "low_precision",
     "measuring_threads",
+    "megabytes",
     "moved",
     "placement",
     "refuse_unfit",
@@ -108,12 +108,8 @@ def low_precision(job: Job) -> str | None:
 
 
 def laid_out(job: Job, graph: Graph) -> Graph:
-    """A graph in the layout that a job asks for.
-
-    Where it asks for none, a graph on GPUs is laid out by what it computes, and others stay as they
-    are.
-    """
-    form = job.layout or ("auto" if _gpus(graph) else None)
+    """A graph in the layout that a job asks for; by default `auto` on GPUs, else unchanged."""
+    form = job.layout or ("auto" if on_gpus(graph) else None)
     return graph if form is None else layout(graph, form)
 
 
@@ -125,12 +121,7 @@ def moved(job: Job, graph: Graph) -> Graph:
 
 def compiles(job: Job, step: Graph) -> bool:
     """Whether a job's step is compiled: on GPUs, unless the job says otherwise."""
-    return bool(_gpus(step)) if job.compile is None else job.compile
-
-
-def _gpus(graph: Graph) -> list[str]:
-    devices = {op.location.device for op in graph.ops.values()}
-    return sorted(device for device in devices if device.startswith("cuda"))
+    return on_gpus(step) if job.compile is None else job.compile
 
 
 def refuse_unfit(step: Graph, job: Job) -> None:
@@ -149,8 +140,8 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
     if prefetch * batch > available:
         raise ConfigError(
             f"{prefetch} batches that are read ahead do not fit into memory",
-            expected=f"at most {_megabytes(available)}, which is available",
-            found=f"{_megabytes(prefetch * batch)}, {_megabytes(batch)} a batch",
+            expected=f"at most {megabytes(available)}, which is available",
+            found=f"{megabytes(prefetch * batch)}, {megabytes(batch)} a batch",
             remedy=f"lower --prefetch to {max(1, available // max(1, batch) // 2)} or fewer",
         )
 
@@ -169,15 +160,13 @@ def placement(step: Graph) -> Placement:
 def _too_large(needs: Placement, memory: str) -> ConfigError:
     locations = [location for location in needs.peaks if _memory(location) == memory]
     worst = max(locations, key=needs.peaks.__getitem__)
-    share = ""
-    if len(locations) > 1:
-        peak = _megabytes(needs.peaks[worst])
-        share = f" on {len(locations)} devices, {peak} of it on {worst.device}"
+    peak = f", {megabytes(needs.peaks[worst])} of it on {worst.device}"
+    share = f" on {len(locations)} devices{peak}" if len(locations) > 1 else ""
     return ConfigError(
         f"the net does not fit into the memory of {memory}",
         location=str(worst),
-        expected=f"at most {_megabytes(needs.available[memory])}, which is available",
-        found=f"{_megabytes(needs.needed(memory))} for an iteration{share}",
+        expected=f"at most {megabytes(needs.available[memory])}, which is available",
+        found=f"{megabytes(needs.needed(memory))} for an iteration{share}",
         remedy="lower --batch, cut it into micro-batches (--parallel micro=4), or keep less for "
         "the backward (--parallel recompute=8)",
     )
@@ -187,7 +176,8 @@ def _available(memory: str) -> int:
     return capacity.available_memory("cpu:0" if memory == "cpu" else memory)
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """A number of bytes as text."""
     return f"{size / 1e6:,.1f} MB"
 
 

@@ -22,7 +22,7 @@ from purine.job.config import Job, fill, given_options
 from purine.job.options import OPTIONS
 from purine.job.placing import scheme_of, threads_for
 from purine.job.start import absolute_weights
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 from purine.runtime.checkpoint import LARGEST
 from purine.runtime.feeding import batch_of, data_ops
 from purine.solvers import SOLVERS, Rate, parse_rate
@@ -73,9 +73,8 @@ def samples_per_iteration(job: Job) -> int:
 
 def iterations_of(job: Job, data: DataSet) -> int:
     """The number of iterations of a settled job."""
-    if job.iters is not None:
-        iterations = job.iters
-    else:
+    iterations = job.iters
+    if iterations is None:
         assert job.epochs is not None
         iterations = -(-job.epochs * len(data.train) // samples_per_iteration(job))
     if iterations > LARGEST:
@@ -107,12 +106,8 @@ def _fallbacks(job: Job, mean_image: Tensor | None) -> dict[str, object]:
 def _with_own_solver(job: Job) -> Job:
     """The job with the defaults of one of our solvers where it gives no value of its own."""
     if job.solver not in SOLVERS:
-        raise ConfigError(
-            f"there is no solver {job.solver!r}",
-            expected=f"one of {', '.join(SOLVERS)}, or a .prototxt file",
-            found=repr(job.solver),
-            remedy=nearest_name(job.solver, SOLVERS, "use one of these", cutoff=0.5),
-        )
+        expected = f"one of {', '.join(SOLVERS)}, or a .prototxt file"
+        raise unknown_name(ConfigError, "solver", job.solver, SOLVERS, expected=expected)
     parameters = inspect.signature(SOLVERS[job.solver]).parameters
     names = [name for name in ("lr", "momentum", "weight_decay") if name in parameters]
     if job.momentum is not None and "momentum" not in parameters:

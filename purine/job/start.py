@@ -15,7 +15,7 @@ from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError, FormatError
-from purine.files import expanded
+from purine.files import expanded, unreadable
 from purine.graph import Graph
 from purine.importers.caffe.files import read_bytes
 from purine.importers.caffe.weights import StoredLayer, read_file, read_mean
@@ -25,13 +25,11 @@ from purine.registry.clock import ITERATION, SEED
 
 __all__ = ["absolute_weights", "read_mean_file", "start_values"]
 
+_STATES = "values of states (safetensors)"
+
 
 def absolute_weights(text: str) -> str:
-    """The paths of weights so that they do not depend on the current folder.
-
-    >>> absolute_weights("/a/first.caffemodel, /b/then.safetensors")
-    '/a/first.caffemodel,/b/then.safetensors'
-    """
+    """The paths of weights so that they do not depend on the current folder."""
     return ",".join(str(path.resolve()) for path in _paths(text))
 
 
@@ -57,14 +55,12 @@ def _read_weights(
     values: dict[str, Tensor] = {}
     notes: list[str] = []
     for path in _paths(text):
-        if path.suffix == ".safetensors":
-            stored, more = _by_state(path, net)
-        else:
-            stored, more = _by_layer(path, net, layers)
+        by_state = path.suffix == ".safetensors"
+        stored, more = _by_state(path, net) if by_state else _by_layer(path, net, layers)
         if not stored:
             raise FormatError(
                 "nothing in these weights fits the net",
-                where=str(path),
+                where=path,
                 expected=f"values of its states: {_list(sorted(net.states)) or 'it has none'}",
                 found="; ".join(more).removeprefix(f"{path}: ") or "no values",
                 remedy="take the weights of this net, or leave --weights out",
@@ -86,7 +82,7 @@ def read_mean_file(name: str) -> Tensor:
     if MEAN_IMAGE not in values:
         raise FormatError(
             "the file holds no mean image",
-            where=str(path),
+            where=path,
             expected=f"a value {MEAN_IMAGE!r}",
             found=_list(sorted(values)) or "no values",
             remedy="name a binaryproto file, or the copy in the folder of a run",
@@ -104,7 +100,7 @@ def _by_layer(
     if not layers:
         raise ConfigError(
             "these weights need the layers of a Caffe net",
-            where=str(path),
+            where=path,
             expected="a .safetensors file with the names of the net's states",
             found="weights by the names of layers",
             remedy="name the definition: --net train_val.prototxt; "
@@ -124,7 +120,7 @@ def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:
         elif tuple(value.shape) != _shape(net, name):
             raise FormatError(
                 f"the value of {name!r} does not fit the net",
-                where=str(path),
+                where=path,
                 blob=name,
                 expected=f"shape {list(_shape(net, name))}",
                 found=str(list(value.shape)),
@@ -132,26 +128,20 @@ def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:
             )
         else:
             values[name] = _typed(net, name, value)
-    if not left_out:
-        return values, []
-    return values, [
-        f"{path}: the net has no states {_list(sorted(left_out))}; they are passed over"
-    ]
+    note = f"{path}: the net has no states {_list(sorted(left_out))}; they are passed over"
+    return values, [note] if left_out else []
 
 
 def _loaded(path: Path) -> Mapping[str, Tensor]:
-    data = read_bytes(path, "values of states (safetensors)")
+    data = read_bytes(path, _STATES)
     try:
-        values: dict[str, Tensor] = load(data)
+        values: Mapping[str, Tensor] = load(data)
+        return values
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise FormatError(
-            "the file is damaged, or of another kind",
-            where=str(path),
-            expected="values of states (safetensors)",
-            found=str(error),
-            remedy="fetch or write the file again",
+        what, remedy = "the file is damaged, or of another kind", "fetch or write the file again"
+        raise unreadable(
+            FormatError, path, str(error), what=what, expected=_STATES, remedy=remedy
         ) from error
-    return values
 
 
 def _shape(net: Graph, name: str) -> tuple[int, ...]:

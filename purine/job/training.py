@@ -23,10 +23,11 @@ from purine.graph import Graph
 from purine.job.folder import RunFolder
 from purine.job.identity import RUN, identity, refuse_foreign
 from purine.job.overflow import Overflows, with_overflow_flag
-from purine.job.placing import compiles, fused
+from purine.job.placing import compiles
 from purine.job.plan import JobPlan
 from purine.kinds.loss_scale import LOSS_SCALE
 from purine.placement.devices import parse_devices
+from purine.recipe import fused
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
@@ -190,9 +191,8 @@ class Training:
                 self._overflows.skipped = int(_number(extra.get("skipped")))
         for row in self.folder.cut_metrics(self.iteration):
             if "test_loss" in row:
-                self._tested = Tested(
-                    row["iteration"], row["epoch"], row["test_loss"], row["test_accuracy"]
-                )
+                values = (row[key] for key in ("iteration", "epoch", "test_loss", "test_accuracy"))
+                self._tested = Tested(*values)
 
     def _results(self, end: int, stop: Callable[[], bool]) -> Iterator[Result]:
         """The results up to iteration `end`, or up to those in flight when `stop` returns true."""
@@ -285,28 +285,15 @@ class Training:
                 loss,
                 self.iteration,
             )
-        self.folder.append_metrics(
-            {
-                "iteration": self._tested.iteration,
-                "epoch": self._tested.epoch,
-                "test_loss": loss,
-                "test_accuracy": accuracy,
-            }
-        )
+        row = {"iteration": self.iteration, "epoch": self._tested.epoch}
+        self.folder.append_metrics({**row, "test_loss": loss, "test_accuracy": accuracy})
         return self._tested
 
     def _save(self) -> Saved:
         self.folder.flush_metrics()
-        path = self._run.save(
-            self.folder.path,
-            extra={
-                RUN: self._identity,
-                "seconds": self._seconds,
-                "training_seconds": self._training,
-                **self._skipped,
-            },
-            keep=self.plan.job.keep,
-        )
+        seconds = {"seconds": self._seconds, "training_seconds": self._training}
+        extra = {RUN: self._identity, **seconds, **self._skipped}
+        path = self._run.save(self.folder.path, extra=extra, keep=self.plan.job.keep)
         self._saved = self.iteration
         return Saved(self.iteration, path)
 

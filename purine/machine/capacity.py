@@ -14,7 +14,7 @@ import torch
 
 from purine.errors import ConfigError
 
-__all__ = ["available_memory"]
+__all__ = ["available_memory", "missing_device"]
 
 
 def available_memory(device: str = "cpu:0", *, root: Path = Path("/")) -> int:
@@ -30,13 +30,15 @@ def available_memory(device: str = "cpu:0", *, root: Path = Path("/")) -> int:
         return max(0, min([_of_machine(root), *_under_limits(root)]))
     if kind == "cuda" and number.isdigit() and int(number) < torch.cuda.device_count():
         return int(torch.cuda.mem_get_info(int(number))[0])
-    raise ConfigError(
-        f"device {device} is not there",
-        location=device,
-        expected=f"cpu:k, or one of the {torch.cuda.device_count()} GPUs that torch sees",
-        found=device,
-        remedy="name a device that the machine has, for example cpu:0",
-    )
+    expected = f"cpu:k, or one of the {torch.cuda.device_count()} GPUs that torch sees"
+    remedy = "name a device that the machine has, for example cpu:0"
+    raise missing_device(device, expected, device, remedy)
+
+
+def missing_device(device: str, expected: str, found: str, remedy: str) -> ConfigError:
+    """The error for a device that this machine does not have."""
+    what = f"device {device} is not there"
+    return ConfigError(what, location=device, expected=expected, found=found, remedy=remedy)
 
 
 def _of_machine(root: Path) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from purine.errors import ConfigError
 from purine.graph import Graph
+from purine.machine.capacity import missing_device
 from purine.machine.effects import applies
 
 __all__ = ["cores_of", "on_gpus", "pin", "threads_of", "threads_of_all"]
@@ -30,34 +30,25 @@ def cores_of(
     gpus = torch.cuda.device_count()
     for device in devices:
         if device.startswith("cuda") and _number(device) >= gpus and not (share and gpus):
-            raise ConfigError(
-                f"device {device} is not there",
-                location=device,
-                expected=f"one of the {gpus} GPUs that torch sees",
-                found=device,
-                remedy="name what the machine has, for example cpu:0 (option --devices)",
-            )
+            expected = f"one of the {gpus} GPUs that torch sees"
+            remedy = "name what the machine has, for example cpu:0 (option --devices)"
+            raise missing_device(device, expected, device, remedy)
     cpus = [device for device in devices if device.startswith("cpu")]
     if len(cpus) < 2:
         return dict.fromkeys(cpus, ())
     available = _available()
     size = threads or threads_of(cpus)
     if (_number(cpus[-1]) + 1) * size > len(available) and not share:
-        raise ConfigError(
-            f"device {cpus[-1]} is not there",
-            location=cpus[-1],
-            expected=f"cpu:0 to cpu:{max(0, len(available) // size - 1)}: there are "
-            f"{len(available)} cores, and a device has {size}",
-            found=", ".join(cpus),
-            remedy="use fewer devices or fewer threads for each, or let devices share cores "
-            "(share_cores=True, --share-cores)",
-        )
+        expected = f"cpu:0 to cpu:{max(0, len(available) // size - 1)}: there are "
+        expected += f"{len(available)} cores, and a device has {size}"
+        remedy = "use fewer devices or fewer threads for each, or let devices share cores "
+        remedy += "(share_cores=True, --share-cores)"
+        raise missing_device(cpus[-1], expected, ", ".join(cpus), remedy)
+    count = len(available)
+    cores = {device: range(_number(device) * size, (_number(device) + 1) * size) for device in cpus}
     return {
-        device: tuple(
-            available[(_number(device) * size + core) % len(available)]
-            for core in range(min(size, len(available)))
-        )
-        for device in cpus
+        device: tuple(available[core % count] for core in numbers[:count])
+        for device, numbers in cores.items()
     }
 
 

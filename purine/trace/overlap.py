@@ -88,11 +88,7 @@ class Report:
                 device.location,
                 as_time(device.busy / count),
                 f"{device.fraction:.1%}",
-                as_time(device.data / count),
-                as_time(device.transfers / count),
-                as_time(device.peers / count),
-                as_time(device.other / count),
-                as_time(device.moving / count),
+                *(as_time(getattr(device, column) / count) for column in head[3:]),
             )
             for device in self.devices
         ]
@@ -102,16 +98,15 @@ class Report:
         )
         one = len(self.devices) == 1
         devices, whose = ("device", "its") if one else ("devices", "all devices'")
-        moving = (
-            f"transfers and reductions: {as_time(self.moving / count)}, "
-            f"{as_time(self.exposed / count)} exposed, {self.hidden:.1%} hidden"
-            if self.moving
-            else "transfers and reductions: none"
-        )
+        moving = "none"
+        if self.moving:
+            exposed = f"{as_time(self.exposed / count)} exposed, {self.hidden:.1%} hidden"
+            moving = f"{as_time(self.moving / count)}, {exposed}"
         return (
             f"{devices} in {which}, {as_time(self.wall / count)} each: "
             f"compute, and what it waited for\n{as_table([head, *rows], left=1)}\n"
-            f"{moving}\nidle: {self.bubble:.1%} of {whose} time{promised}\n"
+            f"transfers and reductions: {moving}\n"
+            f"idle: {self.bubble:.1%} of {whose} time{promised}\n"
         )
 
 
@@ -126,10 +121,10 @@ def overlap(trace: Trace, *, skip: int | None = None) -> Report:
 
     `skip` defaults to the warm-up of the trace.
 
-    >>> place, other = "host a, cpu:0", "host a, cpu:1"
+    >>> one, other = "host a, cpu:0", "host a, cpu:1"
     >>> trace = Trace(
     ...     (
-    ...         Event("a", "Conv", 0, place, "compute", 0, 20),
+    ...         Event("a", "Conv", 0, one, "compute", 0, 20),
     ...         Event("sum", "Average", 0, other, "inbound", 20, 26),
     ...         Event("b", "Sgd", 0, other, "compute", 26, 30),
     ...     ),
@@ -140,7 +135,7 @@ def overlap(trace: Trace, *, skip: int | None = None) -> Report:
     """
     events = trace.events
     first, begin, end = window(trace, trace.warm_up if skip is None else skip)
-    last = max(event.iteration for event in events)
+    last, wall = max(event.iteration for event in events), end - begin
     before = causes(trace)
     queues: dict[str, list[int]] = {location: [] for location in devices_of_trace(trace)}
     moving: Counter[str] = Counter()
@@ -159,26 +154,10 @@ def overlap(trace: Trace, *, skip: int | None = None) -> Report:
                 if what == "transfers":
                     assert blamed is not None
                     exposed[blamed].append((start, stop))
-        devices.append(
-            DeviceTime(
-                location,
-                end - begin,
-                end - begin - waits.total(),
-                waits["data"],
-                waits["transfers"],
-                waits["peers"],
-                waits["other"],
-                moving[location],
-            )
-        )
-    return Report(
-        first,
-        last,
-        end - begin,
-        tuple(devices),
-        moving.total(),
-        sum(map(_covered, exposed.values())),
-    )
+        spent = waits["data"], waits["transfers"], waits["peers"], waits["other"]
+        devices.append(DeviceTime(location, wall, wall - waits.total(), *spent, moving[location]))
+    covered = sum(map(_covered, exposed.values()))
+    return Report(first, last, wall, tuple(devices), moving.total(), covered)
 
 
 def _gaps(

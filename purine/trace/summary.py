@@ -114,8 +114,8 @@ def summary(trace: Trace) -> Summary:
 
     >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
     >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
-    >>> found = summary(Trace((a, b), (("a", "b", 0),)))
-    >>> [(step.event.op, step.waited) for step in found.path]
+    >>> result = summary(Trace((a, b), (("a", "b", 0),)))
+    >>> [(step.event.op, step.waited) for step in result.path]
     [('a', 0), ('b', 5)]
     """
     events, iterations, skip = trace.events, trace.iterations, trace.warm_up

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 __all__ = ["as_table", "as_time", "natural"]
 
 
-def as_table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
+def as_table(rows: Sequence[tuple[str, ...]], *, left: int, indent: str = "  ") -> str:
     """Columns two spaces apart; the first `left` are aligned left, the others right.
 
     >>> print(as_table([("kind", "count"), ("Conv", "2")], left=1))
@@ -23,7 +23,7 @@ def as_table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
         )
         for row in rows
     )
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    return "\n".join(f"{indent}{line}".rstrip() for line in lines)
 
 
 def as_time(ns: float) -> str:

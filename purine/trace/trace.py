@@ -11,7 +11,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from purine.arguments import checked
 from purine.compile.fused import WARM_UP
@@ -23,7 +22,7 @@ from purine.lowering.packing import PACK
 from purine.trace.events import FETCH, Edge, Event, by_lane
 from purine.trace.file import from_json, to_json
 
-__all__ = ["Trace", "Window", "causes", "edges_of", "window"]
+__all__ = ["Trace", "causes", "edges_of", "window"]
 
 _BYTES = 1 << 30  # of a file with a trace
 _WARM_UP, _FUSED_WARM_UP = 1, WARM_UP + 1
@@ -63,10 +62,6 @@ class Trace:
         """How many of the first iterations reports leave out.
 
         Three with fused ops, otherwise one; never all iterations.
-
-        >>> calls = (Event("a", "Fused", i, "host a, cpu:0", "compute", i, i) for i in range(8))
-        >>> Trace(tuple(calls)).warm_up
-        3
         """
         return max(0, min(self._needed, len(self.iterations) - 1))
 
@@ -108,12 +103,13 @@ class Trace:
             path.parent.mkdir(parents=True, exist_ok=True)
             put_in_place(path, to_json(self.events, self.edges))
         except OSError as error:
-            raise RunError(
-                "cannot save the trace",
-                where=path,
-                expected="a file that can be written",
-                found=str(error),
-                remedy="free space there, or choose another file",
+            expected, remedy = (
+                "a file that can be written",
+                "free space there, or choose another file",
+            )
+            what, found = "cannot save the trace", str(error)
+            raise unreadable(
+                RunError, path, found, what=what, expected=expected, remedy=remedy
             ) from error
 
     @classmethod
@@ -154,23 +150,11 @@ def edges_of(graph: Graph) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-class Window(NamedTuple):
-    """The part of a trace that counts: its first iteration, its begin and its end in time."""
+def window(trace: Trace, skip: int) -> tuple[int, int, int]:
+    """What is left without the first `skip` iterations: the first iteration, begin and end in ns.
 
-    first: int
-    begin: int
-    end: int
-
-
-def window(trace: Trace, skip: int) -> Window:
-    """The window from the end of the first `skip` iterations to the end of the trace.
-
-    Iterations overlap: events of counted iterations may run before the window, but no event of a
-    skipped iteration runs inside it.
-
-    >>> calls = [Event("a", "K", i, "host a, cpu:0", "io", 5 * i, 5 * i + 9) for i in range(3)]
-    >>> window(Trace(tuple(calls)), 1)
-    Window(first=1, begin=9, end=19)
+    Iterations overlap: events of counted iterations may run before the begin, but no event of a
+    skipped iteration runs after it.
     """
     events, iterations = trace.events, trace.iterations
     if not 0 <= skip < len(iterations):
@@ -183,7 +167,7 @@ def window(trace: Trace, skip: int) -> Window:
     first = iterations[skip]
     skipped = (event.end for event in events if event.iteration < first)
     begin = max(skipped, default=events[0].start)
-    return Window(first, begin, max(event.end for event in events))
+    return first, begin, max(event.end for event in events)
 
 
 def causes(trace: Trace) -> list[int | None]:
@@ -191,11 +175,6 @@ def causes(trace: Trace) -> list[int | None]:
 
     That is the one that ended last among its producers and the event before it on its lane, or None
     if there is none. A cause has a smaller index, also where clocks disagree.
-
-    >>> a = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
-    >>> b = Event("b", "Relu", 0, "host a, cpu:1", "compute", 25, 30)
-    >>> causes(Trace((a, b), (("a", "b", 0),)))
-    [None, 0]
     """
     events = trace.events
     index_of = {(event.op, event.iteration): index for index, event in enumerate(events)}

@@ -9,8 +9,8 @@ import pytest
 from purine.errors import ConfigError, PurineError
 from purine.job import RunFolder, make_plan, merge
 from purine.job.config import given_options
+from purine.job.launch import resume
 from purine.job.options import OPTIONS, Resume
-from purine.job.resume import resume
 from tests.job.test_options import VALUES
 
 RUN = {"net": "mlp", "batch": 8, "iters": 4, "threads": 1}

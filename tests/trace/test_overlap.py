@@ -246,7 +246,7 @@ def traces(draw: st.DrawFn) -> Trace:
 @given(traces(), st.sampled_from([0, None]))
 def test_the_time_of_a_device_is_divided_without_rest(trace: Trace, skip: int | None) -> None:
     found = overlap(trace, skip=skip)
-    begin = window(trace, trace.warm_up if skip is None else skip).begin
+    _, begin, _ = window(trace, trace.warm_up if skip is None else skip)
     for device in found.devices:
         _, wall, *parts, moving = astuple(device)
         assert wall == sum(parts) == found.wall

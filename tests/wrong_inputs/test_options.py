@@ -292,7 +292,7 @@ MORE: dict[str, tuple[str, str]] = {
     ),
     "a net of nobody": (
         "--net ~nosuchuser/x.yaml",
-        "~nosuchuser/x.yaml: there is no user for '~nosuchuser",
+        "~nosuchuser/x.yaml: there is no user for '~nosuchuser'",
     ),
     "data of nobody": (
         "--data ~nosuchuser/x",
@@ -304,15 +304,15 @@ MORE: dict[str, tuple[str, str]] = {
     ),
     "weights of nobody": (
         "--weights ~nosuchuser/x.safetensors",
-        "~nosuchuser/x.safetensors: there is no user for '~nosuchuser",
+        "~nosuchuser/x.safetensors: there is no user for '~nosuchuser'",
     ),
     "a mean file of nobody": (
         "--mean-file ~nosuchuser/x.binaryproto",
-        "~nosuchuser/x.binaryproto: there is no user for '~nosuchuser",
+        "~nosuchuser/x.binaryproto: there is no user for '~nosuchuser'",
     ),
     "a test net of nobody": (
         "--test-net ~nosuchuser/x.yaml",
-        "~nosuchuser/x.yaml: there is no user for '~nosuchuser",
+        "~nosuchuser/x.yaml: there is no user for '~nosuchuser'",
     ),
     "a solver of nobody": (
         "--solver ~nosuchuser/x.prototxt",

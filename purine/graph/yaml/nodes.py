@@ -92,9 +92,9 @@ def read_text(path: Path, what: str, error: _Error) -> str:
     try:
         data = read_bounded(path, _BYTES)
     except (OSError, ValueError) as cause:
-        expected = f"the path of a YAML file of at most {_BYTES >> 20} MiB"
+        what, expected = f"cannot read the {what}", f"a YAML file of at most {_BYTES >> 20} MiB"
         raise unreadable(
-            error, path, cause, expected=expected, what=f"cannot read the {what}"
+            error, path, cause, expected=f"the path of {expected}", what=what
         ) from cause
     try:
         return data.decode("utf-8-sig")
@@ -110,21 +110,12 @@ def read_text(path: Path, what: str, error: _Error) -> str:
 
 
 def entries(text: str, file: str) -> Iterator[Node]:
-    """The items of the list in a text, one by one; `file` is the name of the text in errors.
-
-    >>> [describe(node) for node in entries("[1, one, ~]", "net.yaml")]
-    ['the integer 1', "the text 'one'", 'null']
-    """
+    """The items of the list in a text, one by one; `file` is the name of the text in errors."""
     return _Parser(text, file, FormatError).entries()
 
 
 def document(text: str, file: str) -> Node | None:
-    """The value in the text of a job, or None for an empty text; errors are `ConfigError`.
-
-    >>> node = document("net: mlp", "job.yaml")
-    >>> isinstance(node, Map) and [describe(value) for _, value in node.pairs]
-    ["the text 'mlp'"]
-    """
+    """The value in the text of a job, or None for an empty text; errors are `ConfigError`."""
     return _Parser(text, file, ConfigError).document()
 
 
@@ -135,15 +126,11 @@ def describe(node: Node) -> str:
     if isinstance(node, Map):
         return "a mapping"
     value = node.value
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return f"the integer {value}"
-    if isinstance(value, float):
-        return f"the float {value}"
-    return f"the text {_short(value)!r}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return f"the text {_short(value)!r}"
+    return f"the {'integer' if isinstance(value, int) else 'float'} {value}"
 
 
 class _Parser:
@@ -158,35 +145,26 @@ class _Parser:
         self.key = ""  # the key whose value is being read
         bad = _FORBIDDEN.search(text)
         if bad:
-            raise self.wrong(
-                text.count("\n", 0, bad.start()) + 1,
-                "the text has a character that YAML does not allow",
-                "printable characters",
-                f"the character U+{ord(bad.group()):04X}",
-                "remove it, or write it as an escape in double quotes",
-            )
+            line, found = text.count("\n", 0, bad.start()) + 1, f"U+{ord(bad.group()):04X}"
+            what = "the text has a character that YAML does not allow"
+            remedy = "remove it, or write it as an escape in double quotes"
+            raise self.wrong(line, what, "printable characters", f"the character {found}", remedy)
 
     def entries(self) -> Iterator[Node]:
         with self.events() as start:
             if start is None:
-                raise self.wrong(
-                    1, "the text is empty", "a list of entries", "nothing", "write [] at least"
-                )
+                expected, remedy = "a list of entries", "write [] at least"
+                raise self.wrong(1, "the text is empty", expected, "nothing", remedy)
             if not isinstance(start, yaml.SequenceStartEvent):
                 top = self.node(start, 0)
                 job = isinstance(start, yaml.MappingStartEvent)
-                raise self.wrong(
-                    top.line,
-                    "a graph is a list of entries",
-                    "a list",
-                    describe(top) + (" (a job file?)" if job else ""),
-                    "begin each entry with '- '" + ("; a job is for purine train" if job else ""),
+                found = describe(top) + (" (a job file?)" if job else "")
+                remedy = "begin each entry with '- '" + (
+                    "; a job is for purine train" if job else ""
                 )
+                raise self.wrong(top.line, "a graph is a list of entries", "a list", found, remedy)
             self.allow_tag(start, "seq")
-            event = self.event()
-            while not isinstance(event, yaml.SequenceEndEvent):
-                yield self.node(event, 1)
-                event = self.event()
+            yield from self.items(0)
 
     def document(self) -> Node | None:
         with self.events() as start:
@@ -205,10 +183,8 @@ class _Parser:
             self.event()  # the document ends
             event = self.event()
             if not isinstance(event, yaml.StreamEndEvent):
-                line = _line(event)
-                raise self.wrong(
-                    line, "the text goes on", "one document", "a second document", "join them"
-                )
+                found, remedy = "a second document", "join them"
+                raise self.wrong(_line(event), "the text goes on", "one document", found, remedy)
         finally:
             self.loader.dispose()
 
@@ -222,13 +198,8 @@ class _Parser:
 
     def node(self, event: yaml.Event, depth: int) -> Node:
         if depth > _DEPTH:
-            raise self.wrong(
-                _line(event),
-                "the text is nested too deeply",
-                f"at most {_DEPTH} levels",
-                "more",
-                "make it flatter",
-            )
+            what, expected = "the text is nested too deeply", f"at most {_DEPTH} levels"
+            raise self.wrong(_line(event), what, expected, "more", "make it flatter")
         node: Node
         if isinstance(event, yaml.ScalarEvent):
             node = Scalar(_line(event), self.scalar(event))
@@ -236,7 +207,7 @@ class _Parser:
             return self.alias(event)
         elif isinstance(event, yaml.SequenceStartEvent):
             self.allow_tag(event, "seq")
-            items = self.items(depth)
+            items = list(self.items(depth))
             node = List(_line(event), items, 1 + sum(item.size for item in items))
         else:
             assert isinstance(event, yaml.MappingStartEvent)
@@ -247,13 +218,11 @@ class _Parser:
             self.anchors[event.anchor] = node
         return node
 
-    def items(self, depth: int) -> list[Node]:
-        nodes = []
+    def items(self, depth: int) -> Iterator[Node]:
         event = self.event()
         while not isinstance(event, yaml.SequenceEndEvent):
-            nodes.append(self.node(event, depth + 1))
+            yield self.node(event, depth + 1)
             event = self.event()
-        return nodes
 
     def pairs(self, depth: int) -> list[tuple[Node, Node]]:
         nodes = []
@@ -273,23 +242,19 @@ class _Parser:
         assert name is not None
         node = self.anchors.get(name)
         if node is None:
-            raise self.wrong(
-                _line(event),
-                f"the alias *{_short(name)} stands for nothing",
-                "an anchor that is complete before it",
-                f"no &{_short(name)} before, or one that contains this alias",
-                "write the value out",
-            )
+            what = f"the alias *{_short(name)} stands for nothing"
+            expected = "an anchor that is complete before it"
+            found = f"no &{_short(name)} before, or one that contains this alias"
+            raise self.wrong(_line(event), what, expected, found, "write the value out")
         self.repeated += node.size
         for size, most, all_ in ((node.size, _ALIAS, ""), (self.repeated, _ALIASES, " in all")):
             if size > most:
-                raise self.wrong(
-                    _line(event),
-                    f"the alias *{_short(name)} stands for too much",
+                what = f"the alias *{_short(name)} stands for too much"
+                expected, remedy = (
                     f"aliases for at most {most} values{all_}",
-                    f"{size} values",
                     "write the values out",
                 )
+                raise self.wrong(_line(event), what, expected, f"{size} values", remedy)
         return node
 
     def scalar(self, event: yaml.ScalarEvent) -> bool | int | float | str | None:
@@ -303,42 +268,23 @@ class _Parser:
             if text.lower() in _DISPUTED_WORDS:
                 raise self.disputed(event, "true or false")
             return text
-        if _INTEGER.fullmatch(text):
-            return self.integer(event)
-        if _FLOAT.fullmatch(text):
-            return self.floating(event)
+        if _INTEGER.fullmatch(text) and len(text) <= _DIGITS:
+            return int(text, 16 if text.startswith("0x") else 10)
+        if _FLOAT.fullmatch(text) and not math.isinf(float(text)):
+            return float(text)
+        if _INTEGER.fullmatch(text) or _FLOAT.fullmatch(text):
+            found, remedy = _short(self.key + text), "write a smaller number"
+            expected = "a number that fits, or .inf"
+            raise self.wrong(_line(event), "the number is too large", expected, found, remedy)
         if _DISPUTED_NUMBER.fullmatch(text):
             raise self.disputed(event, "a plain decimal number")
         return text
 
-    def integer(self, event: yaml.ScalarEvent) -> int:
-        if len(event.value) > _DIGITS:
-            raise self.too_large(event)
-        return int(event.value, 16 if event.value.startswith("0x") else 10)
-
-    def floating(self, event: yaml.ScalarEvent) -> float:
-        value = float(event.value)
-        if math.isinf(value):
-            raise self.too_large(event)
-        return value
-
-    def too_large(self, event: yaml.ScalarEvent) -> FormatError | ConfigError:
-        return self.wrong(
-            _line(event),
-            "the number is too large",
-            "a number that fits, or .inf",
-            _short(self.key + event.value),
-            "write a smaller number",
-        )
-
     def disputed(self, event: yaml.ScalarEvent, instead: str) -> FormatError | ConfigError:
-        return self.wrong(
-            _line(event),
-            f"readers of YAML do not agree on what {_short(event.value)} means",
-            f"{instead}, or text in quotes",
-            _short(self.key + event.value),
-            f"write {instead}, or quote it if it is meant as text",
-        )
+        what = f"readers of YAML do not agree on what {_short(event.value)} means"
+        expected, found = f"{instead}, or text in quotes", _short(self.key + event.value)
+        remedy = f"write {instead}, or quote it if it is meant as text"
+        return self.wrong(_line(event), what, expected, found, remedy)
 
     def allow_tag(self, event: _TaggedEvent, name: str) -> None:
         tag = event.tag
@@ -360,15 +306,10 @@ class _Parser:
             if mark is not None:
                 where = f"{self.file}:{mark.line + 1}:{mark.column + 1}"
             found = ", ".join(part for part in (error.problem, error.context) if part)
-        return self.error(
-            "the text is not YAML",
-            where=where,
-            expected="a list of entries in YAML"
-            if self.error is FormatError
-            else "lines of the form `key: value`",
-            found=found,
-            remedy="mend the text at this line and column",
-        )
+        graph = self.error is FormatError
+        expected = "a list of entries in YAML" if graph else "lines of the form `key: value`"
+        what, remedy = "the text is not YAML", "mend the text at this line and column"
+        return self.error(what, where=where, expected=expected, found=found, remedy=remedy)
 
 
 def _line(event: yaml.Event) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from purine.arguments import checked
 from purine.errors import FormatError, GraphError, PurineError
@@ -26,6 +27,7 @@ OP_KEYS = ("type", "op_type", "name", "inputs", "outputs", "location", "thread")
 """The keys of an op entry that are not attributes."""
 
 _HERE = Location()
+T = TypeVar("T")
 
 
 @checked
@@ -99,9 +101,8 @@ class _Fields:
         for key_node, value in node.pairs:
             key = self.as_text(key_node, "has a key that")
             if key in self.keys:
-                raise self.wrong(
-                    key_node, f"has the key {key!r} twice", "every key once", "remove one"
-                )
+                wrong = f"has the key {key!r} twice"
+                raise self.wrong(key_node, wrong, "every key once", "remove one")
             self.keys[key] = value
 
     def node(self, key: str) -> Node:
@@ -133,9 +134,8 @@ class _Fields:
     def items(self, key: str) -> list[Node]:
         node = self.node(key)
         if not isinstance(node, List):
-            raise self.wrong(
-                node, f"has a {key!r} that is not a list", "a list", "write [a], also for one item"
-            )
+            wrong, remedy = f"has a {key!r} that is not a list", "write [a], also for one item"
+            raise self.wrong(node, wrong, "a list", remedy)
         return node.items
 
     def sizes(self, key: str) -> tuple[int, ...]:
@@ -143,9 +143,8 @@ class _Fields:
         for item in self.items(key):
             size = item.value if isinstance(item, Scalar) else None
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise self.wrong(
-                    item, f"has a {key!r} with a wrong item", "whole numbers from 0 up"
-                )
+                wrong = f"has a {key!r} with a wrong item"
+                raise self.wrong(item, wrong, "whole numbers from 0 up")
             sizes.append(size)
         return tuple(sizes)
 
@@ -180,34 +179,29 @@ class _Fields:
         host = fields.text("ip", _HERE.host)
         if "device" not in fields.keys:
             return Location(host)
-        node = fields.keys["device"]
-        device = node.value if isinstance(node, Scalar) else None
-        if isinstance(device, int) and not isinstance(device, bool):
-            device = f"cpu:{device}"
-        try:
-            return Location(host, device if isinstance(device, str) else "?")
-        except GraphError as error:
-            expected = f"a number K for cpu:K, or {error.expected}"
-            raise fields.wrong(node, "has a wrong 'device'", expected, error.remedy) from None
+        return fields.numbered("device", lambda device: Location(host, device), "cpu")
 
     def lane(self) -> str:
         if "thread" not in self.keys:
             return "compute"
-        node = self.keys["thread"]
-        thread = node.value if isinstance(node, Scalar) else None
-        if isinstance(thread, int) and not isinstance(thread, bool):
-            thread = f"compute:{thread}" if thread else "compute"
+        return self.numbered("thread", lambda lane: Op("", "", (), (), lane=lane).lane, "compute")
+
+    def numbered(self, key: str, make: Callable[[str], T], prefix: str) -> T:
+        """What `make` returns for a text; a number K stands for `prefix:K`."""
+        node = self.keys[key]
+        value = node.value if isinstance(node, Scalar) else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = "compute" if (prefix, value) == ("compute", 0) else f"{prefix}:{value}"
         try:
-            return Op("", "", (), (), lane=thread if isinstance(thread, str) else "?").lane
+            return make(value if isinstance(value, str) else "?")
         except GraphError as error:
-            expected = f"a number K for compute:K, or {error.expected}"
-            raise self.wrong(node, "has a wrong 'thread'", expected, error.remedy) from None
+            expected = f"a number K for {prefix}:K, or {error.expected}"
+            raise self.wrong(node, f"has a wrong {key!r}", expected, error.remedy) from None
 
     def as_text(self, node: Node, whose: str) -> str:
         if not isinstance(node, Scalar) or not isinstance(node.value, str):
-            raise self.wrong(
-                node, f"{whose} is not text", "text", "quote it if it is meant as text"
-            )
+            remedy = "quote it if it is meant as text"
+            raise self.wrong(node, f"{whose} is not text", "text", remedy)
         if not node.value:
             raise self.wrong(node, f"{whose} is empty", "at least one character")
         return node.value
@@ -236,12 +230,13 @@ class _Fields:
     def wrong(
         self, node: Node, wrong: str, expected: str, remedy: str | None = None
     ) -> FormatError:
-        return FormatError(
+        what, where, remedy = (
             f"{self.what} {wrong}",
-            where=f"{self.file}:{node.line}",
-            expected=expected,
-            found=describe(node),
-            remedy=remedy or "correct it",
+            f"{self.file}:{node.line}",
+            remedy or "correct it",
+        )
+        return FormatError(
+            what, where=where, expected=expected, found=describe(node), remedy=remedy
         )
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from purine.arguments import checked
-from purine.errors import FormatError, GraphError, reason
-from purine.files import put_in_place
+from purine.errors import FormatError, GraphError
+from purine.files import put_in_place, unreadable
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Filler, Location, Op, State
 from purine.graph.yaml.read import OP_KEYS
@@ -60,13 +60,8 @@ def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
     try:
         put_in_place(target, text)
     except (OSError, ValueError) as error:
-        raise FormatError(
-            "cannot write the graph",
-            where=target,
-            expected="the path of a YAML file",
-            found=reason(error),
-            remedy="correct the path or its permissions",
-        ) from error
+        what, expected = "cannot write the graph", "the path of a YAML file"
+        raise unreadable(FormatError, target, error, what=what, expected=expected) from error
 
 
 def _blob_entry(blob: Blob) -> dict[str, object]:
