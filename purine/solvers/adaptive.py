@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from purine.arguments import checked, fraction, not_negative, pair
 from purine.graph import Graph
-from purine.solvers._attach import attach
+from purine.solvers.attach import attach
 from purine.solvers.rates import Rate
 
 __all__ = ["adadelta", "adagrad", "adam", "adamw", "rmsprop"]

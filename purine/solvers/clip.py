@@ -10,7 +10,7 @@ from purine.arguments import checked, positive
 from purine.autodiff import GRADIENT, gradient_of
 from purine.graph import Builder, Graph, Location, Origin
 from purine.placement.copies import insert_copies
-from purine.solvers._attach import parameters
+from purine.solvers.attach import parameters
 
 __all__ = ["clip_by_norm"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from purine.arguments import checked, fraction, not_negative, positive
 from purine.errors import ConfigError
 from purine.graph import Graph
-from purine.solvers._attach import attach
+from purine.solvers.attach import attach
 from purine.solvers.rates import Rate
 
 __all__ = ["lars", "sgd"]

@@ -15,7 +15,7 @@ from purine.graph import Builder, Graph, Origin
 from purine.importers.caffe.schema import Node
 from purine.parallel.accumulate import accumulate
 from purine.solvers import Fixed, Rate
-from purine.solvers._attach import parameters
+from purine.solvers.attach import parameters
 
 __all__ = ["CaffeSolver", "apply_solver", "solver_of"]
 
