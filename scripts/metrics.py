@@ -8,12 +8,22 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.INDENT,
+    tokenize.NEWLINE,
+    tokenize.NL,
+)
 WINDOW = 6
 """Lines in a row that count as repeated where they stand twice."""
 
@@ -82,6 +92,25 @@ def private(code: Mapping[str, str]) -> int:
     return count
 
 
+def of_code(text: str) -> int:
+    """Lines with code: no blank lines, comments or docstrings."""
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def statements(text: str) -> int:
+    """Statements, without docstrings: a figure that no formatter changes."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    docs = [n for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    return len(nodes) - len(docs)
+
+
 def repeated(code: Mapping[str, str]) -> int:
     """Lines that are part of a run of `WINDOW` lines which stands elsewhere too."""
     seen: dict[bytes, list[tuple[str, int]]] = {}
@@ -104,6 +133,8 @@ def figures(tree: Path) -> dict[str, object]:
     lengths = [length(function) for _, function in functions(code)]
     return {
         "lines of purine/": f"{sum(sizes.values()):,}",
+        "lines of code": f"{sum(map(of_code, code.values())):,}",
+        "statements": f"{sum(map(statements, code.values())):,}",
         "files": len(code),
         "largest files": ", ".join(f"{Path(p).name} {n}" for p, n in sizes.most_common(3)),
         "longest functions": largest(code, length),
