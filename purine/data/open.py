@@ -174,7 +174,7 @@ def _parse_options(spec: str, text: str, known: Sequence[str]) -> dict[str, obje
                 where=spec,
             )
         if key in options:
-            raise given_twice(DataError, f"option {key!r}", where=spec, found=repr(item))
+            raise given_twice(DataError, f"option {key!r}", "option", where=spec, found=repr(item))
         form, convert, example = _OPTIONS[key]
         try:
             options[key] = convert(value)

@@ -230,7 +230,7 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
                 remedy=nearest_name(key, types, "use one of these", cutoff=0.5),
             )
         if key in values:
-            raise given_twice(ConfigError, key, found=repr(text))
+            raise given_twice(ConfigError, key, "setting", found=repr(text))
         values[key] = _value(key, value, types[key])
     warmup = values.pop("warmup", 0)
     at_least("warmup", warmup, 0)

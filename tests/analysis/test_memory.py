@@ -22,7 +22,7 @@ from purine.registry.kind import Kernel, Results
 from purine.runtime.buffers import Buffers
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
-from purine.runtime.run import initial_states
+from purine.runtime.values import initial_states
 from tests.lowering.test_segments import net_of
 from tests.parallel.test_pipeline import step_of
 

@@ -107,7 +107,7 @@ def test_file_of_another_type(tmp_path: Path, name: str, remedy: str) -> None:
         ("fashion-mini:count=3", "no option 'count'", "no options"),
         ("synthetic:classes=three", "option 'classes' cannot be read", "a whole number"),
         ("synthetic:image=28x28", "option 'image' cannot be read", "CxHxW"),
-        ("synthetic:count=1,count=2", "'count' is given twice", "option 'count' once"),
+        ("synthetic:count=1,count=2", "'count' is given twice", "every option once"),
         ("synthetic:count=0", "count is 0", "1 or more"),
     ],
 )

@@ -50,7 +50,7 @@ def test_torch_prints_nothing_of_its_own_about_a_branch_on_a_value() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=True,
