@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from step import ask
+
 HERE = Path(__file__).resolve().parent.parent
 NETS = {"lenet": 24, "mlp": 40, "nin": 10, "googlenet": 5, "resnet50": 5, "gpt2": 5}
 """The turns of each net."""
@@ -80,16 +82,6 @@ def start(tree: Path, net: str) -> subprocess.Popen[str]:
     )
     ask(worker, "1")
     return worker
-
-
-def ask(worker: subprocess.Popen[str], question: str) -> float:
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    print(question, file=worker.stdin, flush=True)
-    answer = worker.stdout.readline()
-    if not answer:
-        sys.exit(f"a worker ended with {worker.wait()}")
-    return float(answer)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,7 @@ from purine.trace.events import Edge, Event
 from purine.trace.overlap import DeviceTime, Report, devices_of_trace, overlap
 from purine.trace.trace import Trace, window
 from tests.command import call
-from tests.trace.traces import CARD, MICRO, MILLI, on_gpu
-
-CPU0, CPU1 = "host a, cpu:0", "host a, cpu:1"
+from tests.trace.traces import CARD, CPU0, CPU1, MICRO, MILLI, event, on_gpu
 
 STEP: tuple[Edge, ...] = (
     ("forward", "late", 0),
@@ -28,19 +26,6 @@ STEP: tuple[Edge, ...] = (
     ("update", "forward", 1),
 )
 """A step whose late layer's gradient is reduced while the early layer's is made."""
-
-
-def event(
-    op: str,
-    start: int,
-    end: int,
-    *,
-    iteration: int = 0,
-    location: str = CPU0,
-    lane: str = "compute",
-    kind: str = "K",
-) -> Event:
-    return Event(op, kind, iteration, location, lane, start, end)
 
 
 def replicas(early: int, *, devices: int = 2, iterations: int = 4) -> Trace:

@@ -17,22 +17,7 @@ from purine.graph import Builder, Graph
 from purine.trace.events import Event
 from purine.trace.summary import summary
 from purine.trace.trace import Trace, edges_of, window
-from tests.trace.traces import CARD, COMPILED, HOST, MICRO, MILLI, on_gpu
-
-CPU0, CPU1 = "host a, cpu:0", "host a, cpu:1"
-
-
-def event(
-    op: str,
-    start: int,
-    end: int,
-    *,
-    iteration: int = 0,
-    location: str = CPU0,
-    lane: str = "compute",
-    kind: str = "K",
-) -> Event:
-    return Event(op, kind, iteration, location, lane, start, end)
+from tests.trace.traces import CARD, COMPILED, CPU0, CPU1, HOST, MICRO, MILLI, event, on_gpu
 
 
 def two_devices(*starts: int) -> Trace:

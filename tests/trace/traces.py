@@ -12,6 +12,7 @@ MILLI = 1_000 * MICRO
 COMPILED, CAPTURED, STEP = 60_000 * MILLI, 1_000 * MILLI, 10 * MILLI
 PAUSE = 100 * MICRO
 READ, BEFORE_END, SENT = 500 * MICRO, 300 * MICRO, 200 * MICRO
+CPU0, CPU1 = "host a, cpu:0", "host a, cpu:1"
 
 
 def on_gpu(iterations: int, *, first: int = 0) -> Trace:
@@ -38,3 +39,16 @@ def on_gpu(iterations: int, *, first: int = 0) -> Trace:
         time = end + PAUSE
     edges = (("data", "data@cuda:0", 0), ("data@cuda:0", "fused/0", 0), ("fused/0", "fused/0", 1))
     return Trace(tuple(events), edges)
+
+
+def event(
+    op: str,
+    start: int,
+    end: int,
+    *,
+    iteration: int = 0,
+    location: str = CPU0,
+    lane: str = "compute",
+    kind: str = "K",
+) -> Event:
+    return Event(op, kind, iteration, location, lane, start, end)
