@@ -20,6 +20,7 @@ from purine.data.prepare import MEAN_IMAGE, prepare
 from purine.data.stored import Stored
 from purine.errors import ConfigError, DataError
 from purine.graph import Graph
+from purine.importers import HasStates
 from purine.importers.caffe.definition import read_definition, read_solver
 from purine.importers.caffe.files import located
 from purine.importers.caffe.layer import Scope
@@ -28,7 +29,6 @@ from purine.importers.caffe.net import NetState, build, layers_of
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
-from purine.importers.runs import HasStates
 from purine.optimize import evaluation
 from purine.placement.values import gather_values
 from purine.registry.aten import dtype_of

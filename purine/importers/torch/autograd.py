@@ -9,9 +9,9 @@ unfreezes, backward hooks, and gradients that the forward takes itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import getattr_static
-from types import FrameType
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
 from purine.errors import GraphError
+from purine.importers.torch.batch import own_name
 from purine.importers.torch.lines import definition_line, is_called_by_user, refusal, user_line
-from purine.importers.torch.rules import HookHandle, add_hook
-from purine.importers.torch.tracing import AnyFunction, current
+from purine.importers.torch.rules import Hook, HookHandle, add_hook, hook_name
+from purine.importers.torch.tracing import AnyFunction, Args, Named, current
 
 __all__ = [
     "AutogradMode",
@@ -43,46 +44,39 @@ class AutogradMode(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self,
-        func: AnyFunction,
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        self, func: AnyFunction, types: object, args: Args = (), kwargs: Named | None = None
     ) -> object:
-        caller, named = sys._getframe(1), dict(kwargs or {})
-        if func == _DATA.__get__ and is_called_by_user(caller):
-            func = Tensor.detach
-        handle = _HANDLERS.get(func)
-        return handle(self, caller, *args, **named) if handle else self.call(func, args, named)
+        named, handle = kwargs or {}, _HANDLERS.get(func)
+        if handle is None:
+            return self.call(func, args, named)
+        if func in _HOOKS or is_called_by_user(sys._getframe(1)):
+            return handle(self, *args, **named)
+        return func(*args, **named)
 
-    def call(
-        self, function: AnyFunction, args: tuple[object, ...], named: dict[str, object]
-    ) -> object:
+    def call(self, function: AnyFunction, args: Args, named: Named) -> object:
         """Call a function of torch that has nothing to do with autograd."""
         return function(*args, **named)
 
 
-def _set_data(mode: AutogradMode, caller: FrameType, tensor: Tensor, value: Tensor) -> None:
-    if is_called_by_user(caller):
-        what = "the forward assigns the data of a tensor"
-        expected = "tensors that are changed by operations on them"
-        raise refusal(what, expected, ".data = ...", "use x.copy_(value) under torch.no_grad()")
-    _DATA.__set__(tensor, value)
+def _refused(*parts: str) -> AnyFunction:
+    def handle(*_: object) -> NoReturn:
+        raise refusal(*parts)
+
+    return handle
 
 
-def _detach_in_place(mode: AutogradMode, caller: FrameType, tensor: Tensor) -> Tensor:
-    if is_called_by_user(caller):
-        return tensor.copy_(tensor.detach())
-    return tensor.detach_()
+def _data(mode: AutogradMode, tensor: Tensor, *_: object) -> object:
+    return mode.call(Tensor.detach, (tensor,), {})
 
 
-def _set_requires_grad(
-    mode: AutogradMode, caller: FrameType, tensor: Tensor, requires_grad: bool = True
-) -> Tensor:
+def _detach_in_place(mode: AutogradMode, tensor: Tensor) -> Tensor:
+    return tensor.copy_(tensor.detach())
+
+
+def _set_requires_grad(mode: AutogradMode, tensor: Tensor, requires_grad: bool = True) -> Tensor:
     """Refuse to freeze a tensor that has a gradient, and to unfreeze a parameter."""
     before = tensor.requires_grad
-    changes = before != requires_grad and (before or isinstance(tensor, nn.Parameter))
-    if changes and is_called_by_user(caller):
+    if before != requires_grad and (before or isinstance(tensor, nn.Parameter)):
         what = "the forward changes whether a tensor has a gradient"
         expected = "parameters that are frozen or not when the module is imported"
         remedy = "set requires_grad before the import, or use x.detach() to stop a gradient"
@@ -90,18 +84,7 @@ def _set_requires_grad(
     return tensor.requires_grad_(requires_grad)
 
 
-def _get_grad_fn(mode: AutogradMode, caller: FrameType, tensor: Tensor) -> object:
-    if is_called_by_user(caller):
-        what = "the forward reads the autograd node of a tensor"
-        expected = "a forward that leaves the nodes of autograd alone"
-        remedy = "ask for x.requires_grad; to change a gradient, register a hook on the tensor"
-        raise refusal(what, expected, ".grad_fn", remedy)
-    return tensor.grad_fn
-
-
-def _register_hook(
-    mode: AutogradMode, caller: FrameType, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]
-) -> object:
+def _register_hook(mode: AutogradMode, tensor: Tensor, hook: Hook) -> object:
     if not tensor.requires_grad:  # torch raises
         return _plain_hook(tensor, hook)
     with mode:  # the hook runs now
@@ -112,21 +95,34 @@ def _register_hook(
 _plain_hook: AnyFunction = Tensor.register_hook
 
 
-def _register_accumulate_hook(
-    mode: AutogradMode, caller: FrameType, tensor: Tensor, hook: object
-) -> object:
+def _register_accumulate_hook(mode: AutogradMode, tensor: Tensor, hook: object) -> NoReturn:
     raise _accumulate_hook("a parameter", hook, user_line())
 
 
-_HANDLERS: Mapping[object, AnyFunction] = {
-    _DATA.__set__: _set_data,
-    _GRAD_FN.__get__: _get_grad_fn,
-    _REQUIRES_GRAD.__set__: _set_requires_grad,
-    Tensor.detach_: _detach_in_place,
+_HOOKS: Mapping[object, AnyFunction] = {
     Tensor.register_hook: _register_hook,
     Tensor.register_post_accumulate_grad_hook: _register_accumulate_hook,
+}
+_HANDLERS: Mapping[object, AnyFunction] = {
+    **_HOOKS,
+    _DATA.__get__: _data,
+    _DATA.__set__: _refused(
+        "the forward assigns the data of a tensor",
+        "tensors that are changed by operations on them",
+        ".data = ...",
+        "use x.copy_(value) under torch.no_grad()",
+    ),
+    _GRAD_FN.__get__: _refused(
+        "the forward reads the autograd node of a tensor",
+        "a forward that leaves the nodes of autograd alone",
+        ".grad_fn",
+        "ask for x.requires_grad; to change a gradient, register a hook on the tensor",
+    ),
+    _REQUIRES_GRAD.__set__: _set_requires_grad,
+    Tensor.detach_: _detach_in_place,
     Tensor.requires_grad_: _set_requires_grad,
 }
+"""What takes the place of functions that user code calls, and of hooks whoever registers them."""
 
 
 def enter_inference(original: AnyFunction) -> AnyFunction:
@@ -159,40 +155,40 @@ def run_backward(original: AnyFunction) -> AnyFunction:
     def run(*given: object, **named: object) -> object:
         if current() is None:
             return original(*given, **named)
-        expected = "a forward and a loss whose gradients are taken once, by backward"
-        actual = "torch.autograd.grad, torch.func.grad or Tensor.backward"
-        remedy = "write out this gradient with operations on tensors"
-        what = "the forward or the loss takes a gradient itself"
-        raise refusal(what, expected, actual, remedy)
+        raise refusal(
+            "the forward or the loss takes a gradient itself",
+            "a forward and a loss whose gradients are taken once, by backward",
+            "torch.autograd.grad, torch.func.grad or Tensor.backward",
+            "write out this gradient with operations on tensors",
+        )
 
     return run
 
 
 def refuse_backward_hooks(module: nn.Module) -> None:
     """Refuse a module with hooks that see or change gradients between its parts."""
-    hooks: list[tuple[str, object]] = [
-        *(("all modules have", hook) for hook in torch_module._global_backward_hooks.values()),
-        *(("all modules have", hook) for hook in torch_module._global_backward_pre_hooks.values()),
-    ]
+    _refuse_backward_hooks("all modules have", torch_module, "_global")
     for name, part in module.named_modules():
-        owner = f"module {_own(name) or type(part).__name__} has"
-        for hook in (*part._backward_hooks.values(), *part._backward_pre_hooks.values()):
-            hooks.append((owner, hook))
-    for owner, hook in hooks:
-        raise GraphError(
-            f"{owner} a backward hook, {_name(hook)!r}",
-            where=definition_line(hook),
-            expected="modules without backward hooks",
-            found="register_full_backward_hook or register_full_backward_pre_hook",
-            remedy="remove the hook; to change a gradient, register a hook on a tensor in forward, "
-            "or use a torch.autograd.Function",
-        )
+        _refuse_backward_hooks(f"module {own_name(name) or type(part).__name__} has", part)
     for name, parameter in module.named_parameters():
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-            raise _accumulate_hook(f"parameter {_own(name)!r}", hook, definition_line(hook))
+            raise _accumulate_hook(f"parameter {own_name(name)!r}", hook, definition_line(hook))
 
 
-def hooked_parameters(module: nn.Module) -> dict[str, list[Callable[[Tensor], Tensor | None]]]:
+def _refuse_backward_hooks(owner: str, holder: object, prefix: str = "") -> None:
+    for table in ("_backward_hooks", "_backward_pre_hooks"):
+        for hook in getattr(holder, prefix + table).values():
+            raise GraphError(
+                f"{owner} a backward hook, {hook_name(hook)!r}",
+                where=definition_line(hook),
+                expected="modules without backward hooks",
+                found="register_full_backward_hook or register_full_backward_pre_hook",
+                remedy="remove the hook; to change a gradient, register a hook on a tensor in "
+                "forward, or use a torch.autograd.Function",
+            )
+
+
+def hooked_parameters(module: nn.Module) -> dict[str, list[Hook]]:
     """The hooks on the gradients of trainable parameters, by the parameters' names."""
     return {
         name: list(parameter._backward_hooks.values())
@@ -203,18 +199,9 @@ def hooked_parameters(module: nn.Module) -> dict[str, list[Callable[[Tensor], Te
 
 def _accumulate_hook(owner: str, hook: object, where: str | None) -> GraphError:
     return GraphError(
-        f"{owner} has a hook {_name(hook)!r} that runs after the backward",
+        f"{owner} has a hook {hook_name(hook)!r} that runs after the backward",
         where=where or definition_line(hook),
         expected="parameters that only a solver changes, by the gradients of the net",
         found="register_post_accumulate_grad_hook",
         remedy="remove the hook, and let a solver or a transform of the step do its work",
     )
-
-
-def _own(name: str) -> str:
-    """The name that a part of a traced step has in the user's module."""
-    return name.removeprefix("module").removeprefix(".")
-
-
-def _name(hook: object) -> str:
-    return str(getattr(hook, "__qualname__", type(hook).__name__))

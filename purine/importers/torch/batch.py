@@ -6,15 +6,15 @@ Inputs and outputs of a module may be nested; a graph has blobs. A tensor is nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from purine.errors import ConfigError
 
-__all__ = ["LOSS", "MODULE", "OUTPUT", "Batch", "Nested", "batch_of", "leaves_of", "rebuild"]
+__all__ = ["LOSS", "MODULE", "OUTPUT", "Batch", "Nested", "batch_of", "leaves_of", "own_name"]
 
 LOSS, OUTPUT = "loss", "output"
 """The names of results."""
@@ -23,6 +23,8 @@ MODULE = "module."
 
 Nested: TypeAlias = object
 """A tensor, or tuples, lists and mappings of such."""
+Call: TypeAlias = tuple[list[Nested], dict[str, Nested], list[Nested]]
+"""Arguments and keyword arguments of a module, and the targets of its loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +36,22 @@ class Batch:
 
     names: tuple[str, ...]
     values: tuple[Tensor, ...]
-    arguments: tuple[Nested, ...]
-    keywords: Mapping[str, Nested]
-    targets: tuple[Nested, ...]
+    call: Call
 
-    def rebuild(
-        self, values: Sequence[Tensor]
-    ) -> tuple[list[object], dict[str, object], list[object]]:
-        """Arguments, keyword arguments and targets that hold `values`."""
+    def rebuild(self, values: Sequence[Tensor]) -> Call:
+        """The call with `values` for tensors."""
         rest = iter(values)
-        arguments = [rebuild(item, rest) for item in self.arguments]
-        keywords = {key: rebuild(item, rest) for key, item in self.keywords.items()}
-        return arguments, keywords, [rebuild(item, rest) for item in self.targets]
+        call: Call = _mapped(self.call, lambda _: next(rest))
+        return call
+
+
+def own_name(path: str) -> str:
+    """The name in the user's module of a part of the module that is exported.
+
+    >>> own_name("module.conv1"), own_name("module"), own_name("loss.weight")
+    ('conv1', '', 'loss.weight')
+    """
+    return path.removeprefix(MODULE[:-1]).removeprefix(".")
 
 
 def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[str]) -> Batch:
@@ -72,21 +78,16 @@ def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[st
                 found=f"{len(items)} items",
                 remedy="pass inputs= and targets= with a name for each item",
             )
-    leaves = [
-        leaf
-        for name, item in zip((*names, *targets), items, strict=True)
-        for leaf in leaves_of(item, name)
-    ]
-    tensors = _checked(leaves)
+    named = zip((*names, *targets), items, strict=True)
+    tensors = _checked(leaf for name, item in named for leaf in leaves_of(item, name))
     # The forms of the items: a module must not hold the example's tensors.
     blank = [_mapped(item, lambda _: None) for item in items]
-    given = dict(zip(names, blank, strict=False)) if isinstance(example, Mapping) else {}
+    given, rest = blank[: len(names)], blank[len(names) :]
+    by_name = isinstance(example, Mapping)
     return Batch(
         tuple(name for name, _ in tensors),
         tuple(value.detach().clone() for _, value in tensors),
-        () if given else tuple(blank[: len(names)]),
-        given,
-        tuple(blank[len(names) :]),
+        ([], dict(zip(names, given, strict=True)), rest) if by_name else (given, {}, rest),
     )
 
 
@@ -106,12 +107,7 @@ def leaves_of(value: Nested, name: str) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def rebuild(form: Nested, values: Iterator[Tensor]) -> object:
-    """The nested value of the given form that holds `values` in order."""
-    return _mapped(form, lambda _: next(values))
-
-
-def _mapped(value: Nested, function: Callable[[object], object]) -> Nested:
+def _mapped(value: Nested, function: Callable[[object], object]) -> Any:
     """A nested value with a function of each item that is no container."""
     if isinstance(value, Mapping):
         return {key: _mapped(item, function) for key, item in value.items()}
@@ -125,7 +121,7 @@ def _input_names(count: int) -> list[str]:
     return ["data"] if count == 1 else [f"data{index}" for index in range(count)]
 
 
-def _checked(leaves: Sequence[tuple[str, object]]) -> list[tuple[str, Tensor]]:
+def _checked(leaves: Iterable[tuple[str, object]]) -> list[tuple[str, Tensor]]:
     """The named tensors of an example; anything else is refused."""
     tensors: list[tuple[str, Tensor]] = []
     for name, value in leaves:
@@ -136,12 +132,11 @@ def _checked(leaves: Sequence[tuple[str, object]]) -> list[tuple[str, Tensor]]:
             remedy = "put settings into the module, and pass tensors with one row per sample"
             raise ConfigError(what, blob=name, expected=expected, found=actual, remedy=remedy)
         tensors.append((name, value))
-    sizes = {name: value.shape[0] for name, value in tensors}
-    if len(set(sizes.values())) > 1:
+    if len({value.shape[0] for _, value in tensors}) > 1:
         raise ConfigError(
             "the items of the example differ in batch size",
             expected="the same first dimension for all",
-            found=", ".join(f"{name}: {size}" for name, size in sizes.items()),
+            found=", ".join(f"{name}: {value.shape[0]}" for name, value in tensors),
             remedy="put the batch first in every tensor of the example",
         )
     return tensors

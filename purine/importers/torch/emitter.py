@@ -1,12 +1,14 @@
 """Adding ops to a graph on behalf of the nodes of an exported program.
 
 Ops are named after the module that their node is in, and keep the line of user code it comes from.
+`SPECIAL` lists nodes that do not become one op of the same name; random draws are in `random`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import getitem
+from typing import TypeAlias
 
 from torch import Tensor
 from torch._ops import OpOverload
@@ -14,11 +16,11 @@ from torch.fx import Node
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
-from purine.importers.torch.batch import MODULE
+from purine.importers.torch.batch import own_name
 from purine.importers.torch.lines import source_of
 from purine.registry import aten
 
-__all__ = ["Emitter", "kind_name", "value_of"]
+__all__ = ["SPECIAL", "Emitter", "Handler", "value_of"]
 
 
 def value_of(node: Node) -> Tensor:
@@ -28,7 +30,7 @@ def value_of(node: Node) -> Tensor:
     return value
 
 
-def kind_name(node: Node) -> str:
+def _kind_name(node: Node) -> str:
     """The name of the ATen kind of a node that calls an operator."""
     assert isinstance(node.target, OpOverload)
     return aten.name_of(node.target)
@@ -76,24 +78,24 @@ class Emitter:
         kind: str,
         inputs: Sequence[str],
         attributes: Mapping[str, Attribute],
-        shape: Sequence[int],
+        *,
+        shape: Sequence[int] | None = None,
         dtype: str | None = None,
     ) -> str:
-        """Add an op that the program does not have; its dtype is the node's by default."""
+        """Add an op that the program does not have, by default of the node's shape and dtype."""
         name = self.builder.fresh(f"{self.name_of(node)}/{label}")
+        shape = value_of(node).shape if shape is None else shape
         self.builder.blob(name, shape, dtype or self.dtype_of(node))
         self.builder.op(name, kind, inputs, [name], attributes, where=source_of(node))
         return name
 
     def name_of(self, node: Node) -> str:
-        """A free name: the path of the node's module, then the name of its operator."""
-        return self.fresh_name(node, kind_name(node).split(".")[1].strip("_"))
+        return self.fresh_name(node, _kind_name(node).split(".")[1].strip("_"))
 
     def fresh_name(self, node: Node, short: str) -> str:
         """A free name: the path of the node's module, then `short`."""
         stack = list((node.meta.get("nn_module_stack") or {}).values())
-        path = str(stack[-1][0]).partition("@")[0] if stack else ""
-        path = path.removeprefix(MODULE.rstrip(".")).removeprefix(".")
+        path = own_name(str(stack[-1][0]).partition("@")[0]) if stack else ""
         name = f"{path}/{short}" if path else short
         return self.builder.fresh(f"{name}/op" if name in self.reserved else name)
 
@@ -107,22 +109,17 @@ class Emitter:
     def argument(self, node: Node, name: str) -> object:
         """An argument of a node's call, by its name in the schema."""
         assert isinstance(node.target, OpOverload)
-        for index, argument in enumerate(node.target._schema.arguments):
-            if argument.name == name:
-                if index < len(node.args):
-                    return node.kwargs.get(name, node.args[index])
-                default = argument.default_value if argument.has_default_value() else None
-                return node.kwargs.get(name, default)
-        raise AssertionError(f"{node.target} has no argument {name}")
+        arguments = node.target._schema.arguments
+        index = [argument.name for argument in arguments].index(name)
+        default = arguments[index].default_value if arguments[index].has_default_value() else None
+        return node.kwargs.get(name, node.args[index] if index < len(node.args) else default)
 
     def number(self, node: Node, name: str) -> float:
-        """An argument of a node's call that is a number."""
         value = self.argument(node, name)
         assert isinstance(value, int | float)
         return value
 
     def tensor(self, node: Node, name: str) -> Node:
-        """An argument of a node's call that is a tensor."""
         value = self.argument(node, name)
         assert isinstance(value, Node)
         return value
@@ -145,3 +142,98 @@ class Emitter:
         return GraphError(
             what, where=source_of(node), op=name, expected=expected, found=found, remedy=remedy
         )
+
+
+Handler: TypeAlias = Callable[[Emitter, Node], bool]
+"""Makes ops of a node; False leaves the node to the general rule."""
+
+
+def _batch_norm(t: Emitter, node: Node) -> bool:
+    """Batch norm as our kinds, which autodiff has a rule for."""
+    x = t.tensor(node, "input")
+    size, dtype = (value_of(x).shape[1],), t.dtype_of(node)
+    functional = _kind_name(node) == "aten._native_batch_norm_legit_functional"
+    training = functional and bool(t.argument(node, "training"))
+    inputs = [t.blobs[x]]
+    for name, value in (("weight", 1.0), ("bias", 0.0)):
+        given = t.argument(node, name)
+        if isinstance(given, Node):
+            inputs.append(t.blobs[given])
+        else:
+            filled: dict[str, Attribute] = {"size": size, "fill_value": value, "dtype": dtype}
+            inputs.append(t.extra(node, name, "aten.full", [], filled, shape=size))
+    statistics = [t.tensor(node, name) for name in ("running_mean", "running_var")]
+    inputs += [t.blobs[statistic] for statistic in statistics]
+    rates: dict[str, Attribute] = {name: t.number(node, name) for name in ("momentum", "eps")}
+    results = t.results_of(node, 5 if training else len(node.meta["val"]))
+    if any(result is not None and result.users for result in results[1:3]):
+        return False
+    if training:
+        t.emit(node, "BatchNorm", inputs, [results[0], *results[3:]], rates)
+        return True
+    t.emit(node, "BatchNormTest", inputs, results[:1], rates)
+    for result, statistic in zip(results[3:], statistics, strict=False):
+        if result is not None:
+            t.blobs[result] = t.blobs[statistic]
+    return True
+
+
+def _instance_norm(t: Emitter, node: Node) -> bool:
+    """Instance norm is one op, unless it changes running statistics in place."""
+    if t.argument(node, "running_mean") is not None and t.argument(node, "use_input_stats"):
+        expected = "instance norm without running statistics"
+        raise t.refused(node, "track_running_stats=True", expected)
+    return False
+
+
+def _copy(t: Emitter, node: Node) -> bool:
+    """What `y[...] = x` writes: x in the form of y. The op of that name has no gradient."""
+    source, value = t.tensor(node, "src"), value_of(node)
+    blob, given = t.blobs[source], value_of(source)
+    if given.dtype != value.dtype:
+        cast: dict[str, Attribute] = {"dtype": t.dtype_of(node)}
+        blob = t.extra(node, "cast", "aten._to_copy", [blob], cast, shape=given.shape)
+    if given.shape == value.shape:
+        t.blobs[node] = blob
+    else:
+        t.emit(node, "aten.expand", [blob], [node], {"size": tuple(value.shape)})
+    return True
+
+
+def _stop(t: Emitter, node: Node) -> bool:
+    t.emit(node, "StopGradient", [t.blobs[node.all_input_nodes[0]]], [node])
+    return True
+
+
+def _pass(t: Emitter, node: Node) -> bool:
+    t.blobs[node] = t.blobs[node.all_input_nodes[0]]
+    return True
+
+
+def _grouped_product(t: Emitter, node: Node) -> bool:
+    t.emit(node, "GroupedProduct", [t.blobs[value] for value in node.all_input_nodes], [node])
+    return True
+
+
+def _ctc_losses(t: Emitter, node: Node) -> bool:
+    inputs = [t.blobs[value] for value in node.args[:4] if isinstance(value, Node)]
+    settings: dict[str, Attribute] = {
+        "blank": int(t.number(node, "blank")),
+        "zero_infinity": bool(t.argument(node, "zero_infinity")),
+    }
+    t.emit(node, "CtcLosses", inputs, [node], settings)
+    return True
+
+
+SPECIAL: Mapping[str, Handler] = {
+    "aten._native_batch_norm_legit_functional": _batch_norm,
+    "aten._native_batch_norm_legit_no_training": _batch_norm,
+    "aten.alias": _pass,
+    "aten.copy": _copy,
+    "aten.detach": _stop,
+    "aten.instance_norm": _instance_norm,
+    "aten.lift_fresh_copy": _pass,
+    "purine.ctc_losses": _ctc_losses,
+    "purine.grouped_product": _grouped_product,
+    "transformers.grouped_mm_fallback": _grouped_product,
+}

@@ -8,25 +8,23 @@ drawn by our kinds. Views become reshapes: strides are chosen when a graph runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
 from operator import getitem
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
 from purine.importers.torch import rules
-from purine.importers.torch.batch import LOSS, MODULE, Batch
-from purine.importers.torch.emitter import Emitter, value_of
+from purine.importers.torch.batch import LOSS, Batch, own_name
+from purine.importers.torch.emitter import SPECIAL, Emitter, value_of
 from purine.importers.torch.export import Program
-from purine.importers.torch.layers import LAYERS
-from purine.importers.torch.lines import source_of
-from purine.importers.torch.norms import COPIES, NORMS
+from purine.importers.torch.lines import refusal, source_of
 from purine.importers.torch.random import DRAWS, REMEDY
 from purine.importers.torch.rules import Pulled
 from purine.kinds.custom_gradient import add_custom_gradient
@@ -34,7 +32,7 @@ from purine.optimize.prune import evaluation, prune
 from purine.registry import aten
 from purine.registry.clock import ITERATION, SEED, add_clock
 
-__all__ = ["add_state", "translate"]
+__all__ = ["Translation", "add_state"]
 
 
 def add_state(builder: Builder, name: str, value: Tensor, *, trainable: bool = False) -> None:
@@ -43,58 +41,46 @@ def add_state(builder: Builder, name: str, value: Tensor, *, trainable: bool = F
     builder.state(name, trainable=trainable)
 
 
-def translate(
-    program: Program,
-    batch: Batch,
-    base: Graph,
-    *,
-    names: Mapping[str, str],
-    constants: dict[str, Tensor],
-    test: bool,
-) -> Graph:
-    """The graph of a program. `base` holds the states; `names` maps torch's names to theirs.
+@dataclass
+class Translation:
+    """A program that is translated to a graph, node by node.
 
-    `constants` are the tensors that the program holds itself; it grows. The `test` graph of a
-    program that was traced in training has the test forms of its kinds.
+    `base` holds the states; `names` maps torch's names to theirs. `constants` are the tensors that
+    the program holds itself; it grows. The `test` graph of a program that was traced in training
+    has the test forms of its kinds.
     """
-    graph = _Translation(program, batch, base, names, constants, test).graph()
-    if not test:
-        return prune(graph)
-    asked = [*graph.outputs, *program.outputs]
-    kept = evaluation(graph, asked) if program.training else prune(graph, asked, states=())
-    return replace(kept, outputs=graph.outputs)
 
+    program: Program
+    batch: Batch
+    base: Graph
+    names: Mapping[str, str]
+    constants: dict[str, Tensor]
+    test: bool
 
-class _Translation:
-    """A program that is being translated, node by node."""
-
-    def __init__(
-        self,
-        program: Program,
-        batch: Batch,
-        base: Graph,
-        names: Mapping[str, str],
-        constants: dict[str, Tensor],
-        test: bool,
-    ) -> None:
-        self.program = program
-        self.batch = batch
-        self.names = names
-        self.constants = constants
-        self.test = test
-        reserved = (*program.reported, *program.outputs, *batch.names)
-        self.emitter = Emitter(base, reserved)
+    def __post_init__(self) -> None:
+        self.findings = self.program.findings
+        reserved = (*self.findings.reported, *self.findings.outputs, *self.batch.names)
+        self.emitter = Emitter(self.base, reserved)
         self.blobs = self.emitter.blobs
         self.results: list[tuple[str, Node]] = []
         self.conditions: list[Node] = []
         self.carried: list[tuple[str, Node]] = []
-        self.late = dict.fromkeys(rules.rule_nodes(program.nodes))
+        self.late = rules.rule_nodes(self.program.nodes)
 
     @property
     def builder(self) -> Builder:
         return self.emitter.builder
 
     def graph(self) -> Graph:
+        """The graph, without what its results do not need."""
+        graph = self._whole()
+        if not self.test:
+            return prune(graph)
+        asked = [*graph.outputs, *self.findings.outputs]
+        kept = evaluation(graph, asked) if self.program.training else prune(graph, asked, states=())
+        return replace(kept, outputs=graph.outputs)
+
+    def _whole(self) -> Graph:
         self._read_results()
         self._add_inputs()
         for node in self.program.nodes:
@@ -112,12 +98,12 @@ class _Translation:
                 self._clone(node, name)
         for name, node in self.carried:
             self._carry(name, node)
-        self.builder.outputs = list(self.program.reported)
+        self.builder.outputs = list(self.findings.reported)
         return self.builder.graph()
 
     def _read_results(self) -> None:
         """Note which nodes are results, under which names, and which are next values of states."""
-        names = iter((*self.program.reported, *self.program.outputs))
+        names = iter((*self.findings.reported, *self.findings.outputs))
         specs = self.program.exported.graph_signature.output_specs
         for spec, node in zip(specs, rules.nodes_in(self.program.nodes[-1].args[0]), strict=True):
             sort = spec.kind.name
@@ -127,14 +113,13 @@ class _Translation:
                     self.conditions.append(node)
                     continue
                 self.results.append((name, node))
-                if name != LOSS and not self.program.expected:
+                if name != LOSS and not self.findings.expected:
                     self.emitter.wanted.setdefault(node, name)
             elif sort == "BUFFER_MUTATION":
                 self.carried.append((self.names[spec.target or ""], node))
-            elif sort == "PARAMETER_MUTATION" and self.program.switched:
-                continue
-            elif sort != "USER_INPUT_MUTATION":
-                raise _written(spec, node)
+            # A change of a parameter that the export lets pass is made once, before the net runs.
+            elif sort not in ("PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
+                raise self.emitter.refused(node, sort.lower(), "results, and buffers that change")
 
     def _keep_conditions(self) -> None:
         """Make results NaN where a condition that the trace expected does not hold.
@@ -143,7 +128,7 @@ class _Translation:
         """
         if not self.conditions:
             return
-        lines = dict.fromkeys(self.program.expected)
+        lines = dict.fromkeys(self.findings.expected)
         told = "; ".join(f"{where}: {code}" for where, code in lines)
         conditions = list(dict.fromkeys(self.blobs[node] for node in self.conditions))
         for node in dict.fromkeys(node for _, node in self.results):
@@ -152,8 +137,7 @@ class _Translation:
                 name = self.builder.fresh(f"{self.blobs[node]}/expected")
                 self.builder.blob(name, value.shape, self.emitter.dtype_of(node))
                 inputs = [self.blobs[node], *conditions]
-                settings: dict[str, Attribute] = {"expected": told}
-                self.builder.op(name, "Expect", inputs, [name], settings)
+                self.builder.op(name, "Expect", inputs, [name], {"expected": told})
                 self.blobs[node] = name
 
     def _add_inputs(self) -> None:
@@ -169,38 +153,35 @@ class _Translation:
         nodes = [node for node in self.program.nodes if node.op == "placeholder"]
         specs = self.program.exported.graph_signature.input_specs
         for spec, node in zip(specs, nodes, strict=True):
-            target = spec.target or ""
             if spec.kind.name == "USER_INPUT":
                 self.blobs[node] = next(rest)
             elif spec.kind.name in ("PARAMETER", "BUFFER"):
-                self.blobs[node] = self.names[target]
+                self.blobs[node] = self.names[str(spec.target)]
             else:
-                self.blobs[node] = self._constant(target, node)
+                self.blobs[node] = self._constant(str(spec.target), node)
 
     def _constant(self, target: str, node: Node) -> str:
         value = self.program.exported.constants[target]
         if not isinstance(value, Tensor):
-            raise GraphError(
+            raise refusal(
                 f"the module uses a {type(value).__name__} of its own",
-                where=next(map(source_of, node.users), None),
-                expected="parameters, buffers, tensors and plain numbers",
-                found=f"a {type(value).__name__} that operations are given",
-                remedy="leave out generator=: random numbers are drawn by the seed of a run",
+                "parameters, buffers, tensors and plain numbers",
+                f"a {type(value).__name__} that operations are given",
+                "leave out generator=: random numbers are drawn by the seed of a run",
+                node=next(iter(node.users), node),
             )
         value = value.detach()
-        first = name = target.removeprefix(MODULE)
-        number = 0
+        first = name = own_name(target)
+        numbers = count(1)
         while name in self.constants and not _same(self.constants[name], value):
-            number += 1
-            name = f"{first}.{number}"
+            name = f"{first}.{next(numbers)}"
         self.constants[name] = value
         if name not in self.builder.states:
             add_state(self.builder, name, value)
         return name
 
     def _add_node(self, node: Node) -> None:
-        self._refuse_numbers(node)
-        self._refuse_sizes(node)
+        self._refuse_values(node)
         overload = node.target
         if not isinstance(overload, OpOverload):
             raise self.emitter.refused(node, str(overload), "an ATen operator")
@@ -213,9 +194,10 @@ class _Translation:
         if torch.Tag.nondeterministic_seeded in overload.tags and kind not in _DROPLESS:
             expected = "a distribution that we can draw from"
             raise self.emitter.refused(node, kind, expected, REMEDY)
-        values: list[Node] = []
+        values = node.all_input_nodes
+        numbers = {value: number for number, value in enumerate(values)}
         inputs, attributes = aten.attributes_of(
-            overload, node.args, node.kwargs, lambda value: _number(value, values)
+            overload, node.args, node.kwargs, lambda v: numbers[v] if isinstance(v, Node) else None
         )
         if kind in ("aten.view", "aten._unsafe_view"):
             kind, attributes = "aten.reshape", {"shape": attributes["size"]}
@@ -237,7 +219,7 @@ class _Translation:
                 if result is not None:
                     self.blobs[result] = self.blobs[value]
             return
-        name = self.emitter.fresh_name(node, _word(pulled.name))
+        name = self.emitter.fresh_name(node, re.sub(r"\W+", "_", pulled.name).strip("_"))
         rule, saved = self._rule(pulled)
         pairs = []
         for value, result in zip(pulled.results, results, strict=True):
@@ -280,22 +262,18 @@ class _Translation:
         body.outputs = [renamed.get(name, name) for name in outputs]
         return body.graph(), saved
 
-    def _refuse_numbers(self, node: Node) -> None:
-        """Refuse a node that computes with a number that was read from a tensor."""
-        numbers = [source for source in node.all_input_nodes if _is_number(source)]
-        if not numbers or node.meta.get("val") is None:  # an assertion has no value
-            return
-        raise GraphError(
-            "the module or its loss computes with a number that it reads from a tensor",
-            where=source_of(numbers[0]),
-            expected="a forward and a loss that do not depend on the values of tensors",
-            found=".item(), or float() or int() of a tensor",
-            remedy="replace .item() by tensors: write x.mean(), not x.mean().item()",
-        )
-
-    def _refuse_sizes(self, node: Node) -> None:
-        """Refuse a node whose results have a size that depends on values."""
+    def _refuse_values(self, node: Node) -> None:
+        """Refuse a node that reads a number, or has a size, that depends on values of tensors."""
         results = node.meta.get("val")
+        for source in node.all_input_nodes:
+            if _is_symbol(source.meta.get("val")) and results is not None:  # None: an assertion
+                raise refusal(
+                    "the module or its loss computes with a number that it reads from a tensor",
+                    "a forward and a loss that do not depend on the values of tensors",
+                    ".item(), or float() or int() of a tensor",
+                    "replace .item() by tensors: write x.mean(), not x.mean().item()",
+                    node=source,
+                )
         for value in results if isinstance(results, tuple | list) else (results,):
             if isinstance(value, Tensor) and any(map(_is_symbol, value.shape)):
                 name = self.emitter.name_of(node)
@@ -328,22 +306,7 @@ class _Translation:
         self.builder.states[state] = replace(self.builder.states[state], next=following)
 
 
-def _written(spec: OutputSpec, node: Node) -> GraphError:
-    name = str(spec.target).removeprefix(MODULE)
-    return GraphError(
-        f"{name!r} is changed by the module's own forward",
-        where=source_of(node) or next(filter(None, map(source_of, node.users)), None),
-        blob=name,
-        expected="parameters that only a solver changes",
-        found=spec.kind.name.lower().replace("_", " "),
-        remedy="turn off the setting that asks for it, make it a buffer, or write forward without "
-        "changing it; if the change is one between modes, call the module once as module.train() "
-        "before it is imported",
-    )
-
-
-_SPECIAL: Mapping[str, Callable[[Emitter, Node], bool]] = {**COPIES, **DRAWS, **LAYERS, **NORMS}
-"""Nodes that do not become one op of the same name; False leaves a node to the general rule."""
+_SPECIAL = {**DRAWS, **SPECIAL}
 
 _DROPLESS = frozenset({"aten.scaled_dot_product_attention"})
 """Kinds tagged as random that draw nothing here: with dropout they were decomposed."""
@@ -353,25 +316,9 @@ def _is_call(node: Node) -> bool:
     return node.op == "call_function" and node.target is not getitem
 
 
-def _word(text: str) -> str:
-    """The name of a user's function as a part of a name."""
-    return re.sub(r"\W+", "_", text).strip("_")
-
-
-def _is_number(node: Node) -> bool:
-    return _is_symbol(node.meta.get("val"))
-
-
 def _is_symbol(value: object) -> bool:
     """Whether a number depends on the values of tensors."""
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def _number(value: object, values: list[Node]) -> int | None:
-    if not isinstance(value, Node):
-        return None
-    values.append(value)
-    return len(values) - 1
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -25,11 +25,11 @@ from torch.nn.parameter import is_lazy
 from purine.arguments import checked
 from purine.errors import ConfigError, PurineError, in_a_line
 from purine.graph import Builder, Graph
-from purine.importers.runs import HasStates
+from purine.importers import HasStates
 from purine.importers.torch import sizes
 from purine.importers.torch.batch import MODULE, Batch, Nested, batch_of
-from purine.importers.torch.export import Program, export, left_behind
-from purine.importers.torch.graph import add_state, translate
+from purine.importers.torch.export import Program, export
+from purine.importers.torch.graph import Translation, add_state
 from purine.importers.torch.modes import mode
 from purine.importers.torch.sizes import Unfit
 from purine.importers.torch.tracing import AnyFunction
@@ -117,7 +117,6 @@ def from_torch(
     >>> sorted(imported.values)
     ['0.bias', '0.weight', '2.bias', '2.weight']
     """
-    _refuse_lazy(module)
     batch = batch_of(example, inputs, targets)
     builder = Builder()
     names: dict[str, str] = {}
@@ -127,103 +126,70 @@ def from_torch(
     for prefix, part in parts:
         for name, value in _tensors(part):
             own = name if part is module else prefix + name
-            _check_name(module, own)
+            _check_tensor(own, value)
             state = names[prefix + name] = first.setdefault(id(value), own)
             if state == own:
                 values[own] = value.detach().clone()
                 add_state(builder, own, value, trainable=value.requires_grad)
-    base = builder.graph()
-    constants: dict[str, Tensor] = {}
-    tracer = _Tracer(module, loss, base, names)
-    traced = tracer.trace(batch, constants)
-    net, test = _following(tracer, batch, traced, constants)
+    tracer = _Tracer(module, loss, batch, builder.graph(), names, {})
+    trained = tracer.export(training=True)
+    net = tracer.graph(trained, test=False)
+    tested = trained if trained.plain else tracer.export(training=False)
+    test = tracer.graph(tested, test=True)
+    net, test = _following(tracer, net, test, once=trained.plain)
+    constants = tracer.constants
     return Imported(
         _with_constants(net, constants),
         test,
         {**values, **{name: value.clone() for name, value in constants.items()}},
         {name: names[MODULE + name] for name in module.state_dict() if MODULE + name in names},
-        traced.outputs,
+        tested.findings.outputs,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Traced:
-    """The graphs of a module in both modes; `once` says that one trace gave both."""
-
-    net: Graph
-    test: Graph
-    outputs: tuple[str, ...]
-    once: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Tracer:
-    """Traces a module with batches of several sizes."""
+    """Traces a module with one batch; `constants` are those of its graphs so far."""
 
     module: nn.Module
     loss: AnyFunction
+    batch: Batch
     base: Graph
     names: Mapping[str, str]
+    constants: dict[str, Tensor]
 
-    def trace(self, batch: Batch, constants: dict[str, Tensor]) -> _Traced:
-        """The module in both modes; `constants` grows."""
-        trained = self.export(batch, training=True)
-        net = self.graph(trained, batch, constants, test=False)
-        tested = trained if trained.plain else self.export(batch, training=False)
-        test = self.graph(tested, batch, constants, test=True)
-        return _Traced(net, test, tested.outputs, trained.plain)
-
-    def export(self, batch: Batch, *, training: bool) -> Program:
+    def export(self, *, training: bool) -> Program:
         with mode(self.module, training=training):
-            program = export(self.module, self.loss, batch)
-            if training or not program.changes_parameters:
-                return program
-            # Such as weights that are rescaled for tests, once: a flag tells that it was done.
-            with left_behind(program.changes):
-                again = export(self.module, self.loss, batch)
-            return replace(program, switched=not again.changes_parameters)
+            return export(self.module, self.loss, self.batch)
 
-    def graph(
-        self, program: Program, batch: Batch, constants: dict[str, Tensor], *, test: bool
-    ) -> Graph:
-        return translate(
-            program, batch, self.base, names=self.names, constants=constants, test=test
-        )
+    def graph(self, program: Program, *, test: bool) -> Graph:
+        return Translation(program, self.batch, self.base, self.names, self.constants, test).graph()
 
 
-def _following(
-    tracer: _Tracer, batch: Batch, traced: _Traced, constants: Mapping[str, Tensor]
-) -> tuple[Graph, Graph]:
+def _following(tracer: _Tracer, net: Graph, test: Graph, *, once: bool) -> tuple[Graph, Graph]:
     """The graphs of a module, made to follow the batch size by a trace with more samples.
 
-    Where both modes need a trace, only the test graph is traced again if that tells enough: it is
-    the quicker one.
+    `once` says that one trace gave both. Where both modes need a trace, only the test graph is
+    traced again if that tells enough: it is the quicker one.
     """
-    net, test = traced.net, traced.test
+    batch = tracer.batch
     try:
-        larger = sizes.enlarged(batch)
-        others: dict[str, Tensor] = {}
-        if traced.once:
-            again = tracer.trace(larger, others)
-            other, tested = again.net, again.test
-        else:
-            program = tracer.export(larger, training=False)
-            tested = tracer.graph(program, larger, others, test=True)
-            known = sizes.counterpart(net, test, tested)
-            if known is None:
-                program = tracer.export(larger, training=True)
-                known = tracer.graph(program, larger, others, test=False)
-            other = known
-        sizes.check_constants(constants, others)
+        larger = replace(tracer, batch=sizes.enlarged(batch), constants={})
+        program = larger.export(training=once)
+        tested = larger.graph(program, test=True)
+        other = None if once else sizes.counterpart(net, test, tested)
+        if other is None:
+            program = program if once else larger.export(training=True)
+            other = larger.graph(program, test=False)
+        sizes.check_constants(tracer.constants, larger.constants)
     except PurineError as error:
         detail = f": {error.found}" if error.found else ""
         unfit = Unfit(f"with other batch sizes {error.what}{detail}")
     except Unfit as error:
         unfit = error
     else:
-        return sizes.follow_batch(net, other, batch.names), sizes.follow_batch(
-            test, tested, batch.names
-        )
+        follow = sizes.follow_batch
+        return follow(net, other, batch.names), follow(test, tested, batch.names)
     return sizes.fix_batch(net, batch.names, unfit), sizes.fix_batch(test, batch.names, unfit)
 
 
@@ -234,22 +200,18 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _refuse_lazy(module: nn.Module) -> None:
-    lazy = [name for name, value in _tensors(module) if is_lazy(value)]
-    if lazy:
-        what = f"parameter {lazy[0]!r} of the module has no shape yet"
+def _check_tensor(name: str, value: Tensor) -> None:
+    if is_lazy(value):
+        what = f"parameter {name!r} of the module has no shape yet"
         expected = "a module whose parameters have shapes and values"
-        actual = "a lazy module that was not called"
-        remedy = "call it once before: module(*inputs)"
-        raise ConfigError(what, blob=lazy[0], expected=expected, found=actual, remedy=remedy)
-
-
-def _check_name(module: nn.Module, name: str) -> None:
-    if name in (SEED, ITERATION):
-        what = f"module {type(module).__name__} has a tensor called {name!r}"
+        actual, remedy = "a lazy module that was not called", "call it once before: module(*inputs)"
+    elif name in (SEED, ITERATION):
+        what, actual = f"the module has a tensor called {name!r}", repr(name)
         expected = f"other names than {SEED} and {ITERATION}, which every run has"
         remedy = "rename it in the module"
-        raise ConfigError(what, blob=name, expected=expected, found=repr(name), remedy=remedy)
+    else:
+        return
+    raise ConfigError(what, blob=name, expected=expected, found=actual, remedy=remedy)
 
 
 def _with_constants(net: Graph, constants: Mapping[str, Tensor]) -> Graph:

@@ -20,6 +20,7 @@ __all__ = [
     "code_at",
     "definition_line",
     "error_line",
+    "first_line",
     "is_called_by_user",
     "is_user_file",
     "refusal",
@@ -62,9 +63,18 @@ def user_line() -> str | None:
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def refusal(what: str, expected: str, found: str, remedy: str) -> GraphError:
-    """The error for the line of user code that is being traced."""
-    return GraphError(what, where=user_line(), expected=expected, found=found, remedy=remedy)
+def refusal(
+    what: str, expected: str, found: str, remedy: str, *, node: Node | None = None
+) -> GraphError:
+    """The error for the line of user code that a node comes from, or that is being traced."""
+    where = user_line() if node is None else source_of(node)
+    return GraphError(what, where=where, expected=expected, found=found, remedy=remedy)
+
+
+def first_line(error: Exception) -> str:
+    """The type of an exception and the first line of its text."""
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0]}"
 
 
 def source_of(node: Node) -> str | None:

@@ -46,14 +46,13 @@ def watch_training(original: object) -> property:
         trace = current()
         if trace is not None:
             file = sys._getframe(1).f_code.co_filename
-            known = file.startswith(_LAYERS) and _is_known(type(self))
+            plain = type(self) is nn.Dropout or isinstance(self, nn.modules.batchnorm._BatchNorm)
+            known = file.startswith(_LAYERS) and plain
             if not known and not file.startswith(_EXPORTER):
                 trace.reads_mode = True
-        try:
-            training: bool = self.__dict__["training"]
-            return training
-        except KeyError:  # a scripted module, whose __getattr__ knows
-            raise AttributeError("training") from None
+        if "training" not in self.__dict__:  # a scripted module, whose __getattr__ knows
+            raise AttributeError("training")
+        return bool(self.__dict__["training"])
 
     def write(self: nn.Module, value: bool) -> None:
         self.__dict__["training"] = value
@@ -67,16 +66,10 @@ def has_plain_modes(module: nn.Module, exported: ExportedProgram) -> bool:
         if type(part).train is not nn.Module.train or type(part).eval is not nn.Module.eval:
             return False
     for node in exported.graph.nodes:
-        name = str(node.target)
-        if name.startswith(("aten.native_dropout", "aten._native_batch_norm")):
+        if str(node.target).startswith(("aten.native_dropout", "aten._native_batch_norm")):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             layer = str(stack[-1][1]) if stack else ""
-            if "torch.nn.modules.dropout.Dropout" not in layer and (
-                "torch.nn.modules.batchnorm." not in layer
-            ):
+            known = "torch.nn.modules.dropout.Dropout", "torch.nn.modules.batchnorm."
+            if not any(name in layer for name in known):
                 return False
     return True
-
-
-def _is_known(layer: type) -> bool:
-    return layer is nn.Dropout or issubclass(layer, nn.modules.batchnorm._BatchNorm)

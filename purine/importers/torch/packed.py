@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from purine.errors import GraphError
-from purine.importers.torch.lines import code_at, user_line
+from purine.importers.torch.lines import code_at, refusal, user_line
 from purine.importers.torch.tracing import AnyFunction, current
 
 __all__ = ["PACKING", "masked_layer", "packed_sequence_init"]
@@ -43,9 +42,7 @@ class Sequences:
     def data(self) -> Sequences:
         return self
 
-    @property
-    def batch_sizes(self) -> Sequences:
-        return self
+    batch_sizes = data
 
     def size(self, dim: int) -> int:
         """The number of steps, for `pad_packed_sequence`; 0 where it depends on values."""
@@ -53,15 +50,15 @@ class Sequences:
 
     @classmethod
     def __torch_function__(cls, *_: object) -> NoReturn:
-        _refuse_tensor()
+        _refuse("a packed sequence is used as a tensor")
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        _refuse_tensor()
+        _refuse("a packed sequence is used as a tensor")
 
     def __iter__(self) -> NoReturn:
-        _refuse("a packed sequence is taken apart", "use what pad_packed_sequence returns")
+        _refuse("a packed sequence is taken apart")
 
 
 def _pack(steps: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Sequences, None]:
@@ -117,36 +114,28 @@ def masked_layer(original: AnyFunction) -> AnyFunction:
         steps, mask = input.steps, _is_within(input.steps, input.lengths)
         directions = 2 if self.bidirectional else 1
         states = _first_states(self, steps, hx, input.sorted_indices)
-        finals = []
+        finals: list[Sequence[Tensor]] = []
         for layer in range(self.num_layers):
             if layer and self.dropout:
                 steps = F.dropout(steps, self.dropout, self.training)
-            results = []
-            for direction in range(directions):
-                number = layer * directions + direction
-                start = tuple(state[number] for state in states)
-                weights = self.all_weights[number]
-                y, last = _run(self, steps, mask, start, weights, backward=direction == 1)
-                results.append(y)
-                finals.append(last)
-            steps = torch.cat(results, -1)
+            numbers = range(layer * directions, (layer + 1) * directions)
+            results = [_run(self, k, steps, mask, [state[k] for state in states]) for k in numbers]
+            steps = torch.cat([y for y, _ in results], -1)
+            finals += [last for _, last in results]
         hidden = tuple(torch.stack(state) for state in zip(*finals, strict=True))
         last_states = hidden if isinstance(self, nn.LSTM) else hidden[0]
-        return replace(input, steps=steps), _permuted(self, last_states, input.unsorted_indices)
+        permute: AnyFunction = self.permute_hidden
+        return replace(input, steps=steps), permute(last_states, input.unsorted_indices)
 
     return forward
-
-
-def _permuted(layer: nn.RNNBase, hidden: object, order: Tensor | None) -> object:
-    permute: AnyFunction = layer.permute_hidden
-    return permute(hidden, order)
 
 
 def _first_states(
     layer: nn.RNNBase, steps: Tensor, hx: object, order: Tensor | None
 ) -> tuple[Tensor, ...]:
     if hx is not None:
-        hidden = _permuted(layer, hx, order)
+        permute: AnyFunction = layer.permute_hidden
+        hidden = permute(hx, order)
         return hidden if isinstance(hidden, tuple) else (hidden,)
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     sizes = [layer.proj_size or layer.hidden_size]
@@ -156,35 +145,26 @@ def _first_states(
 
 
 def _run(
-    layer: nn.RNNBase,
-    steps: Tensor,
-    mask: Tensor,
-    state: tuple[Tensor, ...],
-    weights: Sequence[Tensor],
-    *,
-    backward: bool,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One direction of one layer: its outputs and its last state."""
-    w_ih, w_hh, *more = weights
+    layer: nn.RNNBase, number: int, steps: Tensor, mask: Tensor, state: Sequence[Tensor]
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """One direction of one layer, which have a number: its outputs and its last state."""
+    backward = layer.bidirectional and number % 2 == 1
+    w_ih, w_hh, *more = layer.all_weights[number]
     b_ih, b_hh = more[:2] if layer.bias else (None, None)
     project = more[-1] if layer.proj_size else None
     given = F.linear(steps, w_ih, b_ih)
     outputs: list[Tensor] = []
-    numbers = range(steps.shape[0])
-    for t in reversed(numbers) if backward else numbers:
-        following = _step(layer.mode, given[t], F.linear(state[0], w_hh, b_hh), state)
+    times = range(steps.shape[0])
+    for t in reversed(times) if backward else times:
+        new = _step(layer.mode, given[t], F.linear(state[0], w_hh, b_hh), state)
         if project is not None:
-            following = F.linear(following[0], project), *following[1:]
-        state = tuple(
-            torch.where(mask[t], new, old) for new, old in zip(following, state, strict=True)
-        )
+            new = F.linear(new[0], project), *new[1:]
+        state = [torch.where(mask[t], *values) for values in zip(new, state, strict=True)]
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backward else outputs), state
 
 
-def _step(
-    mode: str, given: Tensor, carried: Tensor, state: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
+def _step(mode: str, given: Tensor, carried: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The next state, from the products of the weights with the input and with the state."""
     if mode == "LSTM":
         enter, forget, value, leave = (given + carried).chunk(4, -1)
@@ -199,13 +179,6 @@ def _step(
     return ((given + carried).tanh() if mode == "RNN_TANH" else (given + carried).relu(),)
 
 
-def _refuse_tensor() -> NoReturn:
-    _refuse("a packed sequence is used as a tensor", "use what pad_packed_sequence returns")
-
-
-def _refuse(what: str, remedy: str) -> NoReturn:
-    line = user_line()
+def _refuse(what: str, remedy: str = "use what pad_packed_sequence returns") -> NoReturn:
     expected = "packed sequences that recurrent layers and pad_packed_sequence take"
-    raise GraphError(
-        what, where=line, expected=expected, found=code_at(line) or "another use", remedy=remedy
-    )
+    raise refusal(what, expected, code_at(user_line()) or "another use", remedy)

@@ -6,13 +6,14 @@ op, so that equal seeds give equal bits and parts of a batch draw what the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from torch._ops import OpOverload
 from torch.fx import Node
 
 from purine.graph import Attribute
-from purine.importers.torch.emitter import Emitter, value_of
+from purine.importers.torch.emitter import Emitter, Handler, value_of
 from purine.registry.clock import ITERATION, SEED
 
 __all__ = ["DRAWS", "KINDS", "REMEDY"]
@@ -42,25 +43,16 @@ def _settings(t: Emitter, node: Node, **settings: Attribute) -> dict[str, Attrib
 def _noise(t: Emitter, node: Node, kind: str, dtype: str) -> str:
     """A blob of random numbers of a node's shape."""
     settings = _settings(t, node, dtype=dtype)
-    shape = value_of(node).shape
-    return t.extra(node, "noise", kind, [SEED, ITERATION], settings, shape, dtype)
+    return t.extra(node, "noise", kind, [SEED, ITERATION], settings, dtype=dtype)
 
 
-def _uniform(t: Emitter, node: Node) -> bool:
-    if not value_of(node).is_floating_point():
-        return False
-    return _drawn(t, node, "RandomUniform")
+def _standard(t: Emitter, node: Node, *, kind: str) -> bool:
+    return value_of(node).is_floating_point() and _drawn(t, node, kind)
 
 
 def _uniform_between(t: Emitter, node: Node) -> bool:
     low, high = float(t.number(node, "from")), float(t.number(node, "to"))
     return _drawn(t, node, "RandomUniform", low=low, high=high)
-
-
-def _normal(t: Emitter, node: Node) -> bool:
-    if not value_of(node).is_floating_point():
-        return False
-    return _drawn(t, node, "RandomNormal")
 
 
 def _normal_around(t: Emitter, node: Node) -> bool:
@@ -70,15 +62,13 @@ def _normal_around(t: Emitter, node: Node) -> bool:
         settings = {name: float(t.number(node, name)) for name in ("mean", "std")}
         return _drawn(t, node, "RandomNormal", **settings)
     blob = _noise(t, node, "RandomNormal", t.dtype_of(node))
-    shape = value_of(node).shape
     for label, operation, name in (("scaled", "mul", "std"), ("moved", "add", "mean")):
         value = t.argument(node, name)
         if isinstance(value, Node):
-            kind, inputs = f"aten.{operation}.Tensor", [blob, t.blobs[value]]
-            blob = t.extra(node, label, kind, inputs, {}, shape)
+            blob = t.extra(node, label, f"aten.{operation}.Tensor", [blob, t.blobs[value]], {})
         else:
             other: dict[str, Attribute] = {"other": float(t.number(node, name))}
-            blob = t.extra(node, label, f"aten.{operation}.Scalar", [blob], other, shape)
+            blob = t.extra(node, label, f"aten.{operation}.Scalar", [blob], other)
     t.emit(node, "StopGradient", [blob], [node])
     return True
 
@@ -105,8 +95,7 @@ def _bernoulli(t: Emitter, node: Node) -> bool:
     """Ones with the probabilities that a tensor holds."""
     chance = t.tensor(node, "self" if "self" in _argument_names(node) else "p")
     noise = _noise(t, node, "RandomUniform", t.dtype_of(chance))
-    shape = value_of(node).shape
-    less = t.extra(node, "less", "aten.lt.Tensor", [noise, t.blobs[chance]], {}, shape, "bool")
+    less = t.extra(node, "less", "aten.lt.Tensor", [noise, t.blobs[chance]], {}, dtype="bool")
     t.emit(node, "aten._to_copy", [less], [node], {"dtype": t.dtype_of(node)})
     return True
 
@@ -118,8 +107,7 @@ def _bernoulli_of(t: Emitter, node: Node) -> bool:
         t.emit(node, "aten.zeros_like", [t.blobs[t.tensor(node, "self")]], [node])
         return True
     settings = _settings(t, node, keep=keep)
-    shape = value_of(node).shape
-    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings, shape)
+    mask = t.extra(node, "mask", "RandomMask", [SEED, ITERATION], settings)
     t.emit(node, "aten.sign", [mask], [node])
     return True
 
@@ -145,7 +133,9 @@ def _argument_names(node: Node) -> list[str]:
     return [argument.name for argument in node.target._schema.arguments]
 
 
-DRAWS: Mapping[str, Callable[[Emitter, Node], bool]] = {
+_uniform, _normal = (partial(_standard, kind=k) for k in ("RandomUniform", "RandomNormal"))
+
+DRAWS: Mapping[str, Handler] = {
     "aten.bernoulli": _bernoulli,
     "aten.bernoulli.Tensor": _bernoulli,
     "aten.bernoulli.p": _bernoulli_of,
@@ -167,4 +157,4 @@ DRAWS: Mapping[str, Callable[[Emitter, Node], bool]] = {
     "aten.randperm": _permutation,
     "aten.uniform": _uniform_between,
 }
-"""How each draw of ATen becomes ops; False leaves it to the general rule, which refuses it."""
+"""How each draw of ATen becomes ops. The general rule refuses the draws that are left to it."""

@@ -26,7 +26,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from inspect import getattr_static
 
@@ -39,7 +39,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import rnn
 
 from purine.importers.torch.autograd import enter_inference, exit_inference, run_backward
-from purine.importers.torch.draws import PYTHON_DRAWS
+from purine.importers.torch.branches import PYTHON_DRAWS
 from purine.importers.torch.layers import cumulative_batch_norm
 from purine.importers.torch.modes import watch_training
 from purine.importers.torch.packed import masked_layer, packed_sequence_init
@@ -70,16 +70,13 @@ _ROWS: tuple[tuple[object, str, Callable[..., object], str], ...] = (
     (torch.autograd, "_engine_run_backward", run_backward, "A forward may take no gradient."),
     (_SingleLevelFunction, "apply", apply_function, "An export forgets custom backwards."),
     (_BatchNorm, "forward", cumulative_batch_norm, "With momentum=None it reads a value."),
-    (nn.RNN, "forward", masked_layer, _PACKED),
-    (nn.GRU, "forward", masked_layer, _PACKED),
-    (nn.LSTM, "forward", masked_layer, _PACKED),
+    *((layer, "forward", masked_layer, _PACKED) for layer in (nn.RNN, nn.GRU, nn.LSTM)),
     (rnn, "_packed_sequence_init", packed_sequence_init, _PACKED),
     *((*draw, "A trace would take a random number for a constant.") for draw in PYTHON_DRAWS),
 )
 REPLACEMENTS = tuple(Replacement(*row) for row in _ROWS)
 
 _LOCK = threading.RLock()
-_ABSENT = object()
 
 
 @contextmanager
@@ -90,37 +87,28 @@ def tracing() -> Iterator[Trace]:
     """
     importlib.import_module("torch._dynamo")  # its tables hold attributes of the list above
     define_ops()
-    with _LOCK:
-        global _depth
-        _depth += 1
-        try:
-            if _depth > 1:
-                yield Trace()
-            else:
-                with _process_settings(), _replaced():
-                    yield Trace()
-        finally:
-            _depth -= 1
+    with _LOCK, ExitStack() as settings:
+        if not _entered.locked():
+            settings.enter_context(_entered)
+            settings.enter_context(_process_settings())
+            settings.enter_context(_replaced())
+        yield Trace()
 
 
-_depth = 0  # of nested contexts, under the lock
+_entered = threading.Lock()  # held by the outermost context, under the other lock
 
 
 @contextmanager
 def _replaced() -> Iterator[None]:
-    before: list[tuple[Replacement, object]] = []
-    try:
+    with ExitStack() as undo:
         for item in REPLACEMENTS:
             original = getattr_static(item.owner, item.name, None)
-            before.append((item, vars(item.owner).get(item.name, _ABSENT)))
+            if item.name in vars(item.owner):
+                undo.callback(setattr, item.owner, item.name, vars(item.owner)[item.name])
+            else:
+                undo.callback(delattr, item.owner, item.name)
             setattr(item.owner, item.name, item.wrap(original))
         yield
-    finally:
-        for item, value in reversed(before):
-            if value is _ABSENT:
-                delattr(item.owner, item.name)
-            else:
-                setattr(item.owner, item.name, value)
 
 
 class _ThisThread:

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from operator import getitem
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,17 +23,19 @@ from torch.autograd.function import Function, FunctionCtx, _SingleLevelFunction
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointFunction
 
-from purine.errors import GraphError, PurineError
-from purine.importers.torch.lines import refusal, source_of
-from purine.importers.torch.tracing import AnyFunction, Trace, current
+from purine.errors import PurineError
+from purine.importers.torch.lines import first_line, refusal
+from purine.importers.torch.tracing import AnyFunction, Args, Named, Trace, current
 
 __all__ = [
+    "Hook",
     "HookHandle",
     "Pulled",
     "add_hook",
     "apply_function",
     "cotangent_of",
     "define_ops",
+    "hook_name",
     "is_random",
     "leading_to",
     "nodes_in",
@@ -40,6 +44,9 @@ __all__ = [
     "spread_hooks",
 ]
 
+Hook: TypeAlias = Callable[[Tensor], Tensor | None]
+"""A function of the gradient of a tensor that may return another one."""
+
 _HOOK = "hook "
 _INTERNALS = ("torch._library", "torch._functorch", "torch._higher_order_ops")
 
@@ -47,12 +54,10 @@ _INTERNALS = ("torch._library", "torch._functorch", "torch._higher_order_ops")
 @cache
 def define_ops() -> tuple[OpOverload, OpOverload]:
     """The ops `cotangent` and `pulled`, which stand for gradient rules in exported programs."""
-    torch.library.define("purine::cotangent", "(Tensor result, int index) -> Tensor")
-    torch.library.define(
-        "purine::pulled",
-        "(Tensor[] results, Tensor[] sources, Tensor[] gradients, str name) -> Tensor[]",
-    )
-    impl, empty = torch.library.impl, torch.empty_like
+    define, impl, empty = torch.library.define, torch.library.impl, torch.empty_like
+    pulled_inputs = "Tensor[] results, Tensor[] sources, Tensor[] gradients, str name"
+    define("purine::cotangent", "(Tensor result, int index) -> Tensor")
+    define("purine::pulled", f"({pulled_inputs}) -> Tensor[]")
     impl("purine::cotangent", "default", lambda result, index: empty(result))
     impl("purine::pulled", "default", lambda results, *_: list(map(empty, results)))
     torch.library.register_autograd(
@@ -84,60 +89,55 @@ def apply_function(original: classmethod[Function, ..., object]) -> object:
 
     def apply(cls: type[Function], /, *args: object, **kwargs: object) -> object:
         trace = current()
-        if trace is not None and cls is CheckpointFunction and not trace.in_rule:
-            run, _, *given = args  # its gradient is that of what it runs
-            assert callable(run)
-            return run(*given)
-        needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
-        if (
-            trace is None
-            or trace.in_rule
-            or cls.__module__.startswith(_INTERNALS)
-            or not any(needs)
-            or not torch.is_grad_enabled()
-        ):
-            return original.__get__(None, cls)(*args, **kwargs)
-        return _apply_with_rule(trace, cls, needs, args, kwargs)
+        if trace is not None and not trace.in_rule:
+            if cls is CheckpointFunction:
+                run, _, *given = args  # its gradient is that of what it runs
+                assert callable(run)
+                return run(*given)
+            needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
+            internal = cls.__module__.startswith(_INTERNALS)
+            if any(needs) and torch.is_grad_enabled() and not internal:
+                return _apply_with_rule(trace, cls, needs, args, kwargs)
+        return original.__get__(None, cls)(*args, **kwargs)
 
     return classmethod(apply)
 
 
 def _apply_with_rule(
-    trace: Trace,
-    cls: type[Function],
-    needs: tuple[bool, ...],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
+    trace: Trace, cls: type[Function], needs: tuple[bool, ...], args: Args, kwargs: Named
 ) -> object:
     """The results of a custom function, with the gradients that its `backward` computes."""
     context = _Context(needs)
     with torch.no_grad():
         returned = _forward(cls, context, args, kwargs)
     if context.dirty_tensors:
-        what = f"function {cls.__name__!r} changes its input in place"
-        expected = "a forward that leaves its inputs alone"
-        remedy = "compute a new tensor in forward, and return that"
-        raise refusal(what, expected, "ctx.mark_dirty", remedy)
+        raise refusal(
+            f"function {cls.__name__!r} changes its input in place",
+            "a forward that leaves its inputs alone",
+            "ctx.mark_dirty",
+            "compute a new tensor in forward, and return that",
+        )
     results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
     pulled = {
         index: value
         for index, value in enumerate(results)
-        if isinstance(value, Tensor) and _is_real(value) and id(value) not in exempt
+        if isinstance(value, Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and id(value) not in exempt
     }
+    numbers = count()
     cotangents = [
-        define_ops()[0](value, list(pulled).index(index))
+        define_ops()[0](value, next(numbers))
         if index in pulled
-        else _no_gradient(value)
+        else (torch.zeros_like(value) if isinstance(value, Tensor) else None)
         for index, value in enumerate(results)
     ]
     rule: AnyFunction = cls.vjp if cls.vjp is not Function.vjp else cls.backward
     boxed = getattr(cls, "boxed_grads_call", False)
-    given = _call_rule(
-        trace,
-        f"the backward of function {cls.__name__!r}",
-        lambda: rule(context, cotangents) if boxed else rule(context, *cotangents),
-    )
+    passed = [cotangents] if boxed else cotangents
+    what = f"the backward of function {cls.__name__!r}"
+    given = _call_rule(trace, what, lambda: rule(context, *passed))
     each = given if isinstance(given, tuple | list) else (given,)
     gradients = {index: value for index, value in enumerate(each[: len(args)]) if needs[index]}
     values = _pull(list(pulled.values()), args, gradients, cls.__name__)
@@ -146,29 +146,18 @@ def _apply_with_rule(
     return tuple(results) if isinstance(returned, tuple) else results[0]
 
 
-def _forward(
-    cls: type[Function], context: _Context, args: Sequence[object], kwargs: Mapping[str, object]
-) -> object:
+def _forward(cls: type[Function], context: _Context, args: Args, kwargs: Named) -> object:
     forward: AnyFunction = cls.forward
     setup: AnyFunction = cls.setup_context
     if setup == _SingleLevelFunction.setup_context:
         return forward(context, *args, **kwargs)
     returned = forward(*args, **kwargs)
-    setup(context, tuple(args), returned)
+    setup(context, args, returned)
     return returned
 
 
-def _is_real(value: Tensor) -> bool:
-    return bool(value.is_floating_point() or value.is_complex())
-
-
-def _no_gradient(value: object) -> Tensor | None:
-    """The cotangent of a result that has no gradient."""
-    return torch.zeros_like(value) if isinstance(value, Tensor) else None
-
-
 def _pull(
-    results: Sequence[Tensor], args: Sequence[object], gradients: Mapping[int, object], name: str
+    results: Sequence[Tensor], args: Args, gradients: Mapping[int, object], name: str
 ) -> list[Tensor]:
     """The results with the gradients that a rule computes; detached where it computes none."""
     sources, fitted = [], []
@@ -199,12 +188,15 @@ def _fitted(gradient: object, source: Tensor, name: str) -> Tensor:
     raise refusal(what, f"size {list(source.shape)}", form, remedy)
 
 
-def add_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], name: str = "") -> None:
+def hook_name(hook: object) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
+
+
+def add_hook(tensor: Tensor, hook: Hook) -> None:
     """Let a hook be the rule of all gradients that a tensor gets."""
     trace = current()
     assert trace is not None
-    name = name or getattr(hook, "__qualname__", type(hook).__name__)
-    result = tensor.detach()
+    name, result = hook_name(hook), tensor.detach()
     cotangent = define_ops()[0](result, 0)
     gradient = _call_rule(trace, f"hook {name!r}", lambda: hook(cotangent))
     if gradient is None:
@@ -219,10 +211,12 @@ class HookHandle:
     """What `register_hook` returns while a module is traced: the hook is in the program already."""
 
     def remove(self) -> None:
-        what = "the forward removes a hook that it registered"
-        expected = "hooks that stay until the backward"
-        remedy = "leave out both, the hook and its removal"
-        raise refusal(what, expected, "handle.remove()", remedy)
+        raise refusal(
+            "the forward removes a hook that it registered",
+            "hooks that stay until the backward",
+            "handle.remove()",
+            "leave out both, the hook and its removal",
+        )
 
 
 def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:
@@ -236,11 +230,9 @@ def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:
     except PurineError:
         raise
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0]
         expected = "a gradient that is computed by operations on tensors, whatever their values"
-        actual = f"{type(error).__name__}: {text}"
         remedy = "write it with tensors alone: torch.where and torch.clamp in place of branches"
-        raise refusal(f"{what} cannot be traced", expected, actual, remedy) from error
+        raise refusal(f"{what} cannot be traced", expected, first_line(error), remedy) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +247,7 @@ class Pulled:
 
 def pulled_of(node: Node) -> Pulled | None:
     """What a node says of gradients, where it is one of ours."""
-    if node.op != "call_function" or node.target is not define_ops()[1]:
+    if node.target is not define_ops()[1]:
         return None
     results, sources, gradients, name = node.args
     return Pulled(nodes_in(results), nodes_in(sources), nodes_in(gradients), str(name))
@@ -263,21 +255,21 @@ def pulled_of(node: Node) -> Pulled | None:
 
 def cotangent_of(node: Node) -> int | None:
     """The index of the result whose cotangent a node stands for; None for other nodes."""
-    if node.op != "call_function" or node.target is not define_ops()[0]:
+    if node.target is not define_ops()[0]:
         return None
     index = node.args[1]
     assert isinstance(index, int)
     return index
 
 
-def rule_nodes(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that depend on a cotangent: they belong to rules, not to the net."""
+def rule_nodes(nodes: Sequence[Node]) -> dict[Node, None]:
+    """The nodes that depend on a cotangent, in order: they belong to rules, not to the net."""
     late: dict[Node, None] = {}
     for node in nodes:
         depends = any(each in late for each in node.all_input_nodes)
         if cotangent_of(node) is not None or (depends and pulled_of(node) is None):
             late[node] = None
-    return list(late)
+    return late
 
 
 def spread_hooks(graph: Graph) -> None:
@@ -286,7 +278,8 @@ def spread_hooks(graph: Graph) -> None:
     The hook that was registered first sees a gradient first, so the last one comes next to the
     tensor.
     """
-    hooks = [node for node in graph.nodes if _is_hook(node)]
+    rules = [node for node in graph.nodes if pulled_of(node) is not None]
+    hooks = [node for node in rules if str(node.args[3]).startswith(_HOOK)]
     for node in reversed(hooks):
         _spread(graph, node)
     for node in hooks:
@@ -295,11 +288,6 @@ def spread_hooks(graph: Graph) -> None:
         graph.erase_node(node)
     if hooks:
         graph.eliminate_dead_code()
-
-
-def _is_hook(node: Node) -> bool:
-    pulled = pulled_of(node)
-    return pulled is not None and pulled.name.startswith(_HOOK)
 
 
 def _spread(graph: Graph, hook: Node) -> None:
@@ -311,20 +299,19 @@ def _spread(graph: Graph, hook: Node) -> None:
     before = leading_to([hook])
     chain: dict[Node, None] = {}
     for node in graph.nodes:
-        depends = any(each is tensor or each in chain for each in node.all_input_nodes)
-        if depends and node in before:
+        if node in before and any(each is tensor or each in chain for each in node.all_input_nodes):
             chain[node] = None
     needed = {each for node in chain for each in node.all_input_nodes if each not in chain}
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     anchor = max((tensor, *needed, *placeholders), key=order.__getitem__)
     readers = [user for user in tensor.users if user not in chain]
     if any(order[user] < order[anchor] for user in readers) or any(map(is_random, chain)):
-        raise GraphError(
+        raise refusal(
             f"{pulled.name!r} of a tensor reads what is computed after the tensor was used",
-            where=source_of(hook),
-            expected="hooks that read what is known when their tensor is",
-            found="a hook that is registered too late",
-            remedy="register the hook at once when the tensor is computed",
+            "hooks that read what is known when their tensor is",
+            "a hook that is registered too late",
+            "register the hook at once when the tensor is computed",
+            node=hook,
         )
     copies: dict[Node, Node] = {}
     for node in chain:

@@ -99,18 +99,14 @@ def follow_batch(net: Graph, other: Graph, fields: Sequence[str]) -> Graph:
     if field is None:
         return net
     try:
-        return _followed(net, other, field)
+        followed = _followed(net, other, field)
+        _check_shapes(followed, other, _extents(other, field)[0])
+        return followed
     except Unfit as unfit:
         return fix_batch(net, fields, unfit)
 
 
 def _followed(net: Graph, other: Graph, field: str) -> Graph:
-    followed = _followed_ops(net, other, field)
-    _check_shapes(followed, other, _extents(other, field)[0])
-    return followed
-
-
-def _followed_ops(net: Graph, other: Graph, field: str) -> Graph:
     _check_alike(net, other)
     sizes = _extents(net, field)[0], _extents(other, field)[0]
     builder = Builder(net)
@@ -183,8 +179,7 @@ def _following(
 ) -> Op:
     """The op with attributes that hold for both batch sizes, and so for any."""
     if op.kind == "aten.reshape":
-        shape, wanted = _extents(net, op.outputs[0]), _extents(other, op.outputs[0])
-        changing = [axis for axis, extent in enumerate(shape) if extent != wanted[axis]]
+        shape, changing = _extents(net, op.outputs[0]), _changing(op.outputs[0], net, other)
         if len(changing) == 1:
             shape = tuple(-1 if axis in changing else e for axis, e in enumerate(shape))
             return replace(op, attributes={"shape": shape})
@@ -207,7 +202,7 @@ def _following_rule(
     field = "batch"  # one more input of the rule, which tells the size
     op, there = (_with_batch_of(each, index, field) for each in (op, there))
     mine, theirs = shaped_rule(op, net), shaped_rule(there, other)
-    rule = rule_text(_followed_ops(mine, theirs, field))
+    rule = rule_text(_followed(mine, theirs, field))
     following = replace(op, attributes={**op.attributes, "rule": rule})
     shaped = shaped_rule(following, other)
     if any(shaped.blobs[name].shape != blob.shape for name, blob in theirs.blobs.items()):
@@ -232,10 +227,9 @@ def _kept(op: Op, net: Graph, other: Graph) -> dict[str, Attribute]:
     """The attributes of an expansion, with -1 where its input has the batch's size already."""
     size = op.attributes["size"]
     assert isinstance(size, tuple)
-    given, there = _extents(net, op.inputs[0]), _extents(other, op.inputs[0])
-    before = len(size) - len(given)
-    follows = [False] * before + [one != two for one, two in zip(given, there, strict=True)]
-    kept = tuple(-1 if same else extent for same, extent in zip(follows, size, strict=True))
+    before = len(size) - len(_extents(net, op.inputs[0]))
+    follows = {before + axis for axis in _changing(op.inputs[0], net, other)}
+    kept = tuple(-1 if axis in follows else extent for axis, extent in enumerate(size))
     return {**op.attributes, "size": kept}
 
 
@@ -274,8 +268,7 @@ def _rounded(factor: float) -> float:
 def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
     """Make parts of a batch draw what the whole batch draws: by sample, or the same for all."""
     y = op.outputs[0]
-    extents = zip(_extents(net, y), _extents(other, y), strict=True)
-    axes = [axis for axis, (one, two) in enumerate(extents) if one != two]
+    axes = _changing(y, net, other)
     if not axes:
         builder.ops[op.name] = replace(op, attributes={**op.attributes, "shared": True})
         return
@@ -293,8 +286,7 @@ def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
     else:
         counted = op.attributes["shape"]
         assert isinstance(counted, tuple)
-        settings = {**op.attributes, "shape": _swapped(counted, axes[0])}
-        op = replace(op, attributes=settings)
+        op = replace(op, attributes={**op.attributes, "shape": _swapped(counted, axes[0])})
     builder.ops[op.name] = replace(op, outputs=(drawn,))
     back = builder.fresh(f"{op.name}/back")
     builder.op(back, "aten.transpose.int", [drawn], [y], swap, where=op.where)
@@ -305,6 +297,12 @@ def _swapped(items: tuple[T, ...], index: int) -> tuple[T, ...]:
     swapped = list(items)
     swapped[0], swapped[index] = items[index], items[0]
     return tuple(swapped)
+
+
+def _changing(blob: str, net: Graph, other: Graph) -> list[int]:
+    """The axes of a blob that differ between two traces."""
+    extents = zip(_extents(net, blob), _extents(other, blob), strict=True)
+    return [axis for axis, (one, two) in enumerate(extents) if one != two]
 
 
 def _extents(graph: Graph, blob: str) -> tuple[int, ...]:

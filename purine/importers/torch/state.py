@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from purine.errors import GraphError
+from purine.importers.torch.batch import own_name
 from purine.importers.torch.lines import definition_line, is_called_by_user, is_user_file, user_line
 from purine.importers.torch.tracing import AnyFunction, Lines, current
 
@@ -28,12 +29,13 @@ __all__ = [
     "Buffers",
     "Change",
     "changed",
-    "holds_tensors_alone",
+    "leaves_of",
     "refuse_changes",
     "refuse_written",
     "refuse_written_constant",
     "set_attribute",
     "tensors_of",
+    "written_parameters",
 ]
 
 _MANY = 1_000_000
@@ -77,7 +79,7 @@ class Attributes:
         hooked = any(mapping != before for mapping, before in self.hooks)
         for module, part, kept in self.parts:
             now = dict(_attributes(part))
-            for key in kept if hooked else dict.fromkeys((*kept, *now)):
+            for key in kept if hooked else kept | now:
                 _, before = kept.get(key, (_ABSENT, _ABSENT))
                 after = now.get(key, _ABSENT)
                 if not _same(before, after):
@@ -108,21 +110,27 @@ class Buffers:
 
     def __init__(self, root: nn.Module) -> None:
         self.kept = [
-            (f"{prefix}.{name}" if prefix else name, part, name, value)
-            for prefix, part in root.named_modules()
+            (own_name(f"{path}.{name}"), part, name, value)
+            for path, part in root.named_modules()
             for name, value in part._buffers.items()
             if value is not None
         ]
 
     def write_back(self, lines: Lines) -> None:
         """Copy assigned values into the buffers themselves: an export follows that."""
-        for path, part, name, buffer in self.kept:
-            own = path.removeprefix("module.")
+        for own, part, name, buffer in self.kept:
             where = _line(part, name, lines)
             now = part._buffers.get(name)
             if now is not buffer:
                 if now is None or (now.shape, now.dtype) != (buffer.shape, buffer.dtype):
-                    raise _misfit(own, buffer, now, where)
+                    raise GraphError(
+                        f"buffer {own!r} is given a value of another form",
+                        where=where,
+                        blob=own,
+                        expected=f"{buffer.dtype} {list(buffer.shape)}, as the buffer has",
+                        found="nothing" if now is None else f"{now.dtype} {list(now.shape)}",
+                        remedy="give the buffer its final shape and dtype before the import",
+                    )
                 with torch.no_grad():
                     buffer.copy_(now)
                 part._buffers[name] = buffer
@@ -135,14 +143,6 @@ class Buffers:
                     found="a value that depends on parameters",
                     remedy=f"assign {name} what x.detach() gives, or do it under torch.no_grad()",
                 )
-
-
-def _misfit(name: str, before: Tensor, after: Tensor | None, where: str | None) -> GraphError:
-    what = f"buffer {name!r} is given a value of another form"
-    expected = f"{before.dtype} {list(before.shape)}, as the buffer has"
-    actual = "nothing" if after is None else f"{after.dtype} {list(after.shape)}"
-    remedy = "give the buffer its final shape and dtype before the import"
-    return GraphError(what, where=where, blob=name, expected=expected, found=actual, remedy=remedy)
 
 
 def set_attribute(original: AnyFunction) -> AnyFunction:
@@ -158,26 +158,24 @@ def set_attribute(original: AnyFunction) -> AnyFunction:
 
 
 @contextmanager
-def changed(changes: Sequence[Change], *, many: bool) -> Iterator[None]:
+def changed(changes: Sequence[Change], *, many: bool = False) -> Iterator[None]:
     """Give modules the attributes that a forward left, as if it had run once or `many` times.
 
     Tensors get values without a meaning: a program that reads them has them as constants.
     """
+    before = [(change.part, dict(change.part.__dict__)) for change in changes]
     for change in changes:
         count = _counted(change) if many else None
-        _assign(change, _real(change.after) if count is None else count)
+        value = _mapped(change.after, _real) if count is None else count
+        change.part.__dict__[change.name] = value
+        if change.after is _ABSENT:
+            del change.part.__dict__[change.name]
     try:
         yield
     finally:
-        for change in changes:
-            _assign(change, change.before)
-
-
-def _assign(change: Change, value: object) -> None:
-    if value is _ABSENT:
-        change.part.__dict__.pop(change.name, None)
-    else:
-        change.part.__dict__[change.name] = value
+        for part, attributes in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
 
 
 def refuse_changes(changes: Sequence[Change], differs: Callable[[], bool]) -> None:
@@ -196,7 +194,7 @@ def refuse_changes(changes: Sequence[Change], differs: Callable[[], bool]) -> No
 
 
 def _refused(change: Change) -> GraphError:
-    path = f"{change.module}.{change.name}".removeprefix("module").removeprefix(".")
+    path = own_name(f"{change.module}.{change.name}")
     remedy = "keep it in a buffer; if only the first call sets it, call the module once before"
     if isinstance(change.after, Tensor):
         remedy = f"make it a buffer: self.register_buffer({change.name!r}, ...)"
@@ -208,24 +206,30 @@ def _refused(change: Change) -> GraphError:
 
 def refuse_written(step: nn.Module, exported: ExportedProgram) -> None:
     """Refuse a program that writes to a parameter."""
-    for spec in exported.graph_signature.output_specs:
-        if spec.kind.name == "PARAMETER_MUTATION" and spec.target is not None:
-            name = spec.target.removeprefix("module.")
-            raise GraphError(
-                f"parameter {name!r} is changed by the module's own forward",
-                where=_owner_line(step, spec.target),
-                blob=name,
-                expected="parameters that only a solver changes",
-                found="a write to the parameter",
-                remedy="make it a buffer, or compute with a new tensor and leave the parameter",
-            )
+    for path in written_parameters(exported):
+        name = own_name(path)
+        raise GraphError(
+            f"parameter {name!r} is changed by the module's own forward",
+            where=_owner_line(step, path),
+            blob=name,
+            expected="parameters that only a solver changes",
+            found="a write to the parameter",
+            remedy="make it a buffer, or compute with a new tensor and leave the parameter; if it "
+            "changes between modes, call the module once as module.train() before the import",
+        )
+
+
+def written_parameters(exported: ExportedProgram) -> list[str]:
+    """The paths of the parameters that a functional program changes."""
+    specs = exported.graph_signature.output_specs
+    return [str(spec.target) for spec in specs if spec.kind.name == "PARAMETER_MUTATION"]
 
 
 def refuse_written_constant(step: nn.Module, error: Exception) -> None:
     """Refuse a forward that writes to a tensor which is no buffer, if that is torch's error."""
     match = re.search(r"Constant (\S+) is mutated in the forward", str(error))
     if match is not None:
-        name = match.group(1).removeprefix("module.")
+        name = own_name(match.group(1))
         raise GraphError(
             f"tensor {name!r} is changed by the forward, and is no buffer",
             where=_owner_line(step, match.group(1)),
@@ -247,13 +251,7 @@ def _owner_line(step: nn.Module, path: str) -> str | None:
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    """The tensors in the value of an attribute."""
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
-
-
-def holds_tensors_alone(value: object) -> bool:
-    """Whether a value is a tensor, or a container of tensors."""
-    return all(isinstance(leaf, Tensor) for leaf in _leaves(value))
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
 
 
 def _attributes(part: nn.Module) -> list[tuple[str, object]]:
@@ -271,13 +269,10 @@ def _items(value: object) -> list[object] | None:
     return list(value.values()) if type(value) is dict else None
 
 
-def _leaves(value: object) -> Iterator[object]:
+def leaves_of(value: object) -> list[object]:
+    """What the value of an attribute holds that is no container."""
     items = _items(value)
-    if items is None:
-        yield value
-    else:
-        for item in items:
-            yield from _leaves(item)
+    return [value] if items is None else [leaf for item in items for leaf in leaves_of(item)]
 
 
 def _mapped(value: object, function: Callable[[object], object]) -> object:
@@ -287,10 +282,8 @@ def _mapped(value: object, function: Callable[[object], object]) -> object:
     items = _items(value)
     if items is None:
         return function(value)
-    copies = [_mapped(item, function) for item in items]
-    if type(value) is tuple:
-        return tuple(copies)
-    return deque(copies) if type(value) is deque else copies
+    container: AnyFunction = type(value)
+    return container(_mapped(item, function) for item in items)
 
 
 def _copy(value: object) -> object:
@@ -298,12 +291,9 @@ def _copy(value: object) -> object:
     return _mapped(value, lambda leaf: set(leaf) if type(leaf) is set else leaf)
 
 
-def _real(value: object) -> object:
-    """A value with real tensors in place of the fake ones of a trace."""
-    return _mapped(
-        value,
-        lambda leaf: torch.ones(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf,
-    )
+def _real(leaf: object) -> object:
+    """A real tensor in place of a fake one of a trace; anything else as it is."""
+    return torch.ones(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 def _same(one: object, two: object) -> bool:
@@ -311,9 +301,8 @@ def _same(one: object, two: object) -> bool:
         return False
     mine, theirs = _items(one), _items(two)
     if mine is not None and theirs is not None:
-        if type(one) is dict and type(two) is dict and list(one) != list(two):
-            return False
-        return len(mine) == len(theirs) and all(map(_same, mine, theirs))
+        keys = type(one) is not dict or type(two) is not dict or list(one) == list(two)
+        return keys and len(mine) == len(theirs) and all(map(_same, mine, theirs))
     return one is two or (isinstance(one, (*_NUMBERS, set)) and one == two)
 
 
@@ -323,17 +312,17 @@ def _is_plain(value: object) -> bool:
         all(map(_is_plain, leaf))
         if type(leaf) is set
         else leaf is _ABSENT or isinstance(leaf, (*_NUMBERS, Tensor))
-        for leaf in _leaves(value)
+        for leaf in leaves_of(value)
     )
 
 
 def _counted(change: Change) -> int | float | None:
     """The value of a counter after very many forwards, None for other attributes."""
-    before, after = change.before, change.after
-    if isinstance(before, bool) or isinstance(after, bool):
-        return None
-    if isinstance(before, int | float) and isinstance(after, int | float):
-        return before + _MANY * (after - before)
+    match change.before, change.after:
+        case (bool(), _) | (_, bool()):
+            return None
+        case (int() | float() as before, int() | float() as after):
+            return before + _MANY * (after - before)
     return None
 
 

@@ -6,31 +6,25 @@ A replacement (see `replacements`) is seen by all threads of the process, and ac
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["AnyFunction", "Lines", "Trace", "current"]
+__all__ = ["AnyFunction", "Args", "Lines", "Named", "Trace", "current"]
 
 AnyFunction: TypeAlias = Callable[..., Any]
 """A function that a user, torch or Python's library defines: its signature is not known here."""
 
+Args: TypeAlias = tuple[object, ...]
+Named: TypeAlias = Mapping[str, object]
+"""The arguments that such a function is given."""
+
 Lines: TypeAlias = dict[tuple[int, str], "str | None"]
 """The user's line that assigned an attribute, by the module's id and the attribute's name."""
-
-
-class _Thread(threading.local):
-    """The traces that a thread is in, the innermost last."""
-
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-
-
-_thread = _Thread()
 
 
 @dataclass(slots=True)
@@ -52,11 +46,11 @@ class Trace:
     @contextmanager
     def exporting(self) -> Iterator[None]:
         """Let this be the trace of the calling thread."""
-        _thread.traces.append(self)
+        outer = _CURRENT.set(self)
         try:
             yield
         finally:
-            _thread.traces.pop()
+            _CURRENT.reset(outer)
 
     @contextmanager
     def forward(self, greatest: Callable[[Tensor], int | None]) -> Iterator[None]:
@@ -78,6 +72,9 @@ class Trace:
             self.in_rule = before
 
 
+_CURRENT: ContextVar[Trace | None] = ContextVar("current trace", default=None)
+
+
 def current() -> Trace | None:
     """The innermost trace of the calling thread."""
-    return _thread.traces[-1] if _thread.traces else None
+    return _CURRENT.get()

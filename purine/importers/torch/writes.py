@@ -15,18 +15,33 @@ from torch._C import Argument
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-__all__ = ["hidden_write"]
+from purine.importers.torch.lines import refusal
+
+__all__ = ["refuse_hidden_writes"]
 
 _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
 
 
-def hidden_write(exported: ExportedProgram) -> Node | None:
-    """The first node that changes a value behind autograd's back, where that is read again.
-
-    `exported` is a program as it was traced, with writes in place.
-    """
-    return _Values(exported).hidden_write()
+def refuse_hidden_writes(exported: ExportedProgram) -> None:
+    """Refuse a program, as it was traced, that hides a write from autograd and reads the value."""
+    values = _Values(exported)
+    for index, write, base in values.writes:
+        if base.op == "placeholder":
+            continue  # writes to parameters and buffers are refused elsewhere
+        if base in values.differentiable and any(
+            values.base_of(source) is base and user.target not in _DETACHING
+            for user in values.nodes[index + 1 :]
+            for source in user.all_input_nodes
+        ):
+            raise refusal(
+                "a value is changed in place where autograd does not see it, and is read again",
+                "writes in place that take part in the gradient, or values without one",
+                f"{write.target} through detach() or .data, or inside no_grad()",
+                "write x = x + (f(x) - x).detach(), which has the value f(x) and the gradient "
+                "of x, or move the write out of no_grad()",
+                node=write,
+            )
 
 
 class _Values:
@@ -50,29 +65,12 @@ class _Values:
             elif node.op == "call_function":
                 self._add(index, node)
 
-    def hidden_write(self) -> Node | None:
-        for index, write, base in self.writes:
-            if base.op == "placeholder":
-                continue  # writes to parameters and buffers are refused elsewhere
-            if base in self.differentiable and any(
-                self.base_of(source) is base and user.target not in _DETACHING
-                for user in self.nodes[index + 1 :]
-                for source in user.all_input_nodes
-            ):
-                return write
-        return None
-
     def base_of(self, node: Node) -> Node:
         return self.bases.get(node, node)
 
     def _add(self, index: int, node: Node) -> None:
-        if node.target is getitem:
-            assert isinstance(node.args[0], Node)
-            self._gradient_of(node, [node.args[0]])
-            return
         for written in _written(node):
-            hidden = self.detached.get(self.base_of(written))
-            if hidden is not None:
+            if (hidden := self.detached.get(self.base_of(written))) is not None:
                 self.writes.append((index, node, hidden))
         source = _viewed(node)
         if source is not None:
@@ -81,14 +79,8 @@ class _Values:
                 self.detached[node] = self.detached.get(base, base)
                 return
             self.bases[node] = base
-        self._gradient_of(node, node.all_input_nodes)
-        for written in _written(node):
-            if node in self.differentiable:
-                self.differentiable.add(self.base_of(written))
-
-    def _gradient_of(self, node: Node, sources: list[Node]) -> None:
-        if any(self.base_of(source) in self.differentiable for source in sources):
-            self.differentiable.add(node)
+        if any(self.base_of(source) in self.differentiable for source in node.all_input_nodes):
+            self.differentiable |= {node, *map(self.base_of, _written(node))}
 
     def _add_region(self, index: int, node: Node, root: torch.nn.Module) -> None:
         """A `no_grad` region: its writes are hidden, and it may return what it was given."""
@@ -96,14 +88,9 @@ class _Values:
         assert isinstance(submodule, Node)
         inner = list(getattr(root, str(submodule.target)).graph.nodes)
         placeholders = (one for one in inner if one.op == "placeholder")
-        outer = {
-            one: given
-            for one, given in zip(placeholders, arguments, strict=True)
-            if isinstance(given, Node)
-        }
+        pairs = zip(placeholders, arguments, strict=True)
+        outer = {one: given for one, given in pairs if isinstance(given, Node)}
         for one in inner:
-            if one.op != "call_function":
-                continue
             for written in _written(one):
                 if written in outer:
                     self.writes.append((index, one, self.base_of(outer[written])))
@@ -128,13 +115,11 @@ def _written(node: Node) -> Iterator[Node]:
 
 def _viewed(node: Node) -> Node | None:
     """The tensor whose memory the result of a node may share."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not any(result.alias_info is not None for result in schema.returns):
+    results = getattr(getattr(node.target, "_schema", None), "returns", ())
+    if all(result.alias_info is None for result in results):
         return None
-    for argument, value in _arguments(node):
-        if argument.alias_info is not None and isinstance(value, Node):
-            return value
-    return None
+    shared = [value for argument, value in _arguments(node) if argument.alias_info is not None]
+    return next((value for value in shared if isinstance(value, Node)), None)
 
 
 def _arguments(node: Node) -> Iterator[tuple[Argument, object]]:
