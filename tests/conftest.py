@@ -24,6 +24,7 @@ SLOW = (
     "parallel/test_pipeline.py",
     "parallel/test_random_nets.py",
     "parallel/test_random_schemes.py",
+    "parallel/test_replicate.py",
     "parallel/test_schemes.py",
     "parallel/test_shard.py",
     "parallel/test_whole_batch.py",
@@ -41,9 +42,16 @@ SLOW = (
 """Folders and files of tests that `make test-quick` leaves out."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # workers take files in the order of below
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow tests; workers begin with them, so that they end at about the same time."""
     tests = Path(__file__).parent
     slow = {tests / name for name in SLOW}
     for item in items:
         if not slow.isdisjoint((item.path, *item.path.parents)):
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -16,6 +16,7 @@ import pytest
 
 from purine.trace.events import Event
 from purine.trace.trace import Trace
+from tests.forked import python
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -49,13 +50,7 @@ def options(**more: object) -> Namespace:
 
 
 def ran(script: str, command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, BENCHMARKS / script, *command.split()],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return python(BENCHMARKS / script, *command.split())
 
 
 @pytest.mark.multiprocess
@@ -183,12 +178,7 @@ def test_pipeline_takes_idle_time_from_each_iteration(monkeypatch: pytest.Monkey
 
 def test_precision_tells_what_float32_runs_are_apart() -> None:
     command = "--nets lenet --device cpu:0 --steps 2 --more 3 --starts 2 --workers 2"
-    found = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "precision.py"), *command.split()],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = ran("precision.py", command)
     row = json.loads(found.stdout.splitlines()[-1])["nets"]["lenet"]
     assert row["difference"] == 0
     assert 0 < row["fp32_spread"] < 1e-4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 import purine as pu
 from purine.job import make_plan, merge, read_options
+from tests.forked import python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -74,8 +73,7 @@ def test_cifar10_writes_what_a_job_reads(tmp_path: Path, packed: bool) -> None:
 
 
 def test_cifar10_tells_what_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "cifar10.py", tmp_path / "nope.tgz", tmp_path / "made"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = python(EXAMPLES / "cifar10.py", tmp_path / "nope.tgz", tmp_path / "made")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {tmp_path}/nope.tgz: the package cannot be read")
     assert not list(tmp_path.iterdir())
@@ -117,14 +115,8 @@ def test_own_net_shows_its_kind_and_learns() -> None:
         "import json, runpy, sys; "
         "print(json.dumps(runpy.run_path(sys.argv[1])['main'](iterations=25, batch=16)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(EXAMPLES / "own_net.py")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=EXAMPLES.parent,
-        timeout=120,
-    )
+    done = python("-c", code, EXAMPLES / "own_net.py")
+    assert done.returncode == 0, done.stderr
     *shown, last = done.stdout.splitlines()
     losses = json.loads(last)
     assert sum(losses[-5:]) < sum(losses[:5])

@@ -48,6 +48,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize(
     "arguments", [("--help",), ("train", "--help"), ("show", "--help"), ("--version",)]
 )
@@ -55,6 +56,7 @@ def test_help_imports_no_torch(arguments: Sequence[str]) -> None:
     assert not loaded(command(*arguments)).intersection(HEAVY)
 
 
+@pytest.mark.multiprocess
 def test_completion_imports_no_torch() -> None:
     words = {"_PURINE_COMPLETE": "complete_bash", "COMP_WORDS": "purine train --net res"}
     environment = {**words, "COMP_CWORD": "3"}
@@ -78,12 +80,14 @@ def test_names_of_the_command_line_are_those_of_the_registries() -> None:
     assert tuple(item.name for item in LOWERING) == names.PASSES
 
 
+@pytest.mark.multiprocess
 def test_importing_purine_leaves_the_compiler_out() -> None:
     assert not loaded("import purine").intersection(HEAVY)
     everyday = "import purine as pu; pu.Run, pu.zoo, pu.data, pu.solvers, pu.backward, pu.parallel"
     assert loaded(everyday).intersection(HEAVY) == {"torch"}
 
 
+@pytest.mark.multiprocess
 def test_checking_a_small_net_leaves_the_compiler_out(tmp_path: Path) -> None:
     net = tmp_path / "net.yaml"
     save_yaml(pu.zoo.lenet(batch=4), net)
@@ -100,6 +104,7 @@ def test_every_public_name_has_a_home() -> None:
         pu.bakcward  # noqa: B018
 
 
+@pytest.mark.multiprocess
 def test_kinds_of_graph_files_are_registered_by_the_ops_alone() -> None:
     """A file may name any kind; kinds of the runtime stand in graphs that it makes itself."""
     code = """
@@ -139,6 +144,7 @@ def spins(**environment: str) -> str:
     return found[1]
 
 
+@pytest.mark.multiprocess
 def test_threads_spin_for_a_bounded_time_unless_the_user_says_otherwise() -> None:
     assert spins() == "4000"
     assert spins(GOMP_SPINCOUNT="77") == "77"

@@ -18,6 +18,7 @@ from purine.lowering import LOWERING
 from purine.machine.effects import EFFECTS
 from purine.recipe import RECIPE
 from tests.command import call
+from tests.forked import python
 
 
 def test_version_and_help() -> None:
@@ -48,20 +49,11 @@ def test_other_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
         call("train", "--net", "mlp")
 
 
-COMMAND = (sys.executable, "-m", "purine")
-
-
 @pytest.mark.parametrize("command", ["show --net mlp", "train --net mlp --dry-run", "--help"])
 def test_output_that_cannot_be_written_is_told(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").touch()
     with open(tmp_path / "file", "rb") as unwritable:
-        called = subprocess.run(
-            [*COMMAND, *command.split()],
-            stdout=unwritable,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        called = python("-m", "purine", *command.split(), stdout=unwritable.fileno())
     assert called.returncode == 2
     assert called.stderr.startswith("error: cannot write the output\n")
     assert "found: Bad file descriptor" in called.stderr
@@ -72,9 +64,7 @@ def test_output_that_cannot_be_written_is_told(tmp_path: Path, command: str) -> 
 def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    called = subprocess.run(
-        [*COMMAND, *command.split()], stdout=write, stderr=subprocess.PIPE, text=True, check=False
-    )
+    called = python("-m", "purine", *command.split(), stdout=write)
     os.close(write)
     assert (called.returncode, called.stderr) == (1, "")
 
@@ -90,7 +80,7 @@ def test_an_interrupt_while_a_library_is_imported_is_quiet(
     (tmp_path / f"{module}.py").write_text(interrupted)
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     called = subprocess.run(
-        [*COMMAND, *command.split()],
+        [sys.executable, "-m", "purine", *command.split()],
         env={**os.environ, "PYTHONPATH": paths},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in background
         capture_output=True,
@@ -210,8 +200,7 @@ def test_an_error_is_all_that_is_printed(tmp_path: Path) -> None:
         "- {type: blob, name: x, size: [2, 3, 8, 8]}\n"
         "- {type: op, op_type: Pool, name: p, inputs: [x], outputs: [y], kernel: 20}\n"
     )
-    command = [sys.executable, "-m", "purine", "check", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python("-m", "purine", "check", file)
     assert done.returncode == 2
     assert done.stdout == ""
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == [

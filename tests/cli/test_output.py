@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,29 +24,50 @@ from purine.cli.signals import Signals, stop_signals
 from purine.cli.views import Bar, Lines, view_on
 from tests.cli.runs import SMALL
 from tests.command import call
+from tests.forked import python, start
 
 ROOT = Path(__file__).parents[2]
-PURINE = [sys.executable, "-m", "purine"]
-LONG = [*PURINE, *SMALL, "--iters", "1000000", "--test-every", "20", "--save-every", "1000000"]
+LONG = (*SMALL, "--iters", "1000000", "--test-every", "20", "--save-every", "1000000")
 
 
-def shell(command: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
-    line = f"set -o pipefail; {shlex.join(command)} {redirection}"
-    return subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=300
-    )
+@contextlib.contextmanager
+def closed_after_a_line() -> Iterator[int]:
+    """The end to write to of a pipe that is read like `| head -1` does."""
+
+    def head() -> None:
+        with open(reader) as lines:
+            lines.readline()
+
+    reader, writer = os.pipe()
+    thread = threading.Thread(target=head)
+    thread.start()
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+        thread.join()
+
+
+@contextlib.contextmanager
+def full() -> Iterator[int]:
+    with open("/dev/full", "w") as file:
+        yield file.fileno()
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("redirection", "found"),
-    [("| head -1", "the pipe was closed by its reader"), (">/dev/full", "No space left on device")],
+    ("output", "found"),
+    [
+        (closed_after_a_line, "the pipe was closed by its reader"),
+        (full, "No space left on device"),
+    ],
 )
 def test_a_training_without_its_output_stops_with_a_checkpoint(
-    tmp_path: Path, redirection: str, found: str
+    tmp_path: Path, output: Callable[[], AbstractContextManager[int]], found: str
 ) -> None:
     out = tmp_path / "a b"
-    done = shell([*LONG, "--out", str(out)], redirection)
+    with output() as stdout:
+        done = python("-m", "purine", *LONG, "--out", out, stdout=stdout)
     assert done.returncode == 2
     assert "error: cannot write the output; the run stopped at iteration" in done.stderr
     assert f"found: {found}" in done.stderr
@@ -53,13 +76,20 @@ def test_a_training_without_its_output_stops_with_a_checkpoint(
     assert list((out / "checkpoints").glob("0*"))
 
 
+def without_output(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = f"{shlex.join([sys.executable, '-m', 'purine', *arguments])} >&-"
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+
+
 @pytest.mark.multiprocess
 def test_without_an_output_a_training_goes_on_and_others_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = shell([*PURINE, *SMALL, "--iters", "2", "--out", str(out)], ">&-")
+    done = without_output(*SMALL, "--iters", "2", "--out", str(out))
     assert (done.returncode, (out / "summary.json").exists()) == (0, True)
     assert done.stderr == f"note: there is no standard output; see {out}/metrics.jsonl\n"
-    done = shell([*PURINE, "show", "--net", "lenet"], ">&-")
+    done = without_output("show", "--net", "lenet")
     assert done.returncode == 2
     assert "found: there is no standard output" in done.stderr
 
@@ -67,24 +97,20 @@ def test_without_an_output_a_training_goes_on_and_others_end(tmp_path: Path) -> 
 @pytest.mark.multiprocess
 def test_the_bar_is_gone_after_an_interrupt(tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
-    with subprocess.Popen(
-        [*LONG, "--out", str(tmp_path / "out")],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        cwd=ROOT,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in background
-    ) as process:
-        os.close(terminal)
-        shown, interrupted = b"", False
-        with contextlib.suppress(OSError):  # what reading gives when the other end is closed
-            while data := os.read(controller, 65536):
-                shown += data
-                if b", accuracy 0." in shown and not interrupted:
-                    interrupted = True  # a second one would stop it at once
-                    process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+    process = start(
+        *("-m", "purine", *LONG, "--out", tmp_path / "out"),
+        streams=(terminal, terminal, terminal),
+        env={"TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(terminal)
+    shown, interrupted = b"", False
+    with contextlib.suppress(OSError):  # what reading gives when the other end is closed
+        while data := os.read(controller, 65536):
+            shown += data
+            if b", accuracy 0." in shown and not interrupted:
+                interrupted = True  # a second one would stop it at once
+                os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 130
     os.close(controller)
     assert b"reading the data and building the graphs" in shown
     assert b"0:00:0" in shown  # the time that passed

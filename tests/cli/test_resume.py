@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from purine.job import RunFolder, Saved, Trained, Training, make_plan, merge
 from purine.runtime import checkpoint
 from tests.cli.runs import SMALL, metrics, same_bits
 from tests.command import call, tree
+from tests.forked import python, start
 
 OPTIONS = {"net": "mlp", "batch": 32, "iters": 9, "log_every": 1, "save_every": 3, "test_every": 4}
 ARGUMENTS = (*SMALL, "--iters", "9", "--log-every", "1", "--save-every", "3", "--test-every", "4")
@@ -150,23 +149,19 @@ def test_two_processes_cannot_train_in_one_folder(undisturbed: Path) -> None:
 )
 def test_a_signal_saves_and_ends(tmp_path: Path, number: signal.Signals, code: int) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
-    command = [sys.executable, "-m", "purine", *SMALL, "--iters", "1000000"]
-    with subprocess.Popen(
-        [*command, "--test-every", "20", "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
+    arguments = (*SMALL, "--iters", "1000000", "--test-every", "20", "--out", out)
+    reader, writer = os.pipe()
+    with open(tmp_path / "errors", "w+") as errors, open(reader) as output:
+        process = start("-m", "purine", *arguments, streams=(0, writer, errors.fileno()))
+        os.close(writer)
+        for line in output:
             if "test loss" in line:
-                process.send_signal(number)
+                os.kill(process.pid, number)
                 break
-        rest, errors = process.stdout.read(), process.stderr.read()
+        rest = output.read()
         assert process.wait() == code
     assert f"purine train --resume --out {out}" in rest
-    assert "Traceback" not in errors
+    assert "Traceback" not in (tmp_path / "errors").read_text()
     saved = checkpoint.load(out).iteration
     assert str(saved) in rest
     assert call(*SMALL, "--iters", str(saved), "--test-every", "20", "--out", whole).code == 0
@@ -184,9 +179,7 @@ def test_a_second_signal_ends_at_once() -> None:
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('still here')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
-    )
+    done = python("-c", code)
     assert done.returncode == -signal.SIGINT
     assert done.stdout == ""
 

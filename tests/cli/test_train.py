@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from purine.trace.trace import Trace
 from tests.cli.runs import SMALL, metrics, same_bits, states
 from tests.command import call
 from tests.data.caffe_files import datum, write_lmdb
+from tests.forked import python
 
 ITERS = (*SMALL, "--iters", "5")
 
@@ -202,16 +201,13 @@ def test_test_takes_an_earlier_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.multiprocess
 def test_a_closed_pipe_is_no_traceback() -> None:
-    command = [sys.executable, "-m", "purine", "show", "--kinds"]
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            command, stdout=writer, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
+        done = python("-m", "purine", "show", "--kinds", stdout=writer)
     finally:
         os.close(writer)
-    assert done.stderr.decode() == ""
+    assert done.stderr == ""
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> None:

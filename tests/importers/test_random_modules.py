@@ -7,7 +7,7 @@ import pytest
 from tests.importers.random_campaign import SCHEMES, compare
 from tests.importers.random_modules import Draft, draw, load, shrink
 
-SEEDS = range(40)
+SEEDS = range(24)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.forked import python
 
 __all__ = ["interpret", "needs_triton", "widen_products"]
 
@@ -19,13 +18,7 @@ needs_triton = pytest.mark.skipif(
 
 def interpret(script: str) -> None:
     """Run a script, which fails where a kernel is wrong; Triton interprets from its import on."""
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = python("-c", script, env={"TRITON_INTERPRET": "1"})
     assert found.returncode == 0, found.stderr
 
 

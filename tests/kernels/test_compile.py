@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import python
 from tests.kernels.interpreter import needs_triton
 
 __all__ = ["launch_nothing"]
@@ -118,11 +116,5 @@ assert made == ["_inner", "_gradients"] * 4
     ids=["rows", "sums", "norm", "loss", "pool", "attention"],
 )
 def test_kernels_compile_for_a_gpu(launches: str, tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + launches],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = python("-c", PROLOGUE + launches, env={"TRITON_CACHE_DIR": str(tmp_path)})
     assert found.returncode == 0, found.stderr

@@ -53,6 +53,7 @@ def test_the_hosts_helpers_are_gone_after_release() -> None:
     assert torch.ones(1_000_000).sum().item() == 1_000_000
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_a_process_that_may_use_fewer_cores_by_now_has_fewer_threads() -> None:
     """Threads that outnumber the cores wait for each other: steps took thirty times as long."""

@@ -65,7 +65,7 @@ def in_order(step: Graph) -> Graph:
     return builder.graph()
 
 
-def trained(step: Graph, *, data: pu.data.DataSet | None = None, steps: int = 10) -> Trained:
+def trained(step: Graph, *, data: pu.data.DataSet | None = None, steps: int = 5) -> Trained:
     """Run a few steps with one thread for each device."""
     data = data or images()
     with pu.Run(step, data=data, seed=3, threads=1, share_cores=True) as run:

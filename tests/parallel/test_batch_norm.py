@@ -108,7 +108,7 @@ def imported(batch: int) -> tuple[Graph, dict[str, torch.Tensor]]:
 def run_imported(step: Graph, values: dict[str, torch.Tensor]) -> Trained:
     with pu.Run(step, data=images((2, 5, 5)), seed=3, threads=1, share_cores=True) as run:
         run.set_states(values)
-        return Trained([result.loss for result in run.steps(10)], run.states())
+        return Trained([result.loss for result in run.steps(5)], run.states())
 
 
 def test_modules_of_pytorch() -> None:
@@ -167,7 +167,7 @@ def test_images_with_channels_last() -> None:
     step = replicate(step_of(small(6), lr=0.1), "cpu:0-1", batch_norm="synchronised")
     step = pu.layout(step, "channels-last")
     with pu.Run(step, data=data, seed=3, threads=1, share_cores=True) as run:
-        found = Trained([result.loss for result in run.steps(10)], run.states())
+        found = Trained([result.loss for result in run.steps(5)], run.states())
     agree(found, trained(step_of(small(12), lr=0.1), data=data))
 
 

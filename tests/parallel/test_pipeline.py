@@ -64,7 +64,7 @@ def step_of(name: str) -> Graph:
 
 
 def train(name: str, step: Graph) -> Trained:
-    return trained(step, data=NETS[name][1](), steps=4 if name in ("googlenet", "nin") else 10)
+    return trained(step, data=NETS[name][1]())
 
 
 @cache

@@ -32,7 +32,7 @@ from tests.importers.models import CASES as MODULES
 from tests.importers.torch.test_imported import imported_from
 from tests.parallel.nets import Trained, agree, float64, in_order, same_bits
 
-STEPS, BATCH, MICRO, COUNT = 10, 8, 2, 48
+STEPS, BATCH, MICRO, COUNT = 5, 8, 2, 32
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def test_a_job_on_gpus_trains_stops_and_is_measured_as_on_cpus(
 ) -> None:
     found = {}
     for kind in ("cpu", "cuda"):
-        options = {"net": "mlp", "batch": 8, "iters": 6, "test_every": 3, "data": "fashion-mini"}
+        options = {"net": "mlp", "batch": 40, "iters": 6, "test_every": 3, "data": "fashion-mini"}
         where = {"devices": devices.replace("cuda", kind), "out": str(tmp_path / kind)}
         plan = make_plan(merge({**options, **where, "compile": compiled}))
         folder = RunFolder.create(plan.job, plan.net)
