@@ -218,8 +218,7 @@ def control_names_ops(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]
         for name in dict.fromkeys((before, after)):
             if name not in graph.ops:
                 what = f"control edge {before!r} -> {after!r} names {name!r}, which is no op"
-                found = repr(name)
-                yield GraphError(what, op=name, expected=expected, found=found, remedy=remedy)
+                yield GraphError(what, expected, repr(name), remedy, op=name)
 
 
 def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -384,9 +383,7 @@ def _wrong(
         blob = node
     op = node if isinstance(node, Op) else None
     where = None if node is None else node.where
-    return GraphError(
-        what, where=where, op=op, blob=blob, expected=expected, found=found, remedy=remedy
-    )
+    return GraphError(what, expected, found, remedy, where=where, op=op, blob=blob)
 
 
 def _undeclared(
