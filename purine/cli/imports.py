@@ -70,13 +70,8 @@ def caffe(
     )
     graph = imported.test if test else imported.net
     if graph is None:
-        raise ConfigError(
-            "the net has no test phase",
-            where=file,
-            expected="a source or an input in phase TEST",
-            found="none",
-            remedy="leave --test out",
-        )
+        what, expected = "the net has no test phase", "a source or an input in phase TEST"
+        raise ConfigError(what, expected, "none", "leave --test out", where=file)
     if weights:
         _save_values(imported, weights, outputs[-1])
     save_yaml(graph, output)
@@ -94,13 +89,11 @@ def _save_values(imported: Imported, weights: list[Path], path: Path) -> None:
     from safetensors.torch import save
 
     if not imported.values:
-        raise ConfigError(
-            "nothing in these weights fits the net",
-            where=", ".join(map(str, weights)),
-            expected=f"values of layers: {', '.join(layer.name for layer in imported.layers[:8])}",
-            found="; ".join(imported.notes) or "no values",
-            remedy="take the weights of this net, or leave --weights out",
-        )
+        what = "nothing in these weights fits the net"
+        expected = f"values of layers: {', '.join(layer.name for layer in imported.layers[:8])}"
+        found = "; ".join(imported.notes) or "no values"
+        remedy = "take the weights of this net, or leave --weights out"
+        raise ConfigError(what, expected, found, remedy, where=", ".join(map(str, weights)))
     write_whole(path, save(dict(imported.values)))
 
 
@@ -121,12 +114,9 @@ def _settings_lines(imported: Imported) -> list[str]:
 
 def no_image(what: str, why: str) -> ConfigError:
     """What is wrong with --image for something that has no use for it."""
-    return ConfigError(
-        f"--image does not go with {what}",
-        expected="a Caffe net (.prototxt), whose text leaves the size of images open",
-        found=f"{what}: {why}",
-        remedy="leave --image out",
-    )
+    expected = "a Caffe net (.prototxt), whose text leaves the size of images open"
+    found, remedy = f"{what}: {why}", "leave --image out"
+    return ConfigError(f"--image does not go with {what}", expected, found, remedy)
 
 
 def parse_image(text: str | None) -> tuple[int, ...] | None:

@@ -50,12 +50,9 @@ def show(
     purine show --rewrites
     """
     if depth is not None and format is Format.yaml:
-        raise ConfigError(
-            "blocks cannot be written as YAML",
-            expected="--depth with --format table, text or dot",
-            found="--format yaml",
-            remedy="leave --depth out: a graph file holds every op",
-        )
+        what = "blocks cannot be written as YAML"
+        expected, found = "--depth with --format table, text or dot", "--format yaml"
+        raise ConfigError(what, expected, found, "leave --depth out: a graph file holds every op")
     if output is not None and file is not None:
         refuse_own_input(output, file)
     lists = [list_text for name, (_, list_text) in _LISTS.items() if options.pop(name)]
@@ -76,12 +73,9 @@ def _refuse_other_names(text: str, format: Format) -> None:
     try:
         text.encode(encoding if format is Format.yaml else "utf-8", "strict")
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the output has no code for {error.object[error.start]!a}, which is in a name",
-            expected="an output in UTF-8",
-            found=encoding,
-            remedy="write to a file with -o, or set PYTHONIOENCODING=utf-8",
-        ) from None
+        what = f"the output has no code for {error.object[error.start]!a}, which is in a name"
+        found, remedy = encoding, "write to a file with -o, or set PYTHONIOENCODING=utf-8"
+        raise ConfigError(what, "an output in UTF-8", found, remedy) from None
 
 
 def _graph(file: Path | None, net: str | None, batch: int | None, image: str | None) -> Graph:
@@ -92,12 +86,10 @@ def _graph(file: Path | None, net: str | None, batch: int | None, image: str | N
     from purine.graph import load_yaml
 
     if (file is None) == (net is None):
-        raise ConfigError(
-            "there is nothing to show" if file is None else "both a file and --net are given",
-            expected="a graph in a YAML file, or --net with one of " + ", ".join(NETS),
-            found="neither" if file is None else f"{file} and --net {net}",
-            remedy="write for example purine show --net lenet",
-        )
+        what = "there is nothing to show" if file is None else "both a file and --net are given"
+        expected = "a graph in a YAML file, or --net with one of " + ", ".join(NETS)
+        found = "neither" if file is None else f"{file} and --net {net}"
+        raise ConfigError(what, expected, found, "write for example purine show --net lenet")
     if file is not None and file.suffix == ".prototxt":
         from purine.importers.caffe import from_caffe
 
@@ -153,12 +145,9 @@ def _asked_graph(
         graph = _step(graph, devices, parallel)
     for flag, value in (("--devices", devices), ("--parallel", parallel)):
         if value is not None and not step:
-            raise ConfigError(
-                f"{flag} is given without --step",
-                expected="--step, since a net has no devices",
-                found=f"{flag} {value}",
-                remedy="add --step to show the training step on these devices",
-            )
+            what, expected = f"{flag} is given without --step", "--step, since a net has no devices"
+            remedy = "add --step to show the training step on these devices"
+            raise ConfigError(what, expected, f"{flag} {value}", remedy)
     if not lowered and after is None:
         return lowering.Lowered(graph)
     return lowering.lower(graph, lowering.options_for(graph), after=after)

@@ -44,11 +44,8 @@ def _trace_of(run: Path) -> Path:
     file = run / "trace.json"
     if not file.exists():
         names = sorted(entry.name for entry in run.iterdir() if not entry.name.startswith("."))
-        raise ConfigError(
-            "there is no trace in this folder",
-            where=run,
-            expected="trace.json, which `purine train --trace` writes",
-            found=", ".join(names[:8]) or "an empty folder",
-            remedy="train with --trace, or name the file of a trace",
-        )
+        expected = "trace.json, which `purine train --trace` writes"
+        found = ", ".join(names[:8]) or "an empty folder"
+        remedy = "train with --trace, or name the file of a trace"
+        raise ConfigError("there is no trace in this folder", expected, found, remedy, where=run)
     return file

@@ -111,13 +111,9 @@ def caffe_solver(job: Job) -> CaffeSolver | None:
         return None
     solver = read_solver(job.solver)
     if job.momentum and solver.type in ("AdaGrad", "RMSProp"):
-        raise ConfigError(
-            f"solver {solver.type} takes no momentum",
-            where=job.solver,
-            expected="momentum 0",
-            found=f"momentum {job.momentum}",
-            remedy="leave --momentum out, or use another solver",
-        )
+        what, expected = f"solver {solver.type} takes no momentum", "momentum 0"
+        found, remedy = f"momentum {job.momentum}", "leave --momentum out, or use another solver"
+        raise ConfigError(what, expected, found, remedy, where=job.solver)
     return solver
 
 
@@ -153,13 +149,9 @@ def _files(job: Job) -> tuple[Path, str | None, str | None]:
     test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
     net = expanded(job.net)
     if (solver is None or Path(solver).resolve() != net.resolve()) and is_solver(net):
-        raise ConfigError(
-            "this is a solver, not a net",
-            where=str(net),
-            expected="--net with a net; a solver is a job, or goes with --solver",
-            found=f"--net {job.net}",
-            remedy=f"write purine train {shlex.quote(job.net)}",
-        )
+        expected = "--net with a net; a solver is a job, or goes with --solver"
+        found, remedy = f"--net {job.net}", f"write purine train {shlex.quote(job.net)}"
+        raise ConfigError("this is a solver, not a net", expected, found, remedy, where=str(net))
     return net, solver, test
 
 
@@ -170,14 +162,12 @@ def _with_mean(job: Job, imported: Imported) -> Imported:
         return imported
     where, name = transform.missing_mean
     if job.mean is None and job.mean_file is None:
-        raise ConfigError(
-            f"the mean image {name!r} is not there",
-            where=where,
-            expected=f"a file {within(imported.roots)}",
-            found="nothing at this path",
-            remedy="say where it is with --mean-file, or give numbers with --mean; "
-            "--mean 0 subtracts nothing",
+        what, expected = f"the mean image {name!r} is not there", f"a file {within(imported.roots)}"
+        remedy = (
+            "say where it is with --mean-file, or give numbers with --mean; "
+            "--mean 0 subtracts nothing"
         )
+        raise ConfigError(what, expected, "nothing at this path", remedy, where=where)
     notes = tuple(note for note in imported.notes if note != transform.left_out)
     return replace(imported, notes=notes)
 

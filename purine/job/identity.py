@@ -45,11 +45,10 @@ def refuse_foreign(saved: Checkpoint, own: Mapping[str, object]) -> None:
     stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
     for key, value in own.items():
         if key in stored and stored[key] != value:
-            raise CheckpointError(
-                f"the checkpoint is of another run: its {key} differs",
-                where=str(saved.path),
-                expected=f"{key} {value}, as this run has",
-                found=f"{key} {stored[key]}",
-                remedy=f"restore the {key} of this run if it was changed, or move the checkpoint "
-                "to the folder of its own run; this one goes on from what is left",
+            what = f"the checkpoint is of another run: its {key} differs"
+            expected, found = f"{key} {value}, as this run has", f"{key} {stored[key]}"
+            remedy = (
+                f"restore the {key} of this run if it was changed, or move the checkpoint "
+                "to the folder of its own run; this one goes on from what is left"
             )
+            raise CheckpointError(what, expected, found, remedy, where=str(saved.path))

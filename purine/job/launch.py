@@ -23,8 +23,7 @@ from purine.job.folder import RunFolder
 from purine.job.nets import find_nets, with_losses
 from purine.job.options import OPTIONS, Resume
 from purine.job.placing import scheme_of
-from purine.job.plan import JobPlan, make_plan
-from purine.job.settle import iterations_of, rate_of
+from purine.job.plan import JobPlan, iterations_of, make_plan, rate_of
 from purine.job.start import read_mean_file
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
@@ -111,13 +110,8 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
             policy = (job.lr_policy or "").partition(":")[0]
             end = f"--lr-policy {policy}:max_iterations={plan.iterations}"
             remedy = f"name the end of the policy as it was: {end}"
-        raise ConfigError(
-            "the learning rate would not be that of the run so far",
-            where=folder.path,
-            expected=str(before),
-            found=str(now),
-            remedy=remedy,
-        )
+        what, expected = "the learning rate would not be that of the run so far", str(before)
+        raise ConfigError(what, expected, str(now), remedy, where=folder.path)
     return replace(plan, job=job, iterations=iterations)
 
 
@@ -173,9 +167,6 @@ def _same(plan: JobPlan, name: str, value: str) -> bool:
 
 def _contradiction(name: str, stored: object, given: object) -> ConfigError:
     flag = OPTIONS[name].flag
-    return ConfigError(
-        f"{flag} {given} contradicts the run, which was started with {stored}",
-        expected=f"{name} {stored}",
-        found=f"{name} {given}",
-        remedy=f"leave {flag} out to go on, or start another run with another --out",
-    )
+    what = f"{flag} {given} contradicts the run, which was started with {stored}"
+    remedy = f"leave {flag} out to go on, or start another run with another --out"
+    return ConfigError(what, f"{name} {stored}", f"{name} {given}", remedy)

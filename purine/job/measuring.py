@@ -43,13 +43,8 @@ def measure(
     assert spec is not None, "the job of a run has no open options"
     data_set = open_for(job.net, spec)
     if data_set.test is None:
-        raise DataError(
-            "there is nothing to measure on",
-            where=spec,
-            expected="data with a test part",
-            found="training samples only",
-            remedy="name other data with --data",
-        )
+        what, remedy = "there is nothing to measure on", "name other data with --data"
+        raise DataError(what, "data with a test part", "training samples only", remedy, where=spec)
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
     graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
@@ -77,10 +72,7 @@ def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:
     if iteration in path_of:
         return path_of[iteration]
     known = ", ".join(map(str, reversed(path_of)))
-    raise CheckpointError(
-        f"there is no checkpoint of iteration {iteration}",
-        where=folder.path,
-        expected=f"one of {known}" if known else "at least one checkpoint",
-        found=str(iteration),
-        remedy="leave --checkpoint out for the newest one",
-    )
+    what = f"there is no checkpoint of iteration {iteration}"
+    expected, found = f"one of {known}" if known else "at least one checkpoint", str(iteration)
+    remedy = "leave --checkpoint out for the newest one"
+    raise CheckpointError(what, expected, found, remedy, where=folder.path)

@@ -84,13 +84,11 @@ def refuse_other_parameters(test_net: Graph, net: Graph) -> None:
     for name, state in test_net.states.items():
         shape = test_net.blobs[name].shape
         if state.trainable and (name not in net.states or net.blobs[name].shape != shape):
-            raise GraphError(
-                f"parameter {name!r} of the test net is not one of the net that is trained",
-                blob=test_net.blobs[name],
-                expected=f"a parameter of {list(shape or ())} in both nets",
-                found=f"{list(net.blobs[name].shape or ())}" if name in net.states else "none",
-                remedy="give both nets the same layers with parameters",
-            )
+            what = f"parameter {name!r} of the test net is not one of the net that is trained"
+            expected = f"a parameter of {list(shape or ())} in both nets"
+            found = f"{list(net.blobs[name].shape or ())}" if name in net.states else "none"
+            remedy = "give both nets the same layers with parameters"
+            raise GraphError(what, expected, found, remedy, blob=test_net.blobs[name])
 
 
 def refuse_labels(net: Graph, data: DataSet) -> None:
@@ -104,14 +102,10 @@ def refuse_labels(net: Graph, data: DataSet) -> None:
         shape = net.blobs[op.inputs[0]].shape
         assert isinstance(axis, int)
         if shape is not None and shape[axis] < classes:
-            raise DataError(
-                f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}",
-                op=op,
-                blob=op.inputs[0],
-                expected=f"at most {shape[axis]} classes",
-                found=str(classes),
-                remedy="use data of fewer classes, or give the net's last layer more outputs",
-            )
+            what = f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}"
+            expected, found = f"at most {shape[axis]} classes", str(classes)
+            remedy = "use data of fewer classes, or give the net's last layer more outputs"
+            raise DataError(what, expected, found, remedy, op=op, blob=op.inputs[0])
 
 
 def _caffe_nets(job: Job, source: Source, path: Path) -> Nets:
@@ -164,12 +158,10 @@ def _zoo_net(job: Job, source: Source) -> Graph:
             raise
         image = sizes["image"]
         assert isinstance(image, tuple)
-        raise DataError(
-            f"images of {list(image)} are too small for net {job.net!r}",
-            expected="images that are left with something at every op of the net",
-            found=f"{error.what}: {error.found}",
-            remedy="use larger images, or a net for small ones, such as lenet or mlp",
-        ) from error
+        what = f"images of {list(image)} are too small for net {job.net!r}"
+        expected = "images that are left with something at every op of the net"
+        remedy = "use larger images, or a net for small ones, such as lenet or mlp"
+        raise DataError(what, expected, f"{error.what}: {error.found}", remedy) from error
 
 
 def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:

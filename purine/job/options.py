@@ -111,12 +111,9 @@ def _numbers(text: str) -> float | tuple[float, ...]:
     try:
         values = tuple(float(item) for item in text.split(","))
     except ValueError:
-        raise ConfigError(
-            f"mean is {text!r}",
-            expected="a number, or one for each channel with commas between them",
-            found=repr(text),
-            remedy="write for example --mean 125.3,123.0,113.9",
-        ) from None
+        expected, found = "a number, or one for each channel with commas between them", repr(text)
+        remedy = "write for example --mean 125.3,123.0,113.9"
+        raise ConfigError(f"mean is {text!r}", expected, found, remedy) from None
     return values[0] if len(values) == 1 else values
 
 

@@ -138,12 +138,11 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
     names = [name for op in step.ops.values() if op.kind == "Data" for name in op.outputs if name]
     batch, available = sum(size_in_bytes(step.blobs[name]) for name in names), _available("cpu")
     if prefetch * batch > available:
-        raise ConfigError(
-            f"{prefetch} batches that are read ahead do not fit into memory",
-            expected=f"at most {megabytes(available)}, which is available",
-            found=f"{megabytes(prefetch * batch)}, {megabytes(batch)} a batch",
-            remedy=f"lower --prefetch to {max(1, available // max(1, batch) // 2)} or fewer",
-        )
+        what = f"{prefetch} batches that are read ahead do not fit into memory"
+        expected = f"at most {megabytes(available)}, which is available"
+        found = f"{megabytes(prefetch * batch)}, {megabytes(batch)} a batch"
+        remedy = f"lower --prefetch to {max(1, available // max(1, batch) // 2)} or fewer"
+        raise ConfigError(what, expected, found, remedy)
 
 
 def placement(step: Graph) -> Placement:

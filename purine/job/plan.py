@@ -5,6 +5,7 @@ A plan is complete: its job has no option left open, and its graphs are checked 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,12 +18,14 @@ from purine.data import DataSet, Source, open_data, prepare
 from purine.data.hdf5 import with_classes
 from purine.data.open import absolute
 from purine.data.prepare import MEAN_IMAGE
+from purine.errors import ConfigError
+from purine.files import expanded
 from purine.graph import Graph
 from purine.importers.caffe import CaffeSolver
-from purine.job.caffe import caffe_data, caffe_solver, is_prototxt
-from purine.job.config import Job
+from purine.job.caffe import caffe_data, caffe_solver, is_prototxt, with_solver
+from purine.job.config import Job, fill, given_options
 from purine.job.nets import Nets, find_nets, refuse_labels, refuse_other_parameters, with_losses
-from purine.job.options import DATA_SET
+from purine.job.options import DATA_SET, OPTIONS
 from purine.job.placing import (
     crowding,
     laid_out,
@@ -31,18 +34,26 @@ from purine.job.placing import (
     moved,
     refuse_unfit,
     scheme_of,
+    threads_for,
 )
-from purine.job.settle import iterations_of, rate_of, samples_per_iteration, settle
-from purine.job.start import start_values
+from purine.job.start import absolute_weights, start_values
 from purine.kinds.loss_scale import FINITE
+from purine.nearest import unknown_name
 from purine.optimize import evaluation
 from purine.parallel import Scheme
 from purine.recipe import Settings, make_step
-from purine.runtime.feeding import read_stream
-from purine.solvers import SOLVERS, Rate
+from purine.runtime.checkpoint import LARGEST
+from purine.runtime.feeding import batch_of, data_ops, read_stream
+from purine.solvers import SOLVERS, Rate, parse_rate
 from purine.zoo import NETS
 
-__all__ = ["JobPlan", "make_plan", "measuring", "open_for", "prepared", "recipe_of"]
+__all__ = ["JobPlan", "iterations_of", "make_plan", "measuring", "open_for", "rate_of"]
+
+_DEFAULTS: Mapping[str, dict[str, float]] = {
+    "sgd": {"momentum": 0.9, "weight_decay": 5e-4},
+    "lars": {"weight_decay": 5e-4},
+}
+"""Where a job differs from the defaults of the solvers themselves."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class JobPlan:
     @property
     def samples_per_iteration(self) -> int:
         """The samples that an iteration reads."""
-        return samples_per_iteration(self.job)
+        return _samples_per_iteration(self.job)
 
     @property
     def has_loss_scale(self) -> bool:
@@ -109,7 +120,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     values, notes = start_values(nets.job, net, nets.layers, nets.mean_image)
     mean_image = values.get(MEAN_IMAGE)
     caffe = caffe_solver(nets.job)
-    job = settle(nets.job, net, data, caffe, mean_image)
+    job = _settled(nets.job, net, data, caffe, mean_image)
     iterations = iterations_of(job, data)
     with_samples = prepared(job, net, data.train, mean_image)
     step = check(make_step(with_samples, recipe_of(job, caffe, iterations)))
@@ -155,6 +166,87 @@ def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) ->
     return prepare(
         net, source, mean=mean, scale=job.scale, crop=job.crop, pad=job.pad, mirror=job.mirror
     )
+
+
+def _settled(
+    job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None, mean_image: Tensor | None
+) -> Job:
+    """The job with its open options decided, as the run records them.
+
+    The first of these that has a value decides: the options given, a Caffe definition, the defaults
+    of the solver, the fallback in the table.
+    """
+    job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
+    scheme = scheme_of(job)
+    job = replace(
+        job,
+        batch=batch_of(net, data_ops(net)[0]),
+        threads=job.threads or threads_for(job),
+        parallel=None if scheme is None else str(scheme),
+        weights=absolute_weights(job.weights) if job.weights else None,
+        mean_file=str(expanded(job.mean_file).resolve()) if job.mean_file else None,
+    )
+    job = fill(job, _fallbacks(job, mean_image))
+    samples = _samples_per_iteration(job)
+    if samples > len(data.train):
+        product = f" (batch {job.batch} times accumulate {job.accumulate})"
+        what = (
+            f"a batch of {samples}{product if job.accumulate != 1 else ''} "
+            f"is larger than the training set"
+        )
+        expected, found = f"at most {len(data.train)}, the samples of {job.data}", str(samples)
+        raise ConfigError(what, expected, found, "lower --batch or --accumulate")
+    return job
+
+
+def _samples_per_iteration(job: Job) -> int:
+    """The samples that an iteration of a settled job reads."""
+    assert job.batch is not None
+    assert job.accumulate is not None
+    return job.batch * job.accumulate
+
+
+def iterations_of(job: Job, data: DataSet) -> int:
+    """The number of iterations of a settled job."""
+    iterations = job.iters
+    if iterations is None:
+        assert job.epochs is not None
+        iterations = -(-job.epochs * len(data.train) // _samples_per_iteration(job))
+    if iterations > LARGEST:
+        name = "epochs" if job.iters is None else "iters"
+        what, expected = f"{name} is {getattr(job, name)}", f"at most {LARGEST:,} iterations"
+        raise ConfigError(what, expected, f"{iterations:,} iterations", f"change --{name}")
+    return iterations
+
+
+def rate_of(job: Job, iterations: int) -> Rate:
+    """The learning-rate policy of a settled job of this length."""
+    assert job.lr is not None
+    assert job.lr_policy is not None
+    return parse_rate(job.lr_policy, lr=job.lr, iterations=max(1, iterations))
+
+
+def _fallbacks(job: Job, mean_image: Tensor | None) -> dict[str, object]:
+    """The fallbacks of the options that no other option replaces."""
+    replaced = {OPTIONS[name].instead_of for name in given_options(job)}
+    if mean_image is not None:
+        replaced.add("mean")
+    return {name: item.fallback for name, item in OPTIONS.items() if name not in replaced}
+
+
+def _with_own_solver(job: Job) -> Job:
+    """The job with the defaults of one of our solvers where it gives no value of its own."""
+    if job.solver not in SOLVERS:
+        expected = f"one of {', '.join(SOLVERS)}, or a .prototxt file"
+        raise unknown_name(ConfigError, "solver", job.solver, SOLVERS, expected=expected)
+    parameters = inspect.signature(SOLVERS[job.solver]).parameters
+    names = [name for name in ("lr", "momentum", "weight_decay") if name in parameters]
+    if job.momentum is not None and "momentum" not in parameters:
+        what, found = f"solver {job.solver} takes no momentum", f"momentum {job.momentum}"
+        remedy = "leave --momentum out, or use sgd or lars"
+        raise ConfigError(what, f"options of {job.solver}: {', '.join(names)}", found, remedy)
+    defaults = {name: parameters[name].default for name in names}
+    return fill(job, defaults | _DEFAULTS.get(job.solver, {}))
 
 
 def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:

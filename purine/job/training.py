@@ -237,14 +237,12 @@ class Training:
         if self._overflows is not None:
             self._overflows.note(result, loss, self.folder)
         elif not math.isfinite(loss):
-            raise RunError(
-                f"the loss is {loss} in iteration {iteration}",
-                where=str(self.folder.path),
-                expected="a finite loss",
-                found=str(loss),
-                remedy="start again with another --out and a smaller --lr, a warm-up or --clip"
-                + self.folder.kept_text(),
+            what, expected = f"the loss is {loss} in iteration {iteration}", "a finite loss"
+            remedy = (
+                "start again with another --out and a smaller --lr, a warm-up or --clip"
+                + self.folder.kept_text()
             )
+            raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
         every = self.plan.job.log_every

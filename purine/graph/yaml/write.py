@@ -60,7 +60,7 @@ def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
         put_in_place(Path(path), text)
     except (OSError, ValueError) as error:
         what, expected = "cannot write the graph", "the path of a YAML file"
-        raise unreadable(FormatError, Path(path), error, what=what, expected=expected) from error
+        raise unreadable(FormatError, Path(path), error, expected, what) from error
 
 
 def _blob_entry(blob: Blob) -> dict[str, object]:
