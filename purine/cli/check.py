@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from purine.cli.parameters import argument, given
 from purine.errors import ConfigError, PurineError
 
 __all__ = ["check", "refuse_folder"]
@@ -16,16 +17,10 @@ __all__ = ["check", "refuse_folder"]
 
 def check(
     files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...", help="Graphs in YAML, or Caffe's prototxt.", show_default=False
-        ),
+        list[Path], argument("Graphs in YAML, or Caffe's prototxt.", metavar="FILE...")
     ],
     image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C,H,W", help="The size of an image, for a Caffe net.", show_default=False
-        ),
+        str | None, given("The size of an image, for a Caffe net.", metavar="C,H,W")
     ] = None,
 ) -> None:
     """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
@@ -76,4 +71,4 @@ def refuse_folder(path: Path, command: str) -> None:
             found = "a folder"
             remedy = f"name the net of the run: purine {command} {shlex.quote(str(net))}"
         what, expected = "this is the folder of a run, not a graph", "the path of a YAML file"
-        raise ConfigError(what, where=path, expected=expected, found=found, remedy=remedy)
+        raise ConfigError(what, expected, found, remedy, where=path)

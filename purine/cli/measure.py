@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
+from purine.cli.parameters import argument, given
+
 __all__ = ["measure"]
 
 
 def measure(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
+    run: Annotated[Path, argument("The folder of a run.")],
     data: Annotated[
-        str | None,
-        typer.Option(help="Other data of the same form.", show_default="that of the run"),
+        str | None, given("Other data of the same form.", shown="that of the run")
     ] = None,
     checkpoint: Annotated[
-        int | None,
-        typer.Option(help="The iteration of a checkpoint.", show_default="the newest one"),
+        int | None, given("The iteration of a checkpoint.", shown="the newest one")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

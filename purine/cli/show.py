@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from purine.cli.parameters import complete, option, parameter
+from purine.cli.parameters import argument, complete, option, parameter
 from purine.errors import ConfigError
 from purine.files import refuse_own_input, write_whole
 from purine.job.names import NETS, PASSES
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-class Format(StrEnum):
-    """The forms in which a graph can be shown."""
-
-    table = "table"
-    text = "text"
-    dot = "dot"
-    yaml = "yaml"
+Format = StrEnum("Format", ["table", "text", "dot", "yaml"])
+"""The forms in which a graph can be shown."""
 
 
 def show(
@@ -175,8 +170,7 @@ def _graph_text(lowered: Lowered, format: Format, depth: int | None) -> str:
     graph = lowered.graph if depth is None else fold(lowered.graph, depth)
     if format is Format.text:
         return f"{replace(lowered, graph=graph)}\n"
-    text = to_dot(graph) if format is Format.dot else to_yaml(graph)
-    return text if text.endswith("\n") else text + "\n"
+    return to_dot(graph) if format is Format.dot else to_yaml(graph)
 
 
 def _table_text(lowered: Lowered, depth: int | None) -> str:
@@ -238,7 +232,7 @@ def _kinds_text() -> str:
 def _stages_text() -> str:
     from purine.recipe import RECIPE
 
-    return _columns([(stage.name, stage.why) for stage in RECIPE], left=2)
+    return _columns([(item.name, item.why) for item in RECIPE], left=2)
 
 
 def _passes_text() -> str:
@@ -272,35 +266,29 @@ _LISTS: Mapping[str, tuple[str, Callable[[], str]]] = {
 }
 """Flags that list something instead of showing a graph: the help, and the text of the list."""
 
+_NETS = ", ".join(NETS)
 _PARAMETERS = (
-    parameter(
-        "file",
-        Path | None,
-        typer.Argument(help="A graph in YAML, or a Caffe net (.prototxt).", show_default=False),
-    ),
+    parameter("file", Path | None, argument("A graph in YAML, or a Caffe net (.prototxt).")),
     option(
-        "net",
-        str,
-        f"A net by name ({', '.join(NETS)}), instead of a file.",
-        autocompletion=complete(NETS),
+        "net", str, f"A net by name ({_NETS}), instead of a file.", autocompletion=complete(NETS)
     ),
-    option("batch", int, "Samples in a batch.", "the net's own", min=1),
+    option("batch", int, "Samples in a batch.", shown="the net's own", min=1),
     option("image", str, "The size of an image, for a Caffe net or with --net.", metavar="C,H,W"),
     parameter("format", Format, typer.Option(help="How to show it."), Format.table),
     option(
         "depth",
         int,
         "Fold ops whose names share this many parts, as in a/b/c, into a block.",
-        "every op by itself",
+        shown="every op by itself",
         min=1,
     ),
     option("step", bool, "Show the training step (with sgd) of the net."),
-    option("devices", str, "Devices of the step, such as cpu:0-1.", "cpu:0"),
+    option("devices", str, "Devices of the step, such as cpu:0-1.", shown="cpu:0"),
     option(
         "parallel",
         str,
         "The scheme of the step on several devices, as for purine train.",
-        "a replica on each device",
+        shown="a replica on each device",
         metavar="KEY=VALUE,...",
     ),
     option("lowered", bool, "Show the graph as this machine would run it."),
@@ -312,6 +300,6 @@ _PARAMETERS = (
         autocompletion=complete(PASSES),
     ),
     *(option(name, bool, help) for name, (help, _) in _LISTS.items()),
-    option("output", Path, "Write to a file.", "the terminal", flags=("--output", "-o")),
+    option("output", Path, "Write to a file.", "--output", "-o", shown="the terminal"),
 )
 show.__dict__["__signature__"] = Signature(_PARAMETERS)  # what typer reads

@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
+from purine.cli.parameters import argument
 from purine.errors import ConfigError
 
 __all__ = ["trace"]
 
 
 def trace(
-    path: Annotated[
-        Path, typer.Argument(metavar="RUN|FILE", help="A run or a trace.json.", show_default=False)
-    ],
+    path: Annotated[Path, argument("A run or a trace.json.", metavar="RUN|FILE")],
     top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 10,
 ) -> None:
     """Sum up a trace: time by kind, busy lanes, the critical path and its longest waits.

@@ -11,10 +11,9 @@ from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, DataError
 from purine.job.config import Job
 from purine.job.folder import RunFolder
-from purine.job.identity import identity, refuse_foreign
 from purine.job.placing import laid_out, measuring_threads, moved
 from purine.job.plan import measuring, open_for
-from purine.job.training import measured
+from purine.job.training import identity, measured, refuse_foreign
 from purine.placement.devices import parse_devices
 from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint

@@ -7,6 +7,7 @@ that is resumed from a checkpoint has all lines up to it and repeats the later o
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,22 +19,35 @@ from typing import TypeAlias
 import torch
 
 from purine.autodiff import losses_of
-from purine.errors import RunError
-from purine.graph import Graph
+from purine.errors import CheckpointError, RunError
+from purine.graph import Builder, Graph
+from purine.job.caffe import is_prototxt
+from purine.job.config import Job
 from purine.job.folder import RunFolder
-from purine.job.identity import RUN, identity, refuse_foreign
-from purine.job.overflow import Overflows, with_overflow_flag
+from purine.job.options import OPTIONS
 from purine.job.placing import compiles
 from purine.job.plan import JobPlan
-from purine.kinds.loss_scale import LOSS_SCALE
+from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
 
-__all__ = ["Event", "Saved", "Tested", "Trained", "Training", "measured"]
+__all__ = [
+    "Event",
+    "Saved",
+    "Tested",
+    "Trained",
+    "Training",
+    "identity",
+    "measured",
+    "refuse_foreign",
+]
 
+_RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
+_MOST_IN_A_ROW = 25
+"""Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
 _log = logging.getLogger("purine")
 
 
@@ -80,7 +94,7 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
-        step = with_overflow_flag(plan.step)
+        step = _with_overflow_flag(plan.step)
         compiled = compiles(job, step)
         self._run = Run(
             fused(step) if compiled else step,
@@ -94,7 +108,7 @@ class Training:
             record=job.trace,
         )
         self._weights = losses_of(plan.net)
-        self._overflows = Overflows() if plan.has_loss_scale else None
+        self._overflows = _Overflows() if plan.has_loss_scale else None
         self._identity = identity(plan.job, plan.net, samples=len(plan.data.train))
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
@@ -134,7 +148,8 @@ class Training:
             self._seconds = perf_counter() - begun
         if self._trace_end is not None:
             self._end_trace()
-        if self.complete and self.plan.test is not None and self._tested_at != self.iteration:
+        tested = self._tested is not None and self._tested.iteration == self.iteration
+        if self.complete and self.plan.test is not None and not tested:
             yield self._test()
         if self._saved != self.iteration:
             yield self._save()
@@ -171,10 +186,6 @@ class Training:
     def _skipped(self) -> dict[str, object]:
         """How many iterations were skipped, if there is a loss scale."""
         return {} if self._overflows is None else {"skipped": self._overflows.skipped}
-
-    @property
-    def _tested_at(self) -> int | None:
-        return self._tested.iteration if self._tested else None
 
     def _load(self) -> None:
         newest = self.folder.newest_checkpoint()
@@ -233,7 +244,7 @@ class Training:
 
     def _log(self, result: Result) -> Trained:
         iteration = result.iteration + 1
-        loss = _loss_of(result, self._weights)
+        loss = sum(result[name] * weight for name, weight in self._weights.items())
         if self._overflows is not None:
             self._overflows.note(result, loss, self.folder)
         elif not math.isfinite(loss):
@@ -255,20 +266,17 @@ class Training:
         iteration, clock = self._logged
         seconds = self._training - clock
         samples = (event.iteration - iteration) * self.plan.samples_per_iteration
-        outputs = {name: result[name] for name in self.plan.net.outputs if _scalar(result, name)}
-        self.folder.append_metrics(
-            {
-                "iteration": event.iteration,
-                "epoch": event.epoch,
-                **outputs,
-                "loss": event.loss,
-                "lr": event.lr,
-                **({} if event.loss_scale is None else {"loss_scale": event.loss_scale}),
-                **self._skipped,
-                "images_per_second": samples / seconds if seconds > 0 else None,
-                "seconds": self._training,
-            }
-        )
+        values = {name: result.outputs.get(name) for name in self.plan.net.outputs}
+        numbers = [
+            name for name, value in values.items() if value is not None and value.numel() == 1
+        ]
+        row: dict[str, object] = {"iteration": event.iteration, "epoch": event.epoch}
+        row |= {name: result[name] for name in numbers} | {"loss": event.loss, "lr": event.lr}
+        if event.loss_scale is not None:
+            row["loss_scale"] = event.loss_scale
+        speed = samples / seconds if seconds > 0 else None
+        row |= {**self._skipped, "images_per_second": speed, "seconds": self._training}
+        self.folder.append_metrics(row)
         self._logged = (event.iteration, self._training)
 
     def _test(self) -> Tested:
@@ -290,7 +298,7 @@ class Training:
     def _save(self) -> Saved:
         self.folder.flush_metrics()
         seconds = {"seconds": self._seconds, "training_seconds": self._training}
-        extra = {RUN: self._identity, **seconds, **self._skipped}
+        extra = {_RUN: self._identity, **seconds, **self._skipped}
         path = self._run.save(self.folder.path, extra=extra, keep=self.plan.job.keep)
         self._saved = self.iteration
         return Saved(self.iteration, path)
@@ -308,6 +316,90 @@ class Training:
         self._trace_end = None
 
 
+def _with_overflow_flag(step: Graph) -> Graph:
+    """The step with the flag of its loss scale (were the gradients finite?) among its outputs."""
+    if FINITE not in step.blobs or FINITE in step.outputs:
+        return step
+    builder = Builder(step)
+    builder.outputs.append(FINITE)
+    return builder.graph()
+
+
+class _Overflows:
+    """Counts the iterations that a loss scale `skipped`; too many in a row end the job.
+
+    One sample too large for float16 makes the loss NaN. The graph then keeps every weight and
+    halves the scale, so the job goes on. Only the first loss that is not finite is logged.
+    """
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._in_a_row = 0
+        self._logged = False
+
+    def note(self, result: Result, loss: float, folder: RunFolder) -> None:
+        """Count an iteration; raises `RunError` if too many in a row overflowed."""
+        updated = bool(result[FINITE])
+        self.skipped += not updated
+        if updated and math.isfinite(loss):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        iteration, scale = result.iteration + 1, result[LOSS_SCALE]
+        if self._in_a_row == _MOST_IN_A_ROW:
+            raise RunError(
+                f"{_MOST_IN_A_ROW} iterations in a row overflowed, the last of them {iteration}",
+                where=folder.path,
+                expected="a finite loss and finite gradients, with a loss scale small enough",
+                found=f"a loss of {loss} with a loss scale of {scale:g}",
+                remedy="look for samples too large for float16, or start again with "
+                "another --out and --precision bf16, a smaller --lr, a warm-up or --clip"
+                + folder.kept_text(),
+            )
+        if not math.isfinite(loss) and not self._logged:
+            self._logged = True
+            what = "its gradients are finite, so its update counts"
+            if not updated:
+                what = f"its update is skipped, and the loss scale of {scale:g} is halved"
+            _log.warning("the loss is %s in iteration %d: %s", loss, iteration, what)
+
+
+def identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, object]:
+    """The identity of the run of a job, as plain JSON; `samples` are those it is trained on.
+
+    It has everything that decides the numbers and stays when a run is resumed: the net, and the
+    options that the table marks with `identifies`. Devices, the scheme of parallelism, the end of
+    the run and paths of files (a folder may be moved) are not part of it.
+    """
+    facts: dict[str, object] = {
+        name: getattr(job, name) for name, option in OPTIONS.items() if option.identifies
+    }
+    if not is_prototxt(job.solver):
+        facts["solver"] = job.solver
+    if samples is not None:
+        facts["samples"] = samples
+    plain: dict[str, object] = json.loads(json.dumps({**facts, "net": net.digest}))
+    return plain
+
+
+def refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
+    """Raise `CheckpointError` for a checkpoint of a run with another identity.
+
+    A checkpoint that an earlier version wrote has only the seed.
+    """
+    extra = saved.extra.get(_RUN)
+    stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
+    for key, value in own.items():
+        if key in stored and stored[key] != value:
+            what = f"the checkpoint is of another run: its {key} differs"
+            expected, found = f"{key} {value}, as this run has", f"{key} {stored[key]}"
+            remedy = (
+                f"restore the {key} of this run if it was changed, or move the checkpoint "
+                "to the folder of its own run; this one goes on from what is left"
+            )
+            raise CheckpointError(what, expected, found, remedy, where=str(saved.path))
+
+
 def _accuracy_of(net: Graph) -> str | None:
     """The output of the net that is its accuracy; of several the last with the smallest `top_k`."""
     best: tuple[int, str] | None = None
@@ -323,15 +415,6 @@ def measured(net: Graph, means: Mapping[str, float]) -> tuple[float | None, floa
     accuracy, losses = _accuracy_of(net), losses_of(net)
     loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
     return loss, None if accuracy is None else means[accuracy]
-
-
-def _loss_of(result: Result, weights: dict[str, float]) -> float:
-    """The sum of all losses of an iteration, each times its weight."""
-    return sum(result[name] * weight for name, weight in weights.items())
-
-
-def _scalar(result: Result, name: str) -> bool:
-    return name in result.outputs and result.outputs[name].numel() == 1
 
 
 def _number(value: object) -> float:
