@@ -98,14 +98,11 @@ def _placement_text(plan: JobPlan) -> str:
     lines = [
         _headline(plan),
         "memory at the worst moment of an iteration, without what kernels need for themselves:",
+        *(f"  {at.device:<8} {megabytes(size):>12}" for at, size in needs.peaks.items()),
     ]
-    lines += [
-        f"  {location.device:<8} {megabytes(size):>12}" for location, size in needs.peaks.items()
-    ]
-    lines += [
-        f"  all {megabytes(needs.needed(memory))} of {megabytes(size)} available ({memory})"
-        for memory, size in needs.available.items()
-    ]
+    for memory, size in needs.available.items():
+        needed = megabytes(needs.needed(memory))
+        lines.append(f"  all {needed} of {megabytes(size)} available ({memory})")
     if len(needs.peaks) > 1:
         lines.append(f"between devices: {megabytes(needs.moved)} an iteration")
     scheme = scheme_of(job)
@@ -140,8 +137,7 @@ def _failed_output(training: Training, error: OSError, progress: str) -> ConfigE
 
 def _result(training: Training) -> str:
     summary = training.summary()
-    speed, accuracy = summary["images_per_second"], summary["test_accuracy"]
-    loss = summary["test_loss"]
+    speed, accuracy, loss = map(summary.get, ("images_per_second", "test_accuracy", "test_loss"))
     parts = [f"{summary['iterations']} iterations in {summary['seconds']:.1f} s"]
     if speed is not None:
         parts.append(f"{speed:,.0f} {training.plan.sample_noun}/s")

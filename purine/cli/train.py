@@ -74,10 +74,7 @@ def _signature() -> Signature:
 
 
 def _argument(option: Option) -> tuple[object, object]:
-    """The type and description of an option. Its default is shown but not filled in.
-
-    None therefore means that the option was not given.
-    """
+    """The type and description of an option. Its default is shown; None means it is not given."""
     return option.argument_type | None, typer.Option(
         help=option.help,
         show_default=option.shown_default or False,

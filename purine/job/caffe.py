@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from purine.data import Source
@@ -43,10 +44,7 @@ def is_prototxt(path: str | Path) -> bool:
 
 
 def caffe_options(path: Path, *, net: bool = True) -> dict[str, str]:
-    """The options that a definition stands for when it is given as the job.
-
-    Without `net` the nets that a solver names are not looked for.
-    """
+    """The options that a definition given as the job stands for; without `net` a solver's alone."""
     file = str(expanded(path).resolve())
     if not is_solver(path):
         return {"net": file}
@@ -75,21 +73,13 @@ def caffe_net(job: Job, source: Source) -> Imported:
     first, *others = source.fields
     shapes = {}
     definition = read_definition(path, solver=solver, test=test)
-    for node, state in (definition.train, definition.test):
-        for layer in layers_of(node, state):
+    for phase in (definition.train, definition.test):
+        for layer in layers_of(*phase):
             if not layer.all("bottom"):
-                named = zip(layer.all("top")[1:], others, strict=False)
-                shapes.update({top: field.shape for top, field in named})
-    imported = from_caffe(
-        path,
-        solver=solver,
-        test=test,
-        batch=job.batch,
-        image=first.shape,
-        crop=job.crop,
-        shapes=shapes,
-    )
-    imported = _with_mean(job, imported)
+                for top, field in zip(layer.all("top")[1:], others, strict=False):
+                    shapes[top] = field.shape
+    make = partial(from_caffe, path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+    imported = _with_mean(job, make(image=first.shape, shapes=shapes))
     tested = None if imported.test is None else _with_all_fields(imported.test, source)
     return replace(imported, net=_with_all_fields(imported.net, source), test=tested)
 

@@ -32,10 +32,7 @@ __all__ = ["job_layers", "open_folder", "plan_run", "resume"]
 
 
 def job_layers(file: Path | None, given: Given) -> list[Given]:
-    """The layers of options of a job file (YAML, or a Caffe solver) and of what is given beside it.
-
-    Later layers count more.
-    """
+    """The options of a job file (YAML, or a Caffe solver), then those given, which count more."""
     if file is None:
         return [given]
     if is_prototxt(file):
@@ -44,10 +41,7 @@ def job_layers(file: Path | None, given: Given) -> list[Given]:
 
 
 def plan_run(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder | None]:
-    """The plan that layers of options describe, and the folder of the run if it is `resumed`.
-
-    Nothing is written.
-    """
+    """The plan of layers of options, and the folder of a `resumed` run. Nothing is written."""
     if resumed:
         return _plan_resumed(layers)
     job = merge(*layers)
@@ -69,7 +63,7 @@ def _plan_resumed(layers: Sequence[Given]) -> tuple[JobPlan, RunFolder]:
     given = {name: value for layer in layers for name, value in layer.items()}
     if "out" not in given:
         what, remedy = "--resume does not say which run", "write purine train --resume --out DIR"
-        raise ConfigError(what, expected="the folder of a run", found="no --out", remedy=remedy)
+        raise ConfigError(what, "the folder of a run", "no --out", remedy)
     folder = RunFolder.existing(given["out"])
     folder.refuse_lost_checkpoints()
     begins_again = folder.newest_checkpoint() is None
@@ -84,9 +78,7 @@ def resume(folder: RunFolder, given: Given) -> JobPlan:
     for name, value in given.items():
         if OPTIONS[name].resume is Resume.SAME and not _same(plan, name, value):
             raise _contradiction(name, getattr(plan.job, name), value)
-    changes = {
-        name: value for name, value in given.items() if OPTIONS[name].resume is Resume.CHANGE
-    }
+    changes = {key: value for key, value in given.items() if OPTIONS[key].resume is Resume.CHANGE}
     return _changed(plan, changes, folder) if changes else plan
 
 
@@ -98,10 +90,10 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
         name = "epochs" if job.epochs is not None else "iters"
         raise ConfigError(
             f"--{name} {getattr(job, name)} would end before the run does",
+            f"{plan.iterations} iterations or more, as the run was started with",
+            f"{iterations} iterations",
+            "leave it out, or start another run",
             where=folder.path,
-            expected=f"{plan.iterations} iterations or more, as the run was started with",
-            found=f"{iterations} iterations",
-            remedy="leave it out, or start another run",
         )
     before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
     if before != now:
@@ -156,8 +148,7 @@ def _same(plan: JobPlan, name: str, value: str) -> bool:
         image = plan.values.get(MEAN_IMAGE)
         return image is not None and image.equal(read_mean_file(value))
     if name == "net" and value != plan.job.net:
-        nets = find_nets(replace(plan.job, net=value), plan.data)
-        return with_losses(nets.net) == plan.net
+        return with_losses(find_nets(replace(plan.job, net=value), plan.data).net) == plan.net
     if name == "test_net" and value != plan.job.test_net:
         return find_nets(replace(plan.job, test_net=value), plan.data).test_net == plan.test_net
     if name == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):

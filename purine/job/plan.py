@@ -108,10 +108,7 @@ class JobPlan:
 
 
 def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = None) -> JobPlan:
-    """Find everything the job names and build its graphs.
-
-    `net` and `test_net` stand in for those that the job names.
-    """
+    """Find everything the job names and build its graphs; `net` and `test_net` replace its own."""
     spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else DATA_SET)
     data = open_for(job.net, spec)
     job = replace(job, data=absolute(spec))
@@ -156,16 +153,12 @@ def measuring(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -
 
 
 def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
-    """The net with the ops that prepare its samples: mean, scale, crop, padding and mirroring.
-
-    The mean image is used where the job has no mean.
-    """
+    """The net with the ops that prepare its samples; a mean image is used if there is no mean."""
     mean = mean_image if job.mean is None else job.mean
     assert mean is not None
     assert job.mirror is not None
-    return prepare(
-        net, source, mean=mean, scale=job.scale, crop=job.crop, pad=job.pad, mirror=job.mirror
-    )
+    crop, pad = job.crop, job.pad
+    return prepare(net, source, mean=mean, scale=job.scale, crop=crop, pad=pad, mirror=job.mirror)
 
 
 def _settled(

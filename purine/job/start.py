@@ -36,10 +36,7 @@ def absolute_weights(text: str) -> str:
 def start_values(
     job: Job, net: Graph, layers: Sequence[StoredLayer], mean_image: Tensor | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The values that the run of a job is given at its start, and notes about its weights.
-
-    `layers` and `mean_image` are those of a Caffe definition.
-    """
+    """Values and notes for the start of a job; `layers` and `mean_image` are a Caffe net's."""
     values, notes = _read_weights(job.weights, net, layers) if job.weights else ({}, [])
     if job.mean_file is not None:
         values[MEAN_IMAGE] = read_mean_file(job.mean_file)

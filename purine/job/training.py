@@ -53,10 +53,7 @@ _log = logging.getLogger("purine")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An iteration is complete; `iteration` counts the complete ones.
-
-    With a loss scale the loss may be infinite or NaN.
-    """
+    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite."""
 
     iteration: int
     epoch: int
@@ -304,12 +301,9 @@ class Training:
         return Saved(self.iteration, path)
 
     def _end_trace(self) -> None:
-        """Write the trace and stop recording, so that the file stays small.
-
-        The trace of an earlier process is kept if nothing ran in this one.
-        """
+        """Write the trace and stop recording, so that the file stays small."""
         trace = self._run.trace
-        if trace.events:
+        if trace.events:  # otherwise the trace of an earlier process is kept
             trace.save(self.folder.trace_file)
         self._run.close()
         self._run.record = False
@@ -383,11 +377,8 @@ def identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, o
 
 
 def refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
-    """Raise `CheckpointError` for a checkpoint of a run with another identity.
-
-    A checkpoint that an earlier version wrote has only the seed.
-    """
-    extra = saved.extra.get(_RUN)
+    """Raise `CheckpointError` for a checkpoint of a run with another identity."""
+    extra = saved.extra.get(_RUN)  # that of an earlier version has only the seed
     stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
     for key, value in own.items():
         if key in stored and stored[key] != value:

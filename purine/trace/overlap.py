@@ -72,10 +72,7 @@ class Report:
 
     @property
     def bubble(self) -> float:
-        """The share of all devices' time in which they did not compute, 0 to 1.
-
-        For a pipeline, compare it with the bubble of its schedule.
-        """
+        """The share of all devices' time in which they did not compute, 0 to 1."""
         spent = len(self.devices) * self.wall
         return 1 - sum(device.busy for device in self.devices) / spent if spent else 0.0
 

@@ -59,10 +59,7 @@ class Trace:
 
     @property
     def warm_up(self) -> int:
-        """How many of the first iterations reports leave out.
-
-        Three with fused ops, otherwise one; never all iterations.
-        """
+        """How many first iterations reports leave out: 3 with fused ops, else 1; never all."""
         return max(0, min(self._needed, len(self.iterations) - 1))
 
     @property
