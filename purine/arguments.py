@@ -96,14 +96,10 @@ class _Form:
         signature, hints = inspect.signature(function), typing.get_type_hints(function)
         plain = [item for item in signature.parameters.values() if item.kind in _PLAIN]
         tests = {item.name: (item.name, *_quick(hints.get(item.name, object))) for item in plain}
-        return cls(
-            owner if name == "__init__" else name,
-            signature,
-            hints,
-            tuple(tests[item.name] for item in plain if item.kind is not _PLAIN[1]),
-            tests,
-            frozenset(item.name for item in plain if item.default is inspect.Parameter.empty),
-        )
+        positional = tuple(tests[item.name] for item in plain if item.kind is not _PLAIN[1])
+        required = frozenset(item.name for item in plain if item.default is item.empty)
+        label = owner if name == "__init__" else name
+        return cls(label, signature, hints, positional, tests, required)
 
     def fits(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Whether the arguments surely fit; functions with `*args` or `**kwargs` need `bind`."""

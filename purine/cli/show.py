@@ -76,8 +76,8 @@ def _refuse_other_names(text: str, format: Format) -> None:
 def _graph(file: Path | None, net: str | None, batch: int | None, image: str | None) -> Graph:
     from purine import zoo
     from purine.analysis.infer import check, with_batch
-    from purine.cli.check import refuse_folder
     from purine.cli.imports import no_image, parse_image
+    from purine.cli.reports import refuse_folder
     from purine.graph import load_yaml
 
     if (file is None) == (net is None):

@@ -55,24 +55,18 @@ class Graph:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Blobs that no op writes and that are no states: the caller has to feed them."""
-        return tuple(
-            name for name in self.blobs if name not in self.producers and name not in self.states
-        )
+        known = {*self.producers, *self.states}
+        return tuple(name for name in self.blobs if name not in known)
 
     @cached_property
     def sinks(self) -> tuple[str, ...]:
         """Blobs that no op reads and that are neither a state nor the next value of one."""
-        carried = {state.next for state in self.states.values()} | set(self.states)
-        return tuple(
-            name for name in self.blobs if not self.consumers[name] and name not in carried
-        )
+        used = {name for state in self.states.values() for name in (state.read, state.next)}
+        return tuple(name for name in self.blobs if not self.consumers[name] and name not in used)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Op names in a topological order of data and control edges, stable in graph order.
-
-        Ops on a cycle, and ops after one, are left out: `verify` reports them.
-        """
+        """Op names in a topological order, stable in graph order; without those behind a cycle."""
         after = self.successors
         waiting = dict.fromkeys(self.ops, 0)
         for targets in after.values():

@@ -85,13 +85,10 @@ def caffe_net(job: Job, source: Source) -> Imported:
 
 
 def with_transform(job: Job, imported: Imported) -> Job:
-    """The job with the transforms of the definition for options that it leaves open.
-
-    A mean image is not an option: with one, `mean` stays open.
-    """
+    """The job with the transforms of the definition for options that it leaves open."""
     settings = imported.transform.settings()
     if job.mean_file is not None or imported.transform.mean_image is not None:
-        del settings["mean"]
+        del settings["mean"]  # a mean image is not an option: with one, `mean` stays open
     return fill(job, settings)
 
 

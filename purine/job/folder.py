@@ -195,12 +195,8 @@ class RunFolder:
 
     def _with_copies(self, job: Job) -> Job:
         """The job with the copies in this folder instead of the files that it named."""
-        copies = {
-            "test_net": self.test_net_file,
-            "solver": self.solver_file,
-            "weights": self.start_file,
-            "mean_file": self.mean_file,
-        }
+        copies = {"test_net": self.test_net_file, "solver": self.solver_file}
+        copies |= {"weights": self.start_file, "mean_file": self.mean_file}
         paths: Given = {n: str(file.resolve()) for n, file in copies.items() if file.is_file()}
         return replace(job, **paths)
 
@@ -229,6 +225,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[_Row]:
         """All rows of the metrics; a last line that was cut short is left out."""
+        what = "the metrics cannot be read"
         try:
             lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -236,7 +233,9 @@ class RunFolder:
         except OSError as error:
             expected = "a file with a JSON object on each line"
             remedy = "put the file back as it was, or move what is there away"
-            raise self._unreadable_metrics(error, expected, remedy) from error
+            raise unreadable(
+                ConfigError, self.metrics_file, error, expected, what, remedy
+            ) from error
         rows = []
         for number, line in enumerate(lines, 1):
             try:
@@ -245,16 +244,11 @@ class RunFolder:
                 assert "test_loss" not in row or row.keys() >= {"epoch", "test_accuracy"}
             except (ValueError, KeyError, TypeError, AssertionError):
                 expected = 'a JSON object with "iteration", and that of a test whole'
-                found, remedy = repr(line[:80]), "mend or remove this line"
-                raise self._unreadable_metrics(found, expected, remedy, f":{number}") from None
+                where, found = f"{self.metrics_file}:{number}", repr(line[:80])
+                remedy = "mend or remove this line"
+                raise ConfigError(what, expected, found, remedy, where=where) from None
             rows.append(row)
         return rows
-
-    def _unreadable_metrics(
-        self, cause: OSError | str, expected: str, remedy: str, line: str = ""
-    ) -> ConfigError:
-        what, path = "the metrics cannot be read", f"{self.metrics_file}{line}"
-        return unreadable(ConfigError, path, cause, expected, what, remedy)
 
     def cut_metrics(self, iteration: int) -> list[_Row]:
         """Remove the rows after `iteration`, and return the rows that stay."""
@@ -266,14 +260,12 @@ class RunFolder:
     def refuse_lost_checkpoints(self) -> None:
         """Raise `CheckpointError` if the run is complete and its checkpoints are gone."""
         if self.summary_file.exists() and self.newest_checkpoint() is None:
-            raise CheckpointError(
-                "the run is complete, and its checkpoints are gone",
-                where=self.path,
-                expected="checkpoints/<iteration> to go on from",
-                found=f"{self.summary_file.name}, and no checkpoint",
-                remedy="put the folder checkpoints back, or train again into another folder: "
-                f"purine train {shlex.quote(str(self.config_file))}",
-            )
+            what = "the run is complete, and its checkpoints are gone"
+            expected = "checkpoints/<iteration> to go on from"
+            found = f"{self.summary_file.name}, and no checkpoint"
+            again = f"purine train {shlex.quote(str(self.config_file))}"
+            remedy = f"put the folder checkpoints back, or train again into another folder: {again}"
+            raise CheckpointError(what, expected, found, remedy, where=self.path)
 
     def newest_checkpoint(self) -> Path | None:
         """The folder of the newest checkpoint."""

@@ -88,13 +88,10 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
     iterations = iterations_of(job, plan.data)
     if iterations < plan.iterations:
         name = "epochs" if job.epochs is not None else "iters"
-        raise ConfigError(
-            f"--{name} {getattr(job, name)} would end before the run does",
-            f"{plan.iterations} iterations or more, as the run was started with",
-            f"{iterations} iterations",
-            "leave it out, or start another run",
-            where=folder.path,
-        )
+        what = f"--{name} {getattr(job, name)} would end before the run does"
+        expected = f"{plan.iterations} iterations or more, as the run was started with"
+        found, remedy = f"{iterations} iterations", "leave it out, or start another run"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
     before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
     if before != now:
         remedy = "leave --lr-policy out, or start another run"
@@ -108,10 +105,9 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
 
 
 def _on_given_devices(job: Job, given: Given) -> Job:
-    """The job on the devices and by the scheme given now.
+    """The job on the devices and by the scheme given now; then its threads are decided anew.
 
-    A scheme of replicas alone adapts to the number of devices. The number of threads is decided
-    anew for other devices or another scheme.
+    A scheme of replicas alone adapts to the number of devices.
     """
     job = replace(job, share_cores=given.get("share_cores", job.share_cores))
     before = scheme_of(job)
@@ -129,14 +125,15 @@ def _on_given_devices(job: Job, given: Given) -> Job:
 def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
     """Refuse a number of devices that the run's own scheme is not for."""
     if scheme.devices != len(devices):
+        count, wanted = len(devices), f"{scheme.devices} devices"
         factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
-        raise ConfigError(
-            f"the scheme is for {scheme.devices} devices, and {len(devices)} are named",
-            expected=f"{factors} = {scheme.devices} devices, by the run's own scheme",
-            found=", ".join(devices[:16]),
-            remedy=f"replace the scheme: --parallel data={len(devices)}, or another for as many "
-            f"devices; or name {scheme.devices} devices",
+        what, expected = (
+            f"the scheme is for {wanted}, and {count} are named",
+            f"{factors} = {wanted}",
         )
+        expected, found = f"{expected}, by the run's own scheme", ", ".join(devices[:16])
+        other = f"--parallel data={count}, or another for as many devices"
+        raise ConfigError(what, expected, found, f"replace the scheme: {other}; or name {wanted}")
 
 
 def _same(plan: JobPlan, name: str, value: str) -> bool:

@@ -66,14 +66,10 @@ def with_losses(net: Graph) -> Graph:
     """The net with the results of all its loss ops among its outputs."""
     losses = [op.outputs[0] for op in net.ops.values() if lookup(op).loss]
     if not losses:
-        where = next((op.where for op in net.ops.values() if op.where), None)
-        raise GraphError(
-            "the net has no loss",
-            where=where.rpartition(":")[0] if where else None,
-            expected="at least one op of a loss kind",
-            found=_kinds_text(net),
-            remedy="add for example a SoftmaxLoss",
-        )
+        lines = (op.where.rpartition(":")[0] for op in net.ops.values() if op.where)
+        expected, remedy = "at least one op of a loss kind", "add for example a SoftmaxLoss"
+        found, where = _kinds_text(net), next(lines, None)
+        raise GraphError("the net has no loss", expected, found, remedy, where=where)
     builder = Builder(net)
     builder.outputs += [name for name in losses if name not in net.outputs]
     return builder.graph()
@@ -112,14 +108,9 @@ def _caffe_nets(job: Job, source: Source, path: Path) -> Nets:
     imported = caffe_net(job, source)
     _refuse_no_source(imported.net, path)
     own_mean = job.mean is not None or job.mean_file is not None
-    return Nets(
-        with_transform(job, imported),
-        imported.net,
-        imported.test,
-        imported.notes,
-        imported.layers,
-        None if own_mean else imported.transform.mean_image,
-    )
+    mean_image = None if own_mean else imported.transform.mean_image
+    job, notes, layers = with_transform(job, imported), imported.notes, imported.layers
+    return Nets(job, imported.net, imported.test, notes, layers, mean_image)
 
 
 def _yaml_net(path: Path) -> Graph:
@@ -131,13 +122,10 @@ def _yaml_net(path: Path) -> Graph:
 def _refuse_no_source(net: Graph, path: Path) -> None:
     if not any(op.kind == "Data" for op in net.ops.values()):
         remedy = "add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}"
-        raise GraphError(
-            "the net has no Data op, so there is nothing to train it on",
-            where=path,
-            expected="an op of kind Data that gives the batches",
-            found=_kinds_text(net),
-            remedy="give it a Data layer" if is_prototxt(path) else remedy,
-        )
+        remedy = "give it a Data layer" if is_prototxt(path) else remedy
+        what = "the net has no Data op, so there is nothing to train it on"
+        expected = "an op of kind Data that gives the batches"
+        raise GraphError(what, expected, _kinds_text(net), remedy, where=path)
 
 
 def _kinds_text(net: Graph) -> str:

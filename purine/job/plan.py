@@ -22,20 +22,11 @@ from purine.errors import ConfigError
 from purine.files import expanded
 from purine.graph import Graph
 from purine.importers.caffe import CaffeSolver
+from purine.job import placing
 from purine.job.caffe import caffe_data, caffe_solver, is_prototxt, with_solver
 from purine.job.config import Job, fill, given_options
 from purine.job.nets import Nets, find_nets, refuse_labels, refuse_other_parameters, with_losses
 from purine.job.options import DATA_SET, OPTIONS
-from purine.job.placing import (
-    crowding,
-    laid_out,
-    locations_of,
-    low_precision,
-    moved,
-    refuse_unfit,
-    scheme_of,
-    threads_for,
-)
 from purine.job.start import absolute_weights, start_values
 from purine.kinds.loss_scale import FINITE
 from purine.nearest import unknown_name
@@ -126,18 +117,10 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     if test_net is not None:
         refuse_other_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, mean_image)
-    refuse_unfit(step, job)
-    return JobPlan(
-        job=job,
-        data=data,
-        net=net,
-        step=step,
-        test=None if test is None else laid_out(job, moved(job, test)),
-        test_net=test_net,
-        iterations=iterations,
-        notes=tuple(dict.fromkeys((*crowding(job), *nets.notes, *notes))),
-        values=values,
-    )
+    placing.refuse_unfit(step, job)
+    test = None if test is None else placing.laid_out(job, placing.moved(job, test))
+    all_notes = tuple(dict.fromkeys((*placing.crowding(job), *nets.notes, *notes)))
+    return JobPlan(job, data, net, step, test, test_net, iterations, all_notes, values)
 
 
 def open_for(net: str, spec: str) -> DataSet:
@@ -170,11 +153,11 @@ def _settled(
     of the solver, the fallback in the table.
     """
     job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
-    scheme = scheme_of(job)
+    scheme = placing.scheme_of(job)
     job = replace(
         job,
         batch=batch_of(net, data_ops(net)[0]),
-        threads=job.threads or threads_for(job),
+        threads=job.threads or placing.threads_for(job),
         parallel=None if scheme is None else str(scheme),
         weights=absolute_weights(job.weights) if job.weights else None,
         mean_file=str(expanded(job.mean_file).resolve()) if job.mean_file else None,
@@ -246,7 +229,7 @@ def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
     """What the recipe is told for a settled job; `recipe.describe` lists the stages that apply."""
     rate = rate_of(job, iterations)
     assert job.accumulate is not None
-    scheme = scheme_of(job)
+    scheme = placing.scheme_of(job)
     solver: Callable[[Graph], Graph]
     if caffe is None:
         options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
@@ -258,29 +241,23 @@ def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
         iter_size = job.accumulate if scheme is None else 1
     return Settings(
         solver=solver,
-        devices=locations_of(job),
+        devices=placing.locations_of(job),
         scheme=scheme or Scheme(),
         clip=clip,
         accumulate=job.accumulate // iter_size,
         iter_size=iter_size,
-        precision=low_precision(job),
+        precision=placing.low_precision(job),
         form=job.layout or ("auto" if "cuda" in job.devices else None),
     )
 
 
 def _caffe_solver(job: Job, caffe: CaffeSolver, rate: Rate) -> CaffeSolver:
-    """The solver of a definition with the job's options, for gradients that are accumulated.
-
-    Caffe clips the sum of the gradients of all batches. Ours is their mean.
-    """
+    """The solver of a definition with the job's options, for gradients that are accumulated."""
+    momentum, decay = job.momentum, job.weight_decay
     assert job.accumulate is not None
-    assert job.momentum is not None
-    assert job.weight_decay is not None
-    return replace(
-        caffe,
-        rate=rate,
-        momentum=job.momentum,
-        weight_decay=job.weight_decay,
-        clip_gradients=None if job.clip is None else job.clip / job.accumulate,
-        iter_size=1,
-    )
+    assert momentum is not None
+    assert decay is not None
+    # Caffe clips the sum of the gradients of all batches. Ours is their mean.
+    clip = None if job.clip is None else job.clip / job.accumulate
+    caffe = replace(caffe, rate=rate, momentum=momentum, weight_decay=decay)
+    return replace(caffe, clip_gradients=clip, iter_size=1)

@@ -1,4 +1,4 @@
-"""The training loop: steps, tests, saves and metrics, each exactly at its iteration.
+"""The training loop: steps, tests, saves and metrics, each exactly at its iteration; `measure`.
 
 Between two pauses (a test, a save, the end of a trace) iterations overlap; at a pause nothing is in
 flight. Metrics and test results are written before the checkpoint of the same iteration, so a run
@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
@@ -19,30 +19,31 @@ from typing import TypeAlias
 import torch
 
 from purine.autodiff import losses_of
-from purine.errors import CheckpointError, RunError
+from purine.data.prepare import MEAN_IMAGE
+from purine.errors import CheckpointError, DataError, RunError
 from purine.graph import Builder, Graph
 from purine.job.caffe import is_prototxt
 from purine.job.config import Job
 from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
-from purine.job.placing import compiles
-from purine.job.plan import JobPlan
+from purine.job.placing import compiles, laid_out, measuring_threads, moved
+from purine.job.plan import JobPlan, measuring, open_for
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
+from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
 
 __all__ = [
     "Event",
+    "Measured",
     "Saved",
     "Tested",
     "Trained",
     "Training",
-    "identity",
-    "measured",
-    "refuse_foreign",
+    "measure",
 ]
 
 _RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
@@ -106,7 +107,7 @@ class Training:
         )
         self._weights = losses_of(plan.net)
         self._overflows = _Overflows() if plan.has_loss_scale else None
-        self._identity = identity(plan.job, plan.net, samples=len(plan.data.train))
+        self._identity = _identity(plan.job, plan.net, samples=len(plan.data.train))
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
         self._saved: int | None = None
@@ -191,7 +192,7 @@ class Training:
         else:
             saved = checkpoint.load(newest)
             self._saved = self._run.load(newest)
-            refuse_foreign(saved, self._identity)
+            _refuse_foreign(saved, self._identity)
             extra = saved.extra
             self._seconds = _number(extra.get("seconds"))
             self._training = _number(extra.get("training_seconds"))
@@ -246,10 +247,8 @@ class Training:
             self._overflows.note(result, loss, self.folder)
         elif not math.isfinite(loss):
             what, expected = f"the loss is {loss} in iteration {iteration}", "a finite loss"
-            remedy = (
-                "start again with another --out and a smaller --lr, a warm-up or --clip"
-                + self.folder.kept_text()
-            )
+            remedy = "start again with another --out and a smaller --lr, a warm-up or --clip"
+            remedy += self.folder.kept_text()
             raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
@@ -278,16 +277,13 @@ class Training:
 
     def _test(self) -> Tested:
         assert self.plan.test is not None
-        loss, accuracy = measured(self.plan.test, self._run.evaluate(self.plan.test))
+        loss, accuracy = _results_of(self.plan.test, self._run.evaluate(self.plan.test))
         self._tested = Tested(self.iteration, self.plan.epoch(self.iteration), loss, accuracy)
         if loss is not None and not math.isfinite(loss):
-            _log.warning(
-                "the test loss is %s after iteration %d: the weights are of no use, or the test "
-                "data is not finite; to start again, choose another --out and a smaller --lr, "
-                "a warm-up or --clip",
-                loss,
-                self.iteration,
-            )
+            what = f"the test loss is {loss} after iteration {self.iteration}"
+            why = "the weights are of no use, or the test data is not finite"
+            remedy = "choose another --out and a smaller --lr, a warm-up or --clip"
+            _log.warning("%s: %s; to start again, %s", what, why, remedy)
         row = {"iteration": self.iteration, "epoch": self._tested.epoch}
         self.folder.append_metrics({**row, "test_loss": loss, "test_accuracy": accuracy})
         return self._tested
@@ -343,12 +339,11 @@ class _Overflows:
         if self._in_a_row == _MOST_IN_A_ROW:
             raise RunError(
                 f"{_MOST_IN_A_ROW} iterations in a row overflowed, the last of them {iteration}",
+                "a finite loss and finite gradients, with a loss scale small enough",
+                f"a loss of {loss} with a loss scale of {scale:g}",
+                "look for samples too large for float16, or start again with another --out and "
+                f"--precision bf16, a smaller --lr, a warm-up or --clip{folder.kept_text()}",
                 where=folder.path,
-                expected="a finite loss and finite gradients, with a loss scale small enough",
-                found=f"a loss of {loss} with a loss scale of {scale:g}",
-                remedy="look for samples too large for float16, or start again with "
-                "another --out and --precision bf16, a smaller --lr, a warm-up or --clip"
-                + folder.kept_text(),
             )
         if not math.isfinite(loss) and not self._logged:
             self._logged = True
@@ -358,7 +353,7 @@ class _Overflows:
             _log.warning("the loss is %s in iteration %d: %s", loss, iteration, what)
 
 
-def identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, object]:
+def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, object]:
     """The identity of the run of a job, as plain JSON; `samples` are those it is trained on.
 
     It has everything that decides the numbers and stays when a run is resumed: the net, and the
@@ -376,7 +371,7 @@ def identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, o
     return plain
 
 
-def refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
+def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
     """Raise `CheckpointError` for a checkpoint of a run with another identity."""
     extra = saved.extra.get(_RUN)  # that of an earlier version has only the seed
     stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
@@ -401,7 +396,7 @@ def _accuracy_of(net: Graph) -> str | None:
     return None if best is None else best[1]
 
 
-def measured(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
+def _results_of(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
     """The loss and the accuracy among the means of a net's outputs; None where it has none."""
     accuracy, losses = _accuracy_of(net), losses_of(net)
     loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
@@ -410,3 +405,58 @@ def measured(net: Graph, means: Mapping[str, float]) -> tuple[float | None, floa
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The results of a net after `iteration` iterations on `samples` test samples of `data`."""
+
+    iteration: int
+    data: str
+    samples: int
+    loss: float | None
+    accuracy: float | None
+
+
+def measure(
+    folder: RunFolder, *, data: str | None = None, iteration: int | None = None
+) -> Measured:
+    """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
+    job = folder.read_config()
+    spec = job.data if data is None else data
+    assert spec is not None, "the job of a run has no open options"
+    data_set = open_for(job.net, spec)
+    if data_set.test is None:
+        what, remedy = "there is nothing to measure on", "name other data with --data"
+        raise DataError(what, "data with a test part", "training samples only", remedy, where=spec)
+    saved = checkpoint.load(_checkpoint(folder, iteration))
+    net = folder.read_test_net() or folder.read_net()
+    graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
+    graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
+    values = {name: saved.values[name] for name in graph.states if name in saved.values}
+    checkpoint.match(replace(saved, values=values), graph)
+    _refuse_foreign(saved, _identity(job, folder.read_net()))
+    with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
+        run.set_states({name: value for name, value in values.items() if name != ITERATION})
+        loss, accuracy = _results_of(graph, run.evaluate(graph))
+    return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
+
+
+def _has_gpus(job: Job) -> bool:
+    """Whether this machine has the first GPU of a run, which may have been trained on another."""
+    available = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
+    return not available.isdisjoint(parse_devices(job.devices)[:1])
+
+
+def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:
+    if iteration is None:
+        return folder.path
+    paths = sorted(folder.checkpoints.glob("[0-9]*"))
+    path_of = {int(path.name.partition(".")[0]): path for path in reversed(paths)}
+    if iteration in path_of:
+        return path_of[iteration]
+    known = ", ".join(map(str, reversed(path_of)))
+    what = f"there is no checkpoint of iteration {iteration}"
+    expected, found = f"one of {known}" if known else "at least one checkpoint", str(iteration)
+    remedy = "leave --checkpoint out for the newest one"
+    raise CheckpointError(what, expected, found, remedy, where=folder.path)

@@ -111,7 +111,9 @@ def entries(text: str, file: str) -> Iterator[Node]:
 
 def document(text: str, file: str) -> Node | None:
     """The value in the text of a job, or None for an empty text; errors are `ConfigError`."""
-    return _Parser(text, file, ConfigError).document()
+    parser = _Parser(text, file, ConfigError)
+    with parser.events() as start:
+        return None if start is None else parser.node(start, 0)
 
 
 def describe(node: Node) -> str:
@@ -158,10 +160,6 @@ class _Parser:
                 raise self.wrong(top.line, "a graph is a list of entries", "a list", found, remedy)
             self.allow_tag(start, "seq")
             yield from self.items(0)
-
-    def document(self) -> Node | None:
-        with self.events() as start:
-            return None if start is None else self.node(start, 0)
 
     @contextmanager
     def events(self) -> Iterator[yaml.Event | None]:

@@ -106,13 +106,9 @@ class _Fields:
 
     def node(self, key: str) -> Node:
         if key not in self.keys:
-            what, expected, remedy = (
-                f"{self.what} has no {key!r}",
-                f"the key {key!r}",
-                f"add {key!r}",
-            )
+            what, expected = f"{self.what} has no {key!r}", f"the key {key!r}"
             found = f"the keys {', '.join(self.keys)}" if self.keys else "no keys"
-            raise FormatError(what, expected, found, remedy, where=self.where)
+            raise FormatError(what, expected, found, f"add {key!r}", where=self.where)
         return self.keys[key]
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -161,9 +157,6 @@ class _Fields:
             except OverflowError:
                 pass
         raise self.wrong(node, f"has a {key!r} that is not a number of fair size", "a number")
-
-    def value(self, key: str) -> Attribute:
-        return self.as_value(self.keys[key], key)
 
     def location(self) -> Location:
         if "location" not in self.keys:
@@ -228,12 +221,8 @@ class _Fields:
 def _blob(entry: _Fields, builder: Builder) -> None:
     entry.only("type", "name", "size", "dtype", "layout", "location")
     shape = entry.sizes("size") if "size" in entry.keys else None
-    name, dtype, layout = (
-        entry.text("name"),
-        entry.text("dtype", "float32"),
-        entry.text("layout", ""),
-    )
-    builder.blob(name, shape, dtype, entry.location(), entry.where, layout=layout)
+    dtype, layout = entry.text("dtype", "float32"), entry.text("layout", "")
+    builder.blob(entry.text("name"), shape, dtype, entry.location(), entry.where, layout=layout)
 
 
 def _op(entry: _Fields, builder: Builder) -> None:
@@ -242,7 +231,7 @@ def _op(entry: _Fields, builder: Builder) -> None:
         entry.text("op_type"),
         entry.texts("inputs"),
         entry.texts("outputs", null=NOTHING),
-        {key: entry.value(key) for key in entry.keys if key not in OP_KEYS},
+        {k: entry.as_value(node, k) for k, node in entry.keys.items() if k not in OP_KEYS},
         location=entry.location(),
         lane=entry.lane(),
         where=entry.where,
@@ -254,7 +243,7 @@ def _state(entry: _Fields, builder: Builder) -> None:
     filler = Filler()
     if "filler" in entry.keys:
         fields = _Fields(entry.keys["filler"], "a filler", entry.file)
-        settings = {key: fields.value(key) for key in fields.keys if key != "type"}
+        settings = {k: fields.as_value(n, k) for k, n in fields.keys.items() if k != "type"}
         filler = Filler(fields.text("type"), settings)
     read = entry.text("blob")
     builder.state(
