@@ -99,12 +99,10 @@ def measure(
     if json:
         typer.echo(dumps(asdict(result)))
         return
-    accuracy = [] if result.accuracy is None else [f"accuracy {result.accuracy:.4f}"]
-    loss = [] if result.loss is None else [f"loss {result.loss:.4f}"]
-    typer.echo(
-        f"{', '.join([*accuracy, *loss])} on {result.samples} samples of {result.data} "
-        f"after {result.iteration} iterations"
-    )
+    results = (("accuracy", result.accuracy), ("loss", result.loss))
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
+    on = f"on {result.samples} samples of {result.data} after {result.iteration} iterations"
+    typer.echo(f"{numbers} {on}")
 
 
 def trace(

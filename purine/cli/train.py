@@ -64,10 +64,8 @@ def _signature() -> Signature:
     parameters = [parameter("job", Path | None, job)]
     for name, option in OPTIONS.items():
         if name == "trace":  # where the help shows the flags: behind what is saved and logged
-            parameters += [
-                parameter("resume", bool, resume, default=False),
-                parameter("dry_run", bool, dry_run, default=False),
-            ]
+            parameters.append(parameter("resume", bool, resume, default=False))
+            parameters.append(parameter("dry_run", bool, dry_run, default=False))
         parameters.append(parameter(name, *_argument(option)))
     return Signature(parameters)
 

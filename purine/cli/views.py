@@ -78,11 +78,10 @@ class View(ABC):
     def trained(self, event: Trained) -> None: ...
 
     def tested(self, event: Tested) -> None:
-        loss = [] if event.loss is None else [f"loss {event.loss:.4f}"]
-        accuracy = [] if event.accuracy is None else [f"accuracy {event.accuracy:.4f}"]
-        results = ", ".join([*loss, *accuracy]) or "without a number"
-        epochs = self.meter.plan.epochs
-        self.note(f"epoch {event.epoch}/{epochs}, iteration {event.iteration}: test {results}")
+        results = (("loss", event.loss), ("accuracy", event.accuracy))
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
+        text = f"epoch {event.epoch}/{self.meter.plan.epochs}, iteration {event.iteration}"
+        self.note(f"{text}: test {numbers or 'without a number'}")
 
     @abstractmethod
     def note(self, text: str) -> None:

@@ -98,11 +98,9 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """A hash of everything that equality compares, the same on every machine."""
-        nodes = [
-            [_plain(members[name]) for name in sorted(members)]
-            for members in (self.blobs, self.ops, self.states)
-        ]
-        parts = [*nodes, sorted(self.control), self.outputs]
+        nodes = (self.blobs, self.ops, self.states)
+        lists = [[_plain(members[name]) for name in sorted(members)] for members in nodes]
+        parts = [*lists, sorted(self.control), self.outputs]
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -84,11 +84,9 @@ class Location:
     def __post_init__(self) -> None:
         check_fields(self)
         if not _DEVICE.fullmatch(self.device):
-            what, expected = (
-                f"{self.device!r} is not a device",
-                "cpu:K or cuda:K with K = 0, 1, ...",
-            )
-            raise GraphError(what, expected, repr(self.device), "write for example cpu:0")
+            expected, found = "cpu:K or cuda:K with K = 0, 1, ...", repr(self.device)
+            remedy = "write for example cpu:0"
+            raise GraphError(f"{found} is not a device", expected, found, remedy)
 
     def __str__(self) -> str:
         return f"host {self.host}, {self.device}"

@@ -153,10 +153,8 @@ class RunFolder:
 
     def _without_job(self, expected: str) -> ConfigError:
         what = "this folder holds checkpoints that a Python run saved, without its job"
-        remedy = (
-            f"load it in Python with Run.load({str(self.path)!r}); "
-            "a run of `purine train` needs another --out"
-        )
+        remedy = f"load it in Python with Run.load({str(self.path)!r}); "
+        remedy += "a run of `purine train` needs another --out"
         return ConfigError(what, expected, ", ".join(self._taken()), remedy, where=self.path)
 
     def _no_run(self) -> ConfigError:
@@ -233,9 +231,8 @@ class RunFolder:
         except OSError as error:
             expected = "a file with a JSON object on each line"
             remedy = "put the file back as it was, or move what is there away"
-            raise unreadable(
-                ConfigError, self.metrics_file, error, expected, what, remedy
-            ) from error
+            path = self.metrics_file
+            raise unreadable(ConfigError, path, error, expected, what, remedy) from error
         rows = []
         for number, line in enumerate(lines, 1):
             try:
@@ -285,11 +282,8 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                what, expected = (
-                    "another process is training in this folder",
-                    "one process for a run",
-                )
-                found, remedy = "a lock held by another", "wait for it, or choose another folder"
+                what, found = "another process is training in this folder", "a lock held by another"
+                expected, remedy = "one process for a run", "wait for it, or choose another folder"
                 raise ConfigError(what, expected, found, remedy, where=self.path) from None
             except OSError:
                 pass  # no file locks here; saving a checkpoint warns about it

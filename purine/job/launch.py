@@ -127,11 +127,8 @@ def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
     if scheme.devices != len(devices):
         count, wanted = len(devices), f"{scheme.devices} devices"
         factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
-        what, expected = (
-            f"the scheme is for {wanted}, and {count} are named",
-            f"{factors} = {wanted}",
-        )
-        expected, found = f"{expected}, by the run's own scheme", ", ".join(devices[:16])
+        what = f"the scheme is for {wanted}, and {count} are named"
+        expected, found = f"{factors} = {wanted}, by the run's own scheme", ", ".join(devices[:16])
         other = f"--parallel data={count}, or another for as many devices"
         raise ConfigError(what, expected, found, f"replace the scheme: {other}; or name {wanted}")
 

@@ -166,10 +166,8 @@ def _settled(
     samples = _samples_per_iteration(job)
     if samples > len(data.train):
         product = f" (batch {job.batch} times accumulate {job.accumulate})"
-        what = (
-            f"a batch of {samples}{product if job.accumulate != 1 else ''} "
-            f"is larger than the training set"
-        )
+        size = f"{samples}{product if job.accumulate != 1 else ''}"
+        what = f"a batch of {size} is larger than the training set"
         expected, found = f"at most {len(data.train)}, the samples of {job.data}", str(samples)
         raise ConfigError(what, expected, found, "lower --batch or --accumulate")
     return job

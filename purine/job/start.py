@@ -91,10 +91,8 @@ def _by_layer(
     if not layers:
         what = "these weights need the layers of a Caffe net"
         expected = "a .safetensors file with the names of the net's states"
-        remedy = (
-            "name the definition: --net train_val.prototxt; "
-            "or convert them: purine import caffe NET --weights FILE -o net.yaml"
-        )
+        convert = "purine import caffe NET --weights FILE -o net.yaml"
+        remedy = f"name the definition: --net train_val.prototxt; or convert them: {convert}"
         raise ConfigError(what, expected, "weights by the names of layers", remedy, where=path)
     stored, notes = read_file(path, layers, {name: _shape(net, name) for name in net.states})
     return {name: _typed(net, name, value) for name, value in stored.items()}, notes

@@ -262,12 +262,11 @@ class Training:
         iteration, clock = self._logged
         seconds = self._training - clock
         samples = (event.iteration - iteration) * self.plan.samples_per_iteration
-        values = {name: result.outputs.get(name) for name in self.plan.net.outputs}
-        numbers = [
-            name for name, value in values.items() if value is not None and value.numel() == 1
-        ]
         row: dict[str, object] = {"iteration": event.iteration, "epoch": event.epoch}
-        row |= {name: result[name] for name in numbers} | {"loss": event.loss, "lr": event.lr}
+        for name in self.plan.net.outputs:
+            if name in result.outputs and result.outputs[name].numel() == 1:
+                row[name] = result[name]
+        row |= {"loss": event.loss, "lr": event.lr}
         if event.loss_scale is not None:
             row["loss_scale"] = event.loss_scale
         speed = samples / seconds if seconds > 0 else None
@@ -360,9 +359,8 @@ def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, 
     options that the table marks with `identifies`. Devices, the scheme of parallelism, the end of
     the run and paths of files (a folder may be moved) are not part of it.
     """
-    facts: dict[str, object] = {
-        name: getattr(job, name) for name, option in OPTIONS.items() if option.identifies
-    }
+    names = [name for name, option in OPTIONS.items() if option.identifies]
+    facts: dict[str, object] = {name: getattr(job, name) for name in names}
     if not is_prototxt(job.solver):
         facts["solver"] = job.solver
     if samples is not None:
@@ -379,10 +377,8 @@ def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> 
         if key in stored and stored[key] != value:
             what = f"the checkpoint is of another run: its {key} differs"
             expected, found = f"{key} {value}, as this run has", f"{key} {stored[key]}"
-            remedy = (
-                f"restore the {key} of this run if it was changed, or move the checkpoint "
-                "to the folder of its own run; this one goes on from what is left"
-            )
+            remedy = f"restore the {key} of this run if it was changed, or move the checkpoint to "
+            remedy += "the folder of its own run; this one goes on from what is left"
             raise CheckpointError(what, expected, found, remedy, where=str(saved.path))
 
 

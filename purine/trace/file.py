@@ -126,10 +126,9 @@ def from_json(content: Any) -> tuple[tuple[Event, ...], tuple[Edge, ...]]:
             iteration = _typed(row["args"]["iteration"], int)
             lane = names["process_name", row["pid"]], names["thread_name", row["tid"]]
             events.append(Event(op, kind, iteration, *lane, start, start + duration))
-    edges = [
-        (_typed(producer, str), _typed(consumer, str), _typed(distance, int))
-        for producer, consumer, distance in other["edges"]
-    ]
+    edges: list[Edge] = []
+    for producer, consumer, distance in other["edges"]:
+        edges.append((_typed(producer, str), _typed(consumer, str), _typed(distance, int)))
     return tuple(events), tuple(edges)
 
 
