@@ -15,7 +15,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
@@ -96,14 +96,10 @@ class _Form:
         signature, hints = inspect.signature(function), typing.get_type_hints(function)
         plain = [item for item in signature.parameters.values() if item.kind in _PLAIN]
         tests = {item.name: (item.name, *_quick(hints.get(item.name, object))) for item in plain}
-        return cls(
-            owner if name == "__init__" else name,
-            signature,
-            hints,
-            tuple(tests[item.name] for item in plain if item.kind is not _PLAIN[1]),
-            tests,
-            frozenset(item.name for item in plain if item.default is inspect.Parameter.empty),
-        )
+        positional = tuple(tests[item.name] for item in plain if item.kind is not _PLAIN[1])
+        required = frozenset(item.name for item in plain if item.default is item.empty)
+        label = owner if name == "__init__" else name
+        return cls(label, signature, hints, positional, tests, required)
 
     def fits(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Whether the arguments surely fit; functions with `*args` or `**kwargs` need `bind`."""
@@ -126,7 +122,7 @@ class _Form:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise _misnamed(self.label, self.signature, args, kwargs, error) from None
+            raise _misnamed(self, args, kwargs, error) from None
         for key, value in bound.arguments.items():
             kind = self.signature.parameters[key].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -178,9 +174,7 @@ def check_fields(value: DataclassInstance) -> None:
             raise _misfit(what, field.name, content, hints[field.name])
 
 
-@functools.cache
-def _hints_of(kind: type) -> dict[str, object]:
-    return typing.get_type_hints(kind)
+_hints_of = functools.cache(typing.get_type_hints)
 
 
 def conforms(value: object, annotation: object) -> bool:
@@ -254,7 +248,7 @@ def describe(annotation: object, *, none: str = "nothing") -> str:
     if origin is os.PathLike:
         return "a path"
     if origin is np.ndarray:
-        return _CLASSES["ndarray"]
+        return _WORDS["ndarray"]
     if origin is not None and issubclass(origin, Mapping):
         keys, values = (_many(describe(item)) for item in arguments)
         return f"a mapping of {keys} to {values}"
@@ -262,10 +256,8 @@ def describe(annotation: object, *, none: str = "nothing") -> str:
         one = _many(describe(arguments[0]))
         fixed = origin is tuple and arguments[-1] is not Ellipsis
         return f"a list of {len(arguments)} {one}" if fixed else f"a list of {one}"
-    if isinstance(annotation, type) and annotation in _WORDS:
-        return _WORDS[annotation]
     name = getattr(annotation, "__name__", str(annotation))
-    return _CLASSES.get(name, _with_article(name))
+    return _WORDS.get(name, _with_article(name))
 
 
 def shown(value: object) -> str:
@@ -274,22 +266,19 @@ def shown(value: object) -> str:
     >>> shown("4"), shown(None), shown([1, 2]), shown(np.zeros((2, 3)))
     ("'4'", 'None', '[1, 2]', 'a ndarray of shape [2, 3]')
     """
-    plain = value is None or isinstance(value, bool | int | float | str | bytes)
-    nested = isinstance(value, tuple | list | dict | set) and type(value).__repr__ is not None
-    if plain or nested:
+    name, shape = _with_article(type(value).__name__), getattr(value, "shape", None)
+    nested = isinstance(value, tuple | list | dict | set)
+    if nested or value is None or isinstance(value, bool | int | float | str | bytes):
         try:
             text = " ".join(repr(value).split())
         except ValueError:  # a whole number of more digits than Python prints
-            return f"{_with_article(type(value).__name__)} of many digits"
-        if plain or len(text) <= _SHOWN:
-            return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+            return f"{name} of many digits"
+        if len(text) > _SHOWN and isinstance(value, Sized) and nested:
+            return f"{name} of {len(value)}"
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    name = _with_article(type(value).__name__)
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        return f"{name} of shape {list(shape)}"
-    return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
+    return f"{name} of shape {list(shape)}" if isinstance(shape, tuple) else name
 
 
 def finite(what: str, value: float) -> None:
@@ -348,20 +337,17 @@ def wrong_value(
       to do: change batch
     """
     found, remedy = shown(value), remedy or f"change {what}"
-    return error(f"{what} is {found}", where=where, expected=expected, found=found, remedy=remedy)
+    return error(f"{what} is {found}", expected, found, remedy, where=where)
 
 
 _SHOWN = 80
 """The most characters of a value that a message shows."""
 
-_WORDS: Mapping[type, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-}
-
-_CLASSES: Mapping[str, str] = {
+_WORDS: Mapping[str, str] = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
     "Graph": "a Graph: a net of pu.zoo, Net.graph(), or what a transform gives",
     "Module": "an object of a torch.nn.Module",
     "Source": "a source of samples, such as data.train",
@@ -431,22 +417,16 @@ def _remedy(key: str, value: object, annotation: object) -> str:
 
 
 def _misnamed(
-    label: str,
-    signature: inspect.Signature,
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    error: TypeError,
+    form: _Form, args: Sequence[object], kwargs: Mapping[str, object], error: TypeError
 ) -> ConfigError:
     """The error for arguments that the function does not have, or that are missing."""
+    label, signature = form.label, form.signature
     names = [name for name in signature.parameters if name != "self"]
     unknown = [name for name in kwargs if name not in names]
     given = f"{len(args)} by position" + "".join(f", {name}" for name in kwargs)
     if not unknown:
         what, expected = f"{label} cannot be called so: {error}", f"{label}{signature}"
-        return ConfigError(what, expected=expected, found=given, remedy="pass these arguments")
-    return ConfigError(
-        f"{label} has no argument {unknown[0]!r}",
-        expected=", ".join(names) or "no arguments",
-        found=given,
-        remedy=nearest_name(unknown[0], names, f"leave {unknown[0]} out"),
-    )
+        return ConfigError(what, expected, given, "pass these arguments")
+    what, expected = f"{label} has no argument {unknown[0]!r}", ", ".join(names) or "no arguments"
+    remedy = nearest_name(unknown[0], names, f"leave {unknown[0]} out")
+    return ConfigError(what, expected, given, remedy)

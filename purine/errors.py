@@ -74,19 +74,19 @@ class PurineError(Exception):
     def __init__(
         self,
         what: str,
+        expected: str | None = None,
+        found: str | None = None,
+        remedy: str | None = None,
         *,
         where: str | Path | None = None,
         op: str | _Node | None = None,
         blob: str | _Node | None = None,
         location: str | None = None,
-        expected: str | None = None,
-        found: str | None = None,
-        remedy: str | None = None,
     ) -> None:
         self.what = what
         self.where = None if where is None else str(where)
-        self.op = _name(op)
-        self.blob = _name(blob)
+        self.op = op if op is None or isinstance(op, str) else op.name
+        self.blob = blob if blob is None or isinstance(blob, str) else blob.name
         self.location = location
         self.expected = expected
         self.found = found
@@ -161,9 +161,8 @@ def given_twice(
       found: a second lr
       to do: remove one
     """
-    expected, found = f"every {sort} once", found or f"a second {what}"
-    what = f"{what} is given twice"
-    return error(what, where=where, expected=expected, found=found, remedy="remove one")
+    found = found or f"a second {what}"
+    return error(f"{what} is given twice", f"every {sort} once", found, "remove one", where=where)
 
 
 def reason(error: BaseException) -> str:
@@ -182,7 +181,3 @@ def in_a_line(error: BaseException) -> str:
     'ValueError: too long'
     """
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def _name(node: str | _Node | None) -> str | None:
-    return node if node is None or isinstance(node, str) else node.name

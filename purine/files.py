@@ -50,21 +50,20 @@ def unreadable(
     error: type[E],
     path: str | Path,
     cause: BaseException | str,
-    *,
     expected: str,
     what: str = "cannot read the file",
     remedy: str = "correct the path or its permissions",
 ) -> E:
     """The error for a file that cannot be read; `cause` is an exception, or what is in the file.
 
-    >>> print(unreadable(ConfigError, "job.yaml", "a folder", expected="a YAML file"))
+    >>> print(unreadable(ConfigError, "job.yaml", "a folder", "a YAML file"))
     job.yaml: cannot read the file
       expected: a YAML file
       found: a folder
       to do: correct the path or its permissions
     """
     found = cause if isinstance(cause, str) else reason(cause)
-    return error(what, where=path, expected=expected, found=found, remedy=remedy)
+    return error(what, expected, found, remedy, where=path)
 
 
 def expanded(path: str | Path) -> Path:
@@ -73,13 +72,10 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         user = Path(path).parts[0]
-        raise ConfigError(
-            f"there is no user for {user!r}",
-            where=path,
-            expected="~ for your own folder, or ~NAME for that of a user of this machine",
-            found=user,
-            remedy=f"write ./{user} for a folder of this name, or correct the path",
-        ) from None
+        what = f"there is no user for {user!r}"
+        expected = "~ for your own folder, or ~NAME for that of a user of this machine"
+        remedy = f"write ./{user} for a folder of this name, or correct the path"
+        raise ConfigError(what, expected, user, remedy, where=path) from None
 
 
 def refuse_own_input(output: Path, *inputs: Path) -> None:
@@ -90,20 +86,16 @@ def refuse_own_input(output: Path, *inputs: Path) -> None:
         except (OSError, ValueError):
             continue  # reading the input reports it
         if same:
-            raise ConfigError(
-                "the output would replace its own input",
-                where=output,
-                expected="the path of another file",
-                found=f"{output} and {source}, which are one file",
-                remedy="choose another path with -o",
-            )
+            what, expected = "the output would replace its own input", "the path of another file"
+            found = f"{output} and {source}, which are one file"
+            raise ConfigError(what, expected, found, "choose another path with -o", where=output)
 
 
 def put_in_place(path: Path, data: bytes | str) -> None:
     """Write a file, text as UTF-8; raises OSError."""
     data = data.encode() if isinstance(data, str) else data
     path = Path(os.path.realpath(path))
-    if not _may_be_replaced(path):
+    if path.exists() and not path.is_file():  # a pipe or a device
         with open(path, "wb") as file:
             file.write(data)
         return
@@ -128,13 +120,4 @@ def write_whole(path: Path, data: bytes | str) -> None:
             found = f"no folder {Path(os.path.realpath(path)).parent}"
             remedy = "make the folder, or choose another path"
         what, expected = "cannot write the file", "a path that can be written"
-        raise unreadable(
-            ConfigError, path, found, what=what, expected=expected, remedy=remedy
-        ) from error
-
-
-def _may_be_replaced(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except FileNotFoundError:
-        return True
+        raise unreadable(ConfigError, path, found, expected, what, remedy) from error

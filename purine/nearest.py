@@ -34,14 +34,10 @@ def unknown_name(
       found: 'lennet'
       to do: did you mean 'lenet'?
     """
-    names = list(known)
-    return error(
-        f"there is no {sort} {name!r}",
-        where=where,
-        expected=expected or f"one of {', '.join(names) or 'none'}",
-        found=found or repr(name),
-        remedy=nearest_name(name, names, remedy, cutoff=cutoff),
-    )
+    names, found = list(known), found or repr(name)
+    expected = expected or f"one of {', '.join(names) or 'none'}"
+    remedy = nearest_name(name, names, remedy, cutoff=cutoff)
+    return error(f"there is no {sort} {name!r}", expected, found, remedy, where=where)
 
 
 def nearest_name(word: str, known: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:

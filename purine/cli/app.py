@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import check, imports, measure, show, trace, train
+from purine.cli import imports, reports, show, train
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, PurineError
 from purine.nearest import nearest_name
@@ -31,10 +31,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train.train)
-app.command("test")(measure.measure)
-app.command()(check.check)
+app.command("test")(reports.measure)
+app.command()(reports.check)
 app.command()(show.show)
-app.command()(trace.trace)
+app.command()(reports.trace)
 app.add_typer(imports.app, name="import")
 
 
@@ -43,11 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_output()
     try:
         try:
-            code = app(
-                args=None if arguments is None else list(arguments),
-                prog_name="purine",
-                standalone_mode=False,
-            )
+            words = None if arguments is None else list(arguments)
+            code = app(args=words, prog_name="purine", standalone_mode=False)
         finally:
             print(end="", flush=True)
         sys.exit(code or 0)
@@ -86,14 +83,10 @@ def _print_usage_error(error: Any, arguments: Sequence[str]) -> int:
     known = [] if context is None else [name for p in context.command.params for name in p.opts]
     remedy = f"see {'purine' if context is None else context.command_path} --help"
     usage = "purine COMMAND [OPTIONS] [ARGS]..." if context is None else context.get_usage()
-    _print_error(
-        ConfigError(
-            " ".join((error.message if wrong else error.format_message()).split()).rstrip("."),
-            expected=" ".join(usage.split()).removeprefix("Usage: "),
-            found=shorten(shlex.join(arguments), 200),
-            remedy=nearest_name(wrong, known, remedy) if wrong else remedy,
-        )
-    )
+    remedy = nearest_name(wrong, known, remedy) if wrong else remedy
+    message = " ".join((error.message if wrong else error.format_message()).split()).rstrip(".")
+    expected, found = " ".join(usage.split()), shorten(shlex.join(arguments), 200)
+    _print_error(ConfigError(message, expected.removeprefix("Usage: "), found, remedy))
     return 2
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from purine.cli.parameters import argument, given
 from purine.errors import ConfigError
 from purine.files import refuse_own_input, write_whole
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from purine.importers.caffe import Imported
 
 __all__ = ["app", "caffe", "no_image", "parse_image"]
+
+_WEIGHTS = "Weights (caffemodel), written beside the graph as .safetensors; later ones win."
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -26,29 +29,14 @@ def _imports() -> None:
 
 @app.command()
 def caffe(
-    file: Annotated[Path, typer.Argument(help="A net (prototxt).", show_default=False)],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the graph.", show_default=False)
-    ],
-    solver: Annotated[
-        Path | None, typer.Option(help="A solver (prototxt) to tell about.", show_default=False)
-    ] = None,
+    file: Annotated[Path, argument("A net (prototxt).")],
+    output: Annotated[Path, given("Where to write the graph.", "--output", "-o")],
+    solver: Annotated[Path | None, given("A solver (prototxt) to tell about.")] = None,
     image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C,H,W", help="The size of an image of the database.", show_default=False
-        ),
+        str | None, given("The size of an image of the database.", metavar="C,H,W")
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a batch.", show_default="the net's own")
-    ] = None,
-    weights: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Weights (caffemodel), written beside the graph as .safetensors; later ones win.",
-            show_default=False,
-        ),
-    ] = None,
+    batch: Annotated[int | None, given("Samples in a batch.", shown="the net's own", min=1)] = None,
+    weights: Annotated[list[Path] | None, given(_WEIGHTS)] = None,
     test: Annotated[bool, typer.Option("--test", help="Write the net of the test phase.")] = False,
 ) -> None:
     """Write a Caffe net as a graph, and tell what else its files ask for.
@@ -61,29 +49,22 @@ def caffe(
     from purine.graph import save_yaml
     from purine.importers.caffe import from_caffe
 
-    inputs = [path for path in (file, solver, *(weights or ())) if path is not None]
-    outputs = [output, output.with_suffix(".safetensors")] if weights else [output]
-    for path in outputs:
-        refuse_own_input(path, *inputs)
-    imported = from_caffe(
-        file, solver=solver, weights=weights or (), batch=batch, image=parse_image(image)
-    )
+    weights, values = weights or [], output.with_suffix(".safetensors")
+    for path in (output, values) if weights else (output,):
+        refuse_own_input(path, file, *weights, *([solver] if solver else []))
+    size = parse_image(image)
+    imported = from_caffe(file, solver=solver, weights=weights, batch=batch, image=size)
     graph = imported.test if test else imported.net
     if graph is None:
-        raise ConfigError(
-            "the net has no test phase",
-            where=file,
-            expected="a source or an input in phase TEST",
-            found="none",
-            remedy="leave --test out",
-        )
+        what, expected = "the net has no test phase", "a source or an input in phase TEST"
+        raise ConfigError(what, expected, "none", "leave --test out", where=file)
     if weights:
-        _save_values(imported, weights, outputs[-1])
+        _save_values(imported, weights, values)
     save_yaml(graph, output)
     typer.echo(f"{output}: {len(graph.ops)} ops, {len(graph.blobs)} blobs")
     if weights:
         count = sum(value.numel() for value in imported.values.values())
-        typer.echo(f"{outputs[-1]}: {count:,} values of states")
+        typer.echo(f"{values}: {count:,} values of states")
     for line in _settings_lines(imported):
         typer.echo(line)
     for note in imported.notes:
@@ -94,13 +75,11 @@ def _save_values(imported: Imported, weights: list[Path], path: Path) -> None:
     from safetensors.torch import save
 
     if not imported.values:
-        raise ConfigError(
-            "nothing in these weights fits the net",
-            where=", ".join(map(str, weights)),
-            expected=f"values of layers: {', '.join(layer.name for layer in imported.layers[:8])}",
-            found="; ".join(imported.notes) or "no values",
-            remedy="take the weights of this net, or leave --weights out",
-        )
+        what = "nothing in these weights fits the net"
+        expected = f"values of layers: {', '.join(layer.name for layer in imported.layers[:8])}"
+        found = "; ".join(imported.notes) or "no values"
+        remedy = "take the weights of this net, or leave --weights out"
+        raise ConfigError(what, expected, found, remedy, where=", ".join(map(str, weights)))
     write_whole(path, save(dict(imported.values)))
 
 
@@ -121,12 +100,9 @@ def _settings_lines(imported: Imported) -> list[str]:
 
 def no_image(what: str, why: str) -> ConfigError:
     """What is wrong with --image for something that has no use for it."""
-    return ConfigError(
-        f"--image does not go with {what}",
-        expected="a Caffe net (.prototxt), whose text leaves the size of images open",
-        found=f"{what}: {why}",
-        remedy="leave --image out",
-    )
+    expected = "a Caffe net (.prototxt), whose text leaves the size of images open"
+    found, remedy = f"{what}: {why}", "leave --image out"
+    return ConfigError(f"--image does not go with {what}", expected, found, remedy)
 
 
 def parse_image(text: str | None) -> tuple[int, ...] | None:
@@ -140,6 +116,5 @@ def parse_image(text: str | None) -> tuple[int, ...] | None:
     if len(size) != 3 or min(size) < 1:
         expected = "channels, height and width, each 1 or more, with commas between them"
         remedy = "write for example --image 3,32,32"
-        what, found = f"--image is {text!r}", repr(text)
-        raise ConfigError(what, expected=expected, found=found, remedy=remedy)
+        raise ConfigError(f"--image is {text!r}", expected, repr(text), remedy)
     return size

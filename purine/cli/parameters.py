@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["complete", "option", "parameter"]
+__all__ = ["argument", "complete", "given", "option", "parameter"]
 
 
 def complete(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -26,13 +26,18 @@ def parameter(name: str, kind: Any, info: object, default: object = None) -> Par
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def option(
-    name: str, kind: Any, help: str, shown_default: str | bool = False, **settings: Any
-) -> Parameter:
+def argument(help: str, **settings: Any) -> Any:
+    """An argument of a command, for typer."""
+    return typer.Argument(help=help, show_default=False, **settings)
+
+
+def given(help: str, *flags: str, shown: str | bool = False, **settings: Any) -> Any:
+    """An option of a command, for typer; `shown` is the default as the help tells it."""
+    return typer.Option(*flags, help=help, show_default=shown, **settings)
+
+
+def option(name: str, kind: Any, help: str, *flags: str, **settings: Any) -> Parameter:
     """An option that is None if it is not given; one of kind bool is a flag without `--no-`."""
     if kind is bool:
         return parameter(name, bool, typer.Option(f"--{name}", help=help), False)
-    info = typer.Option(
-        *settings.pop("flags", ()), help=help, show_default=shown_default, **settings
-    )
-    return parameter(name, kind | None, info)
+    return parameter(name, kind | None, given(help, *flags, **settings))

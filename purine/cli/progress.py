@@ -6,13 +6,14 @@ import logging
 import math
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from purine.cli.output import Output, drop_output, has_output, unwritable
-from purine.cli.signals import Signals, stop_signals
 from purine.cli.views import View, view_on
 from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
@@ -21,7 +22,10 @@ from purine.job.launch import job_layers, open_folder, plan_run
 from purine.job.placing import megabytes, placement, scheme_of
 from purine.placement.devices import parse_devices
 
-__all__ = ["run_job"]
+__all__ = ["Signals", "run_job", "stop_signals"]
+
+_ERASE_LINE = b"\r\x1b[2K"
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False) -> int:
@@ -98,14 +102,11 @@ def _placement_text(plan: JobPlan) -> str:
     lines = [
         _headline(plan),
         "memory at the worst moment of an iteration, without what kernels need for themselves:",
+        *(f"  {at.device:<8} {megabytes(size):>12}" for at, size in needs.peaks.items()),
     ]
-    lines += [
-        f"  {location.device:<8} {megabytes(size):>12}" for location, size in needs.peaks.items()
-    ]
-    lines += [
-        f"  all {megabytes(needs.needed(memory))} of {megabytes(size)} available ({memory})"
-        for memory, size in needs.available.items()
-    ]
+    for memory, size in needs.available.items():
+        needed = megabytes(needs.needed(memory))
+        lines.append(f"  all {needed} of {megabytes(size)} available ({memory})")
     if len(needs.peaks) > 1:
         lines.append(f"between devices: {megabytes(needs.moved)} an iteration")
     scheme = scheme_of(job)
@@ -140,8 +141,7 @@ def _failed_output(training: Training, error: OSError, progress: str) -> ConfigE
 
 def _result(training: Training) -> str:
     summary = training.summary()
-    speed, accuracy = summary["images_per_second"], summary["test_accuracy"]
-    loss = summary["test_loss"]
+    speed, accuracy, loss = map(summary.get, ("images_per_second", "test_accuracy", "test_loss"))
     parts = [f"{summary['iterations']} iterations in {summary['seconds']:.1f} s"]
     if speed is not None:
         parts.append(f"{speed:,.0f} {training.plan.sample_noun}/s")
@@ -160,6 +160,44 @@ def _nothing_left(training: Training) -> str:
         f"nothing is left to train: all {training.iteration} iterations were done before; to train "
         f"longer:\n  {_resume_command(training)} {more}"
     )
+
+
+class Signals:
+    """The signals that asked the run to stop, in order."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGHUP:
+            return  # a terminal that closes often sends several
+        bar = sys.__stdout__ is not None and sys.__stdout__.isatty()
+        with suppress(OSError):  # of a terminal that is gone
+            if bar:
+                os.write(1, _ERASE_LINE)  # the bar, which is drawn again below the message
+            if self.received:
+                os.write(1, _SHOW_CURSOR if bar else b"")
+            else:
+                os.write(2, b"stopping after the iterations in flight; once more to stop at once\n")
+        if self.received:  # the second one: no more waiting
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received.append(number)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Signals]:
+    """Let SIGINT, SIGTERM and SIGHUP stop a job after its iterations in flight."""
+    signals = Signals()
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup`: to outlive the terminal
+        numbers.remove(signal.SIGHUP)
+    before = [signal.signal(number, signals.handle) for number in numbers]
+    try:
+        yield signals
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager

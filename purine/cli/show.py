@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from purine.cli.parameters import complete, option, parameter
+from purine.cli.parameters import argument, complete, option, parameter
 from purine.errors import ConfigError
 from purine.files import refuse_own_input, write_whole
 from purine.job.names import NETS, PASSES
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-class Format(StrEnum):
-    """The forms in which a graph can be shown."""
-
-    table = "table"
-    text = "text"
-    dot = "dot"
-    yaml = "yaml"
+Format = StrEnum("Format", ["table", "text", "dot", "yaml"])
+"""The forms in which a graph can be shown."""
 
 
 def show(
@@ -50,12 +45,9 @@ def show(
     purine show --rewrites
     """
     if depth is not None and format is Format.yaml:
-        raise ConfigError(
-            "blocks cannot be written as YAML",
-            expected="--depth with --format table, text or dot",
-            found="--format yaml",
-            remedy="leave --depth out: a graph file holds every op",
-        )
+        what = "blocks cannot be written as YAML"
+        expected, found = "--depth with --format table, text or dot", "--format yaml"
+        raise ConfigError(what, expected, found, "leave --depth out: a graph file holds every op")
     if output is not None and file is not None:
         refuse_own_input(output, file)
     lists = [list_text for name, (_, list_text) in _LISTS.items() if options.pop(name)]
@@ -76,28 +68,23 @@ def _refuse_other_names(text: str, format: Format) -> None:
     try:
         text.encode(encoding if format is Format.yaml else "utf-8", "strict")
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the output has no code for {error.object[error.start]!a}, which is in a name",
-            expected="an output in UTF-8",
-            found=encoding,
-            remedy="write to a file with -o, or set PYTHONIOENCODING=utf-8",
-        ) from None
+        what = f"the output has no code for {error.object[error.start]!a}, which is in a name"
+        found, remedy = encoding, "write to a file with -o, or set PYTHONIOENCODING=utf-8"
+        raise ConfigError(what, "an output in UTF-8", found, remedy) from None
 
 
 def _graph(file: Path | None, net: str | None, batch: int | None, image: str | None) -> Graph:
     from purine import zoo
     from purine.analysis.infer import check, with_batch
-    from purine.cli.check import refuse_folder
     from purine.cli.imports import no_image, parse_image
+    from purine.cli.reports import refuse_folder
     from purine.graph import load_yaml
 
     if (file is None) == (net is None):
-        raise ConfigError(
-            "there is nothing to show" if file is None else "both a file and --net are given",
-            expected="a graph in a YAML file, or --net with one of " + ", ".join(NETS),
-            found="neither" if file is None else f"{file} and --net {net}",
-            remedy="write for example purine show --net lenet",
-        )
+        what = "there is nothing to show" if file is None else "both a file and --net are given"
+        expected = "a graph in a YAML file, or --net with one of " + ", ".join(NETS)
+        found = "neither" if file is None else f"{file} and --net {net}"
+        raise ConfigError(what, expected, found, "write for example purine show --net lenet")
     if file is not None and file.suffix == ".prototxt":
         from purine.importers.caffe import from_caffe
 
@@ -153,12 +140,9 @@ def _asked_graph(
         graph = _step(graph, devices, parallel)
     for flag, value in (("--devices", devices), ("--parallel", parallel)):
         if value is not None and not step:
-            raise ConfigError(
-                f"{flag} is given without --step",
-                expected="--step, since a net has no devices",
-                found=f"{flag} {value}",
-                remedy="add --step to show the training step on these devices",
-            )
+            what, expected = f"{flag} is given without --step", "--step, since a net has no devices"
+            remedy = "add --step to show the training step on these devices"
+            raise ConfigError(what, expected, f"{flag} {value}", remedy)
     if not lowered and after is None:
         return lowering.Lowered(graph)
     return lowering.lower(graph, lowering.options_for(graph), after=after)
@@ -186,8 +170,7 @@ def _graph_text(lowered: Lowered, format: Format, depth: int | None) -> str:
     graph = lowered.graph if depth is None else fold(lowered.graph, depth)
     if format is Format.text:
         return f"{replace(lowered, graph=graph)}\n"
-    text = to_dot(graph) if format is Format.dot else to_yaml(graph)
-    return text if text.endswith("\n") else text + "\n"
+    return to_dot(graph) if format is Format.dot else to_yaml(graph)
 
 
 def _table_text(lowered: Lowered, depth: int | None) -> str:
@@ -249,7 +232,7 @@ def _kinds_text() -> str:
 def _stages_text() -> str:
     from purine.recipe import RECIPE
 
-    return _columns([(stage.name, stage.why) for stage in RECIPE], left=2)
+    return _columns([(item.name, item.why) for item in RECIPE], left=2)
 
 
 def _passes_text() -> str:
@@ -283,35 +266,29 @@ _LISTS: Mapping[str, tuple[str, Callable[[], str]]] = {
 }
 """Flags that list something instead of showing a graph: the help, and the text of the list."""
 
+_NETS = ", ".join(NETS)
 _PARAMETERS = (
-    parameter(
-        "file",
-        Path | None,
-        typer.Argument(help="A graph in YAML, or a Caffe net (.prototxt).", show_default=False),
-    ),
+    parameter("file", Path | None, argument("A graph in YAML, or a Caffe net (.prototxt).")),
     option(
-        "net",
-        str,
-        f"A net by name ({', '.join(NETS)}), instead of a file.",
-        autocompletion=complete(NETS),
+        "net", str, f"A net by name ({_NETS}), instead of a file.", autocompletion=complete(NETS)
     ),
-    option("batch", int, "Samples in a batch.", "the net's own", min=1),
+    option("batch", int, "Samples in a batch.", shown="the net's own", min=1),
     option("image", str, "The size of an image, for a Caffe net or with --net.", metavar="C,H,W"),
     parameter("format", Format, typer.Option(help="How to show it."), Format.table),
     option(
         "depth",
         int,
         "Fold ops whose names share this many parts, as in a/b/c, into a block.",
-        "every op by itself",
+        shown="every op by itself",
         min=1,
     ),
     option("step", bool, "Show the training step (with sgd) of the net."),
-    option("devices", str, "Devices of the step, such as cpu:0-1.", "cpu:0"),
+    option("devices", str, "Devices of the step, such as cpu:0-1.", shown="cpu:0"),
     option(
         "parallel",
         str,
         "The scheme of the step on several devices, as for purine train.",
-        "a replica on each device",
+        shown="a replica on each device",
         metavar="KEY=VALUE,...",
     ),
     option("lowered", bool, "Show the graph as this machine would run it."),
@@ -323,6 +300,6 @@ _PARAMETERS = (
         autocompletion=complete(PASSES),
     ),
     *(option(name, bool, help) for name, (help, _) in _LISTS.items()),
-    option("output", Path, "Write to a file.", "the terminal", flags=("--output", "-o")),
+    option("output", Path, "Write to a file.", "--output", "-o", shown="the terminal"),
 )
 show.__dict__["__signature__"] = Signature(_PARAMETERS)  # what typer reads

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from purine.cli.parameters import complete, parameter
+from purine.cli.parameters import argument, complete, given, parameter
 from purine.job.options import OPTIONS, Option
 
 __all__ = ["train"]
@@ -46,12 +46,11 @@ def train(
 
 def _signature() -> Signature:
     """The parameters of the command, for typer: the job file, the options, and two flags."""
-    job = typer.Argument(
+    job = argument(
+        "A YAML file with the options below as keys (`lr_policy: cosine`), or a Caffe solver "
+        "(.prototxt); options given on the command line count more. A run's config.yaml repeats "
+        "that run.",
         metavar="JOB",
-        show_default=False,
-        help="A YAML file with the options below as keys (`lr_policy: cosine`), or a Caffe "
-        "solver (.prototxt); options given on the command line count more. A run's "
-        "config.yaml repeats that run.",
     )
     resume = typer.Option(
         "--resume",
@@ -65,25 +64,18 @@ def _signature() -> Signature:
     parameters = [parameter("job", Path | None, job)]
     for name, option in OPTIONS.items():
         if name == "trace":  # where the help shows the flags: behind what is saved and logged
-            parameters += [
-                parameter("resume", bool, resume, default=False),
-                parameter("dry_run", bool, dry_run, default=False),
-            ]
+            parameters.append(parameter("resume", bool, resume, default=False))
+            parameters.append(parameter("dry_run", bool, dry_run, default=False))
         parameters.append(parameter(name, *_argument(option)))
     return Signature(parameters)
 
 
 def _argument(option: Option) -> tuple[object, object]:
-    """The type and description of an option. Its default is shown but not filled in.
-
-    None therefore means that the option was not given.
-    """
-    return option.argument_type | None, typer.Option(
-        help=option.help,
-        show_default=option.shown_default or False,
-        metavar=option.metavar,
-        autocompletion=complete(option.names) if option.names else None,
-    )
+    """The type and description of an option. Its default is shown; None means it is not given."""
+    names, shown = option.names, option.shown_default or False
+    completion = complete(names) if names else None
+    info = given(option.help, shown=shown, metavar=option.metavar, autocompletion=completion)
+    return option.argument_type | None, info
 
 
 train.__dict__["__signature__"] = _signature()  # what typer reads in place of `**options`

@@ -6,8 +6,9 @@ import math
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from time import perf_counter
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,32 +21,6 @@ __all__ = ["Bar", "Lines", "View", "view_on"]
 _LINE_SECONDS = 5.0
 _STAGE_SECONDS = 2.0  # until a plain line says what takes so long before the first iteration
 _SMOOTHING = 0.95
-
-
-class View(Protocol):
-    """Shows the progress of a run. Notes are lines that stay."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *details: object) -> None: ...
-
-    def stage(self, text: str) -> None:
-        """Show what is done before the first iteration."""
-
-    def begin(self, plan: JobPlan, iteration: int) -> None:
-        """Show that training begins, at this iteration."""
-
-    def trained(self, event: Trained) -> None: ...
-
-    def tested(self, event: Tested) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-def view_on(output: Output) -> View:
-    """A bar on a terminal that can move its cursor, else plain lines."""
-    plain = not output.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return Lines(output) if plain else Bar(output)
 
 
 class _Meter:
@@ -79,12 +54,51 @@ class _Meter:
         return speed
 
 
-class Lines:
+class View(ABC):
+    """Shows the progress of a run."""
+
+    meter: _Meter
+
+    @abstractmethod
+    def __enter__(self) -> object: ...
+
+    @abstractmethod
+    def __exit__(self, *details: object) -> None: ...
+
+    @abstractmethod
+    def stage(self, text: str) -> None:
+        """Show what is done before the first iteration."""
+
+    def begin(self, plan: JobPlan, iteration: int) -> None:
+        """Show that training begins, at this iteration."""
+        self.meter = _Meter(plan)
+        self.stage("the first iteration")
+
+    @abstractmethod
+    def trained(self, event: Trained) -> None: ...
+
+    def tested(self, event: Tested) -> None:
+        results = (("loss", event.loss), ("accuracy", event.accuracy))
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
+        text = f"epoch {event.epoch}/{self.meter.plan.epochs}, iteration {event.iteration}"
+        self.note(f"{text}: test {numbers or 'without a number'}")
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+
+
+def view_on(output: Output) -> View:
+    """A bar on a terminal that can move its cursor, else plain lines."""
+    plain = not output.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return Lines(output) if plain else Bar(output)
+
+
+class Lines(View):
     """A plain line every few seconds, for files, pipes and terminals without a cursor."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
-        self.meter: _Meter | None = None
         self._stage: str | None = None
         self._begun = perf_counter()
         self._ended = threading.Event()
@@ -101,10 +115,6 @@ class Lines:
     def stage(self, text: str) -> None:
         self._stage, self._begun = text, perf_counter()
 
-    def begin(self, plan: JobPlan, iteration: int) -> None:
-        self.meter = _Meter(plan)
-        self.stage("the first iteration")
-
     def _print_stages(self) -> None:
         """Print the stage before the first iteration, and for how long, if it takes long."""
         printed, seconds = "", _STAGE_SECONDS
@@ -120,7 +130,6 @@ class Lines:
                 seconds = passed + _LINE_SECONDS
 
     def trained(self, event: Trained) -> None:
-        assert self.meter is not None
         self._stage = None
         self.meter.add(event)
         plan = self.meter.plan
@@ -133,19 +142,14 @@ class Lines:
                 f"{self.meter.speed():,.0f} {plan.sample_noun}/s"
             )
 
-    def tested(self, event: Tested) -> None:
-        assert self.meter is not None
-        self.note(_test_text(self.meter.plan, event))
-
     def note(self, text: str) -> None:
         self.output.print(text)
 
 
-class Bar:
+class Bar(View):
     """A progress bar: where the run is, its numbers, the time that passed and the time left."""
 
     def __init__(self, output: Output) -> None:
-        self.meter: _Meter | None = None
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -171,12 +175,10 @@ class Bar:
         self.progress.update(self.task, description=text)
 
     def begin(self, plan: JobPlan, iteration: int) -> None:
-        self.meter = _Meter(plan)
-        self.stage("the first iteration")
+        super().begin(plan, iteration)
         self.progress.update(self.task, total=plan.iterations, completed=iteration)
 
     def trained(self, event: Trained) -> None:
-        assert self.meter is not None
         plan = self.meter.plan
         self.meter.add(event)
         if self.meter.seconds >= 0.5:
@@ -191,19 +193,9 @@ class Bar:
         )
 
     def tested(self, event: Tested) -> None:
-        assert self.meter is not None
         if event.accuracy is not None:
             self._accuracy = f", accuracy {event.accuracy:.4f}"
-        self.note(_test_text(self.meter.plan, event))
+        super().tested(event)
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _test_text(plan: JobPlan, event: Tested) -> str:
-    loss = [] if event.loss is None else [f"loss {event.loss:.4f}"]
-    accuracy = [] if event.accuracy is None else [f"accuracy {event.accuracy:.4f}"]
-    return (
-        f"epoch {event.epoch}/{plan.epochs}, iteration {event.iteration}: "
-        f"test {', '.join([*loss, *accuracy]) or 'without a number'}"
-    )

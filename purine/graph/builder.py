@@ -103,9 +103,9 @@ class Builder:
         else:
             raise GraphError(
                 f"{shown(node)} is not a node of a graph",
-                expected="a Blob, an Op or a State",
-                found=shown(node),
-                remedy="add nodes with blob, op and state",
+                "a Blob, an Op or a State",
+                shown(node),
+                "add nodes with blob, op and state",
             )
 
     def fresh(self, name: str) -> str:
@@ -125,12 +125,8 @@ class Builder:
 def _listed(items: Sequence[T]) -> tuple[T, ...]:
     """The items as a tuple; a text is not taken for a list of its letters."""
     if isinstance(items, str) or not isinstance(items, Iterable):
-        raise GraphError(
-            f"{shown(items)} is no list",
-            expected="a list of names or of sizes",
-            found=shown(items),
-            remedy="put it into brackets",
-        )
+        what, expected = f"{shown(items)} is no list", "a list of names or of sizes"
+        raise GraphError(what, expected, shown(items), "put it into brackets")
     return tuple(items)
 
 
@@ -140,13 +136,7 @@ def _put(what: str, name: str, node: N, nodes: dict[str, N]) -> None:
         nodes[name] = node
         return
     first = nodes[name]
-    first_at = f" (first at {first.where})" if first.where else ""
-    raise GraphError(
-        f"{what} {name!r} is declared twice",
-        where=node.where,
-        op=name if what == "op" else None,
-        blob=None if what == "op" else name,
-        expected="every name once",
-        found=f"a second {what} {name!r}{first_at}",
-        remedy="give one of them another name",
-    )
+    found = f"a second {what} {name!r}" + (f" (first at {first.where})" if first.where else "")
+    op, blob = (name, None) if what == "op" else (None, name)
+    what, remedy = f"{what} {name!r} is declared twice", "give one of them another name"
+    raise GraphError(what, "every name once", found, remedy, where=node.where, op=op, blob=blob)

@@ -65,18 +65,12 @@ def fold(graph: Graph, depth: int) -> Graph:
         outputs = [name for name in writes if name in kept]
         kind = f"{len(ops)} ops"
         builder.op(block, kind, inputs, outputs, location=first.location, lane=first.lane)
-    for name, blob in graph.blobs.items():
-        if name in kept:
-            builder.add(blob)
-    for name, state in graph.states.items():
-        if name in kept:
-            builder.add(state)
+    for nodes in (graph.blobs, graph.states):
+        for name in filter(kept.__contains__, nodes):
+            builder.add(nodes[name])
     builder.outputs = list(graph.outputs)
-    builder.control = {
-        (block_of[before], block_of[after])
-        for before, after in graph.control
-        if block_of[before] != block_of[after]
-    }
+    edges = ((block_of[before], block_of[after]) for before, after in graph.control)
+    builder.control = {(before, after) for before, after in edges if before != after}
     return builder.graph()
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from purine.arguments import checked
-from purine.graph.nodes import NOTHING, Blob, Op, State
-from purine.graph.text import graph_lines
+from purine.graph.nodes import NOTHING, Attribute, Blob, Location, Op, State
 
 __all__ = ["Graph", "to_text"]
 
@@ -37,7 +36,7 @@ class Graph:
         return hash(self.digest)
 
     def __str__(self) -> str:
-        return "\n".join(graph_lines(self))
+        return "\n".join(_lines(self))
 
     @cached_property
     def producers(self) -> Mapping[str, Op]:
@@ -56,24 +55,18 @@ class Graph:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Blobs that no op writes and that are no states: the caller has to feed them."""
-        return tuple(
-            name for name in self.blobs if name not in self.producers and name not in self.states
-        )
+        known = {*self.producers, *self.states}
+        return tuple(name for name in self.blobs if name not in known)
 
     @cached_property
     def sinks(self) -> tuple[str, ...]:
         """Blobs that no op reads and that are neither a state nor the next value of one."""
-        carried = {state.next for state in self.states.values()} | set(self.states)
-        return tuple(
-            name for name in self.blobs if not self.consumers[name] and name not in carried
-        )
+        used = {name for state in self.states.values() for name in (state.read, state.next)}
+        return tuple(name for name in self.blobs if not self.consumers[name] and name not in used)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Op names in a topological order of data and control edges, stable in graph order.
-
-        Ops on a cycle, and ops after one, are left out: `verify` reports them.
-        """
+        """Op names in a topological order, stable in graph order; without those behind a cycle."""
         after = self.successors
         waiting = dict.fromkeys(self.ops, 0)
         for targets in after.values():
@@ -105,11 +98,9 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """A hash of everything that equality compares, the same on every machine."""
-        nodes = [
-            [_plain(members[name]) for name in sorted(members)]
-            for members in (self.blobs, self.ops, self.states)
-        ]
-        parts = [*nodes, sorted(self.control), self.outputs]
+        nodes = (self.blobs, self.ops, self.states)
+        lists = [[_plain(members[name]) for name in sorted(members)] for members in nodes]
+        parts = [*lists, sorted(self.control), self.outputs]
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -117,6 +108,8 @@ class Graph:
 @checked
 def to_text(graph: Graph) -> str:
     """The graph as text: its ops, then its inputs, states, control edges and outputs.
+
+    Equal graphs have equal texts. A text cannot be read back; YAML can.
 
     >>> from purine.graph.builder import Builder
     >>> b = Builder()
@@ -128,6 +121,66 @@ def to_text(graph: Graph) -> str:
     output y
     """
     return str(graph)
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    for name in dict.fromkeys((*graph.order, *graph.ops)):  # ops on a cycle come last
+        yield _op_line(graph, graph.ops[name])
+    for name in graph.inputs:
+        blob = graph.blobs[name]
+        yield f"input {name}: {_type_text(blob)}{_at(blob.location)}"
+    for state in graph.states.values():
+        yield _state_line(graph, state)
+    for before, after in sorted(graph.control):
+        yield f"control {before} -> {after}"
+    for name in graph.outputs:
+        yield f"output {name}"
+
+
+def _op_line(graph: Graph, op: Op) -> str:
+    arguments = ", ".join((*op.inputs, *_settings(op.attributes)))
+    lane = "" if op.lane == "compute" else f" lane {op.lane}"
+    call = f"{op.name}: {op.kind}({arguments}){_at(op.location)}{lane}"
+    if not op.outputs:
+        return call
+    results = ", ".join(name or "_" for name in op.outputs)
+    types = ", ".join(_result_type(graph, op, name) for name in op.outputs)
+    return f"{results} = {call}    # {types}"
+
+
+def _result_type(graph: Graph, op: Op, name: str) -> str:
+    if name == NOTHING:
+        return "_"
+    blob = graph.blobs.get(name)
+    if blob is None or blob.location == op.location:
+        return _type_text(blob)
+    return f"{_type_text(blob)} @ {blob.location}"
+
+
+def _state_line(graph: Graph, state: State) -> str:
+    settings = ", ".join(_settings(state.filler.attributes))
+    notes = ["trainable"] if state.trainable else []
+    notes.append(f"{state.filler.kind}({settings})" if settings else state.filler.kind)
+    if state.lr_mult != 1.0:
+        notes.append(f"lr_mult={state.lr_mult}")
+    if state.decay_mult != 1.0:
+        notes.append(f"decay_mult={state.decay_mult}")
+    blob = graph.blobs.get(state.read)
+    location = "" if blob is None else _at(blob.location)
+    pair = f"state {state.read} -> {state.next}"
+    return f"{pair} ({', '.join(notes)}){location}    # {_type_text(blob)}"
+
+
+def _settings(attributes: Mapping[str, Attribute]) -> Iterator[str]:
+    return (f"{key}={value!r}" for key, value in attributes.items())
+
+
+def _at(location: Location) -> str:
+    return "" if location == Location() else f" @ {location}"
+
+
+def _type_text(blob: Blob | None) -> str:
+    return "?" if blob is None else blob.type_text
 
 
 def _plain(node: Blob | Op | State) -> list[object]:

@@ -1,13 +1,9 @@
 """The names that transforms build, and the one place that reads provenance from names.
 
-Names are a contract with users: `grad/fc1/weight` is found in traces and checkpoints. Transforms
-build names with the functions of this module. What a node was made for is not read from its name
-but from its `Origin`. `restored` is the exception: a graph that was read from a file has names
-alone.
-
-A net may use every name but those of blobs under `grad/`. Blocks called `micro1`, `replica0`,
-`again` or `update` are ops of the net like others. Where a transform would give a name that is
-taken, the builder refuses it.
+Names are a contract with users: `grad/fc1/weight` is found in traces and checkpoints. What a node
+was made for is not read from its name but from its `Origin`; only `restored` reads names, since a
+graph from a file has nothing else. A net may use every name but those of blobs under `grad/`. Where
+a transform would give a name that is taken, the builder refuses it.
 """
 
 from __future__ import annotations
@@ -137,23 +133,18 @@ def origin_of(node: Op) -> Origin:
 def restored(graph: Graph) -> Graph:
     """A graph that was read from a file, with the origins that its names tell of.
 
-    In a net every op is an op of the net. A block of a net that is called as a part of a batch is
-    (`micro1`) is taken for one in a step that is read from a file.
+    In a step, a block of the net that is called like a part of a batch (`micro1`) is taken for one.
     """
     if not any(_parted(name)[1].startswith(f"{GRADIENT}/") for name in graph.blobs):
         return graph
-    return Graph(
-        graph.blobs,
-        {name: replace(op, origin=_origin(graph, op)) for name, op in graph.ops.items()},
-        {name: _with_parameter(graph, state) for name, state in graph.states.items()},
-        graph.control,
-        graph.outputs,
-    )
+    ops = {name: replace(op, origin=_origin(graph, op)) for name, op in graph.ops.items()}
+    states = {name: _with_parameter(graph, state) for name, state in graph.states.items()}
+    return replace(graph, ops=ops, states=states)
 
 
 def _origin(graph: Graph, op: Op) -> Origin:
     parts, rest = _parted(op.name)
-    numbers = {kind: _number(parts, kind) for kind in ("replica", "micro")}
+    numbers = {kind: int(number) for kind, number in reversed(re.findall(r"(\D+)(\d+)/", parts))}
 
     def known(path: str) -> str:
         """The longest beginning of a path that is the name of an op, a blob or a state."""
@@ -202,11 +193,6 @@ def _parted(name: str) -> tuple[str, str]:
     match = _PARTS.match(name)
     assert match is not None
     return match[0], name[match.end() :]
-
-
-def _number(parts: str, kind: str) -> int | None:
-    match = re.search(rf"{kind}(\d+)/", parts)
-    return None if match is None else int(match[1])
 
 
 def _prefixes(path: str) -> Iterator[str]:

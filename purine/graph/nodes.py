@@ -54,12 +54,9 @@ _LANE = re.compile(r"(compute(:[1-9][0-9]*)?|inbound|outbound|io)")
 
 def _frozen(node: Op | Filler, attributes: object) -> dict[str, Attribute]:
     if not isinstance(attributes, Mapping):
-        raise GraphError(
-            f"the attributes of {node.kind} are {shown(attributes)}",
-            expected="a mapping of names to values",
-            found=shown(attributes),
-            remedy="write for example {'axis': 1}",
-        )
+        found, remedy = shown(attributes), "write for example {'axis': 1}"
+        what = f"the attributes of {node.kind} are {found}"
+        raise GraphError(what, "a mapping of names to values", found, remedy)
     return {key: _freeze(value) for key, value in attributes.items()}
 
 
@@ -68,12 +65,9 @@ def _freeze(value: object) -> Attribute:
         return value
     if isinstance(value, Sequence):
         return tuple(_freeze(item) for item in value)
-    raise GraphError(
-        f"an attribute cannot hold {shown(value)}",
-        expected="a number, a text, true or false, None, or a list of such",
-        found=shown(value),
-        remedy="give tensors to ops as inputs, and other values as numbers and texts",
-    )
+    expected = "a number, a text, true or false, None, or a list of such"
+    remedy = "give tensors to ops as inputs, and other values as numbers and texts"
+    raise GraphError(f"an attribute cannot hold {shown(value)}", expected, shown(value), remedy)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,12 +84,9 @@ class Location:
     def __post_init__(self) -> None:
         check_fields(self)
         if not _DEVICE.fullmatch(self.device):
-            raise GraphError(
-                f"{self.device!r} is not a device",
-                expected="cpu:K or cuda:K with K = 0, 1, ...",
-                found=repr(self.device),
-                remedy="write for example cpu:0",
-            )
+            expected, found = "cpu:K or cuda:K with K = 0, 1, ...", repr(self.device)
+            remedy = "write for example cpu:0"
+            raise GraphError(f"{found} is not a device", expected, found, remedy)
 
     def __str__(self) -> str:
         return f"host {self.host}, {self.device}"
@@ -173,14 +164,10 @@ class Op:
         if type(self.inputs) is not tuple or type(self.outputs) is not tuple:
             check_fields(self)
         if not _LANE.fullmatch(self.lane):
-            raise GraphError(
-                f"op {self.name!r} is on lane {self.lane!r}",
-                where=self.where,
-                op=self.name,
-                expected="compute, compute:K with K = 1, 2, ..., inbound, outbound or io",
-                found=repr(self.lane),
-                remedy="leave the lane (in YAML: thread) out to run on compute",
-            )
+            what = f"op {self.name!r} is on lane {self.lane!r}"
+            expected = "compute, compute:K with K = 1, 2, ..., inbound, outbound or io"
+            remedy = "leave the lane (in YAML: thread) out to run on compute"
+            raise GraphError(what, expected, repr(self.lane), remedy, op=self)
 
     def __str__(self) -> str:
         return f"op {self.name!r} ({self.kind}) at {self.location}"

@@ -73,33 +73,21 @@ def problems(graph: Graph, kinds: Kinds | None = None) -> list[GraphError]:
 
 def _mistakes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     for rule in RULES:
-        passed = True
-        for error in rule(graph, kinds):
-            passed = False
-            yield error
-        if rule is keys_are_names and not passed:
+        mistakes = list(rule(graph, kinds))
+        yield from mistakes
+        if rule is keys_are_names and mistakes:
             return  # the other rules look nodes up by name
 
 
 def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Every node is stored under its own name."""
     remedy = "add nodes with Builder.add, which keeps each under its own name"
-    nodes = (
-        *(("blob", key, blob.name, blob.where) for key, blob in graph.blobs.items()),
-        *(("op", key, op.name, op.where) for key, op in graph.ops.items()),
-        *(("state", key, state.read, state.where) for key, state in graph.states.items()),
-    )
-    for what, key, name, where in nodes:
-        if key != name:
-            yield GraphError(
-                f"{what} {name!r} is kept under the key {key!r}",
-                where=where,
-                op=name if what == "op" else None,
-                blob=None if what == "op" else name,
-                expected=f"the key {name!r}",
-                found=f"the key {key!r}",
-                remedy=remedy,
-            )
+    for members in (graph.blobs, graph.ops, graph.states):
+        for key, node in members.items():
+            name = node.read if isinstance(node, State) else node.name
+            if key != name:
+                what = f"{type(node).__name__.lower()} {name!r} is kept under the key {key!r}"
+                yield _wrong(node, what, f"the key {name!r}", f"the key {key!r}", remedy)
 
 
 def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -108,54 +96,36 @@ def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     nodes: list[Blob | Op] = [*graph.blobs.values(), *graph.ops.values()]
     for node in nodes:
         if not node.name or not node.name.isprintable() or " " in node.name:
-            what = "op" if isinstance(node, Op) else "blob"
-            yield GraphError(
-                f"{what} has the name {node.name!r}",
-                op=node if what == "op" else None,
-                blob=node if what == "blob" else None,
-                expected=expected,
-                found=repr(node.name),
-                remedy=f"rename the {what}, for example to 'conv1/weight'",
-            )
+            sort, found = type(node).__name__.lower(), repr(node.name)
+            remedy = f"rename the {sort}, for example to 'conv1/weight'"
+            yield _wrong(node, f"{sort} has the name {found}", expected, found, remedy)
 
 
 def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Ops read and write blobs that the graph declares."""
     reported = 0
     for op in graph.ops.values():
-        reads = ((name, "reads") for name in op.inputs)
-        writes = ((name, "writes") for name in op.outputs if name != NOTHING)
-        for name, verb in (*reads, *writes):
+        for name, verb in (*_reads(op), *_writes(op)):
             if name not in graph.blobs:
                 reported += 1
                 what = f"op {op.name!r} {verb} blob {name!r}, which nothing declares"
-                yield _undeclared(graph, what, name, op=op, suggest=reported <= _SUGGESTIONS)
+                yield _undeclared(graph, op, what, name, suggest=reported <= _SUGGESTIONS)
 
 
 def one_producer(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """At most one op writes a blob, and writes it once."""
-    first: dict[str, Op] = {}
+    remedy = "let each write a blob of its own, and add them with an op if a sum is meant"
+    producer: dict[str, Op] = {}
     for op in graph.ops.values():
-        for name in op.outputs:
-            if name == NOTHING:
+        for name, _ in _writes(op):
+            if name not in producer:
+                producer[name] = op
                 continue
-            if name in first:
-                yield _second_producer(name, first[name], op)
-            first.setdefault(name, op)
-
-
-def _second_producer(name: str, first: Op, second: Op) -> GraphError:
-    what = f"ops {first.name!r} and {second.name!r} both write blob {name!r}"
-    if first is second:
-        what = f"op {second.name!r} writes blob {name!r} twice"
-    return GraphError(
-        what,
-        op=second,
-        blob=name,
-        expected="one producer for each blob",
-        found=f"{_spot(first)} and {_spot(second)}",
-        remedy="let each write a blob of its own, and add them with an op if a sum is meant",
-    )
+            first, what = producer[name], f"op {op.name!r} writes blob {name!r} twice"
+            if first is not op:
+                what = f"ops {first.name!r} and {op.name!r} both write blob {name!r}"
+            found = f"{_spot(first)} and {_spot(op)}"
+            yield _wrong(op, what, "one producer for each blob", found, remedy, blob=name)
 
 
 def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -165,23 +135,21 @@ def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]
             if name not in graph.blobs:
                 role = "read" if name == state.read else "next"
                 what = f"state {state.read!r} has the {role} blob {name!r}, which nothing declares"
-                yield _undeclared(graph, what, name, where=state.where)
+                yield _undeclared(graph, state, what, name)
 
 
 def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """No op writes the blob through which a state is read."""
-    for state in graph.states.values():
-        producer = graph.producers.get(state.read)
+    expected = "a state that only gets its value from the iteration before"
+    remedy = "write to another blob and name that one as the state's next"
+    for name, state in graph.states.items():
+        producer = graph.producers.get(name)
         if producer is not None:
-            yield GraphError(
-                f"op {producer.name!r} writes blob {state.read!r}, which is a state",
-                where=producer.where or state.where,
-                op=producer,
-                blob=state.read,
-                expected="a state that only gets its value from the iteration before",
-                found=f"{_spot(producer)} as its producer",
-                remedy="write to another blob and name that one as the state's next",
-            )
+            what = f"op {producer.name!r} writes blob {name!r}, which is a state"
+            found = f"{_spot(producer)} as its producer"
+            error = _wrong(producer, what, expected, found, remedy, blob=name)
+            error.where = error.where or state.where
+            yield error
 
 
 def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -194,7 +162,7 @@ def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[Gr
         if other != state.read:
             what = f"states {other!r} and {state.read!r} have the same next blob {state.next!r}"
             found = f"{state.next!r} for {other!r} and for {state.read!r}"
-            yield _of_state(state, state.next, what, expected, found, remedy)
+            yield _wrong(state, what, expected, found, remedy, blob=state.next)
 
 
 def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -204,11 +172,9 @@ def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphEr
         carried = state.next == state.read or state.next in graph.producers
         if not carried and state.next in graph.blobs:
             what = f"state {state.read!r} is carried on by blob {state.next!r}, which no op writes"
-            found, remedy = (
-                f"{state.next!r} without a producer",
-                f"add an op that writes {state.next!r}",
-            )
-            yield _of_state(state, state.next, what, expected, found, remedy)
+            found = f"{state.next!r} without a producer"
+            remedy = f"add an op that writes {state.next!r}"
+            yield _wrong(state, what, expected, found, remedy, blob=state.next)
 
 
 def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -217,22 +183,13 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
         read, after = graph.blobs.get(state.read), graph.blobs.get(state.next)
         if read is None or after is None:
             continue
-        pairs: list[tuple[str, object, object]] = [
-            ("dtype", read.dtype, after.dtype),
-            ("location", read.location, after.location),
-        ]
-        if read.shape is not None and after.shape is not None:
-            pairs.insert(0, ("shape", read.shape, after.shape))
-        for aspect, own, other in pairs:
-            if own != other:
-                yield GraphError(
-                    f"state {state.read!r} and its next blob {state.next!r} differ in {aspect}",
-                    where=state.where,
-                    blob=after,
-                    expected=f"{aspect} {own}, as {state.read!r} has",
-                    found=f"{aspect} {other}",
-                    remedy=f"give both blobs the same {aspect}",
-                )
+        for aspect in ("shape", "dtype", "location"):
+            own, other = getattr(read, aspect), getattr(after, aspect)
+            if own != other and own is not None and other is not None:
+                what = f"state {state.read!r} and its next blob {state.next!r} differ in {aspect}"
+                expected = f"{aspect} {own}, as {state.read!r} has"
+                found, remedy = f"{aspect} {other}", f"give both blobs the same {aspect}"
+                yield _wrong(state, what, expected, found, remedy, blob=after)
 
 
 def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -243,74 +200,71 @@ def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
             if not (math.isfinite(value) and value >= 0):
                 what = f"state {state.read!r} has {name} {value}"
                 remedy = f"write {name}: 1.0, or 0.0 to leave the state without it"
-                yield _of_state(state, state.read, what, expected, str(value), remedy)
+                yield _wrong(state, what, expected, str(value), remedy)
 
 
 def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """The outputs of the graph are declared blobs."""
     for name in graph.outputs:
         if name not in graph.blobs:
-            yield _undeclared(graph, f"output {name!r} is no blob of the graph", name)
+            yield _undeclared(graph, None, f"output {name!r} is no blob of the graph", name)
 
 
 def control_names_ops(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Both ends of a control edge are ops."""
+    expected = "the names of two ops of the graph"
+    remedy = "correct the name, or remove the control edge"
     for before, after in sorted(graph.control):
         for name in dict.fromkeys((before, after)):
             if name not in graph.ops:
-                yield GraphError(
-                    f"control edge {before!r} -> {after!r} names {name!r}, which is no op",
-                    op=name,
-                    expected="the names of two ops of the graph",
-                    found=repr(name),
-                    remedy="correct the name, or remove the control edge",
-                )
+                what = f"control edge {before!r} -> {after!r} names {name!r}, which is no op"
+                yield GraphError(what, expected, repr(name), remedy, op=name)
 
 
 def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """A shape is a tuple of sizes; it may be missing only where an op produces the blob."""
     remedy = "correct the shape (in YAML: size)"
     for blob in graph.blobs.values():
-        if blob.shape is None:
+        name, shape = f"blob {blob.name!r}", blob.shape
+        if shape is None:
             if blob.name not in graph.producers:
-                what = "has no shape, and no op produces it"
+                what = f"{name} has no shape, and no op produces it"
                 expected = "a shape, which can be left out only where an op tells it"
                 give = "give its shape (in YAML: size)"
-                yield _of_blob(blob, what, expected, "no shape", give)
-        elif not all(type(size) is int and size >= 0 for size in blob.shape):
-            what, expected = f"has the shape {blob.shape}", "whole numbers, none below zero"
-            yield _of_blob(blob, what, expected, str(blob.shape), remedy)
-        elif len(blob.shape) > _DIMENSIONS or math.prod(blob.shape) >= _ELEMENTS:
+                yield _wrong(blob, what, expected, "no shape", give)
+        elif not all(type(size) is int and size >= 0 for size in shape):
+            expected = "whole numbers, none below zero"
+            yield _wrong(blob, f"{name} has the shape {shape}", expected, str(shape), remedy)
+        elif len(shape) > _DIMENSIONS or math.prod(shape) >= _ELEMENTS:
+            count = math.prod(shape)
+            size = str(count) if count < _ELEMENTS else f"2^{count.bit_length() - 1} or more"
             expected = f"at most {_DIMENSIONS} dimensions and less than 2^63 elements"
-            found = f"{len(blob.shape)} dimensions, {_power(math.prod(blob.shape))} elements"
-            yield _of_blob(blob, "is larger than a tensor can be", expected, found, remedy)
-
-
-def _power(count: int) -> str:
-    return str(count) if count < _ELEMENTS else f"2^{count.bit_length() - 1} or more"
+            found = f"{len(shape)} dimensions, {size} elements"
+            yield _wrong(blob, f"{name} is larger than a tensor can be", expected, found, remedy)
 
 
 def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Every dtype is one of `DTYPES`."""
     for blob in graph.blobs.values():
         if blob.dtype not in DTYPES:
-            expected = f"one of {', '.join(sorted(DTYPES))}"
+            what, expected = f"blob {blob.name!r} has the dtype", ", ".join(sorted(DTYPES))
+            found = repr(blob.dtype)
             remedy = nearest_name(blob.dtype, sorted(DTYPES), "correct the dtype")
-            what = f"has the dtype {blob.dtype!r}"
-            yield _of_blob(blob, what, expected, repr(blob.dtype), remedy)
+            yield _wrong(blob, f"{what} {found}", f"one of {expected}", found, remedy)
 
 
 def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """The only layout is `channels-last`, for blobs of four dimensions."""
     for blob in graph.blobs.values():
-        if blob.layout not in ("", CHANNELS_LAST):
-            what, expected = f"has the layout {blob.layout!r}", f"{CHANNELS_LAST!r}, or none"
+        name, shape, layout = f"blob {blob.name!r}", blob.shape, blob.layout
+        if layout not in ("", CHANNELS_LAST):
+            what, expected = f"{name} has the layout {layout!r}", f"{CHANNELS_LAST!r}, or none"
             remedy = "correct the layout, or leave it out"
-            yield _of_blob(blob, what, expected, repr(blob.layout), remedy)
-        elif blob.layout and blob.shape is not None and len(blob.shape) != 4:
-            what = f"of {len(blob.shape)} dimensions is {blob.layout}"
+            yield _wrong(blob, what, expected, repr(layout), remedy)
+        elif layout and shape is not None and len(shape) != 4:
+            what = f"{name} of {len(shape)} dimensions is {layout}"
             expected = "four dimensions: samples, channels, height and width"
-            yield _of_blob(blob, what, expected, str(list(blob.shape)), "leave the layout out")
+            yield _wrong(blob, what, expected, str(list(shape)), "leave the layout out")
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -324,32 +278,26 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """
     members = _find_cycle(graph)
     if members:
-        cycle = _cycle_text(graph, members)
-        yield GraphError(
-            f"the graph has a cycle: {cycle}",
-            op=graph.ops[members[0]],
-            expected="ops that can run one after the other",
-            found=cycle,
-            remedy="remove one of these edges, or carry a value to the next iteration with a state",
-        )
+        cycle, expected = _cycle_text(graph, members), "ops that can run one after the other"
+        remedy = "remove one of these edges, or carry a value to the next iteration with a state"
+        op = graph.ops[members[0]]
+        yield _wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
 
 
 def _find_cycle(graph: Graph) -> list[str]:
     """The ops of one cycle in the order of its edges, starting with the first in graph order."""
     done = set(graph.order)
-    stuck = [name for name in graph.ops if name not in done]
+    stuck = {name: number for number, name in enumerate(graph.ops) if name not in done}
     if not stuck:
         return []
     before = {after: name for name in stuck for after in graph.successors[name]}
-    path: dict[str, None] = {}
-    name = stuck[0]
+    path: dict[str, int] = {}
+    name = next(iter(stuck))
     while name not in path:  # every stuck op has a stuck op before it
-        path[name] = None
+        path[name] = len(path)
         name = before[name]
-    backwards = list(path)
-    members = backwards[backwards.index(name) :][::-1]
-    position = {name: number for number, name in enumerate(stuck)}
-    start = members.index(min(members, key=position.__getitem__))
+    members = list(path)[path[name] :][::-1]
+    start = members.index(min(members, key=stuck.__getitem__))
     return members[start:] + members[:start]
 
 
@@ -363,23 +311,15 @@ def _cycle_text(graph: Graph, members: list[str]) -> str:
 
 def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """An op is at the location of its blobs, except for a `Copy` and inputs of a collective."""
+    remedy = "put both at one location, or insert a Copy op between them"
     for op in graph.ops.values():
-        if op.kind == "Copy":
-            continue
-        read = () if op.kind in COLLECTIVES else op.inputs
-        reads = ((name, "reads") for name in read)
-        writes = ((name, "writes") for name in op.outputs)
-        for name, verb in dict.fromkeys((*reads, *writes)):
+        reads = [] if op.kind in COLLECTIVES else _reads(op)
+        for name, verb in [] if op.kind == "Copy" else dict.fromkeys((*reads, *_writes(op))):
             blob = graph.blobs.get(name)
             if blob is not None and blob.location != op.location:
-                yield GraphError(
-                    f"op {op.name!r} at {op.location} {verb} {name!r} at {blob.location}",
-                    op=op,
-                    blob=name,
-                    expected=f"{name!r} at {op.location}",
-                    found=f"{name!r} at {blob.location}",
-                    remedy="put both at one location, or insert a Copy op between them",
-                )
+                what = f"op {op.name!r} at {op.location} {verb} {name!r} at {blob.location}"
+                expected, found = (f"{name!r} at {node.location}" for node in (op, blob))
+                yield _wrong(op, what, expected, found, remedy, blob=name)
 
 
 def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -387,11 +327,9 @@ def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphErr
     if kinds is None:
         return
     for op in graph.ops.values():
-        inputs = [graph.blobs[name] for name in op.inputs if name in graph.blobs]
-        outputs = [graph.blobs.get(name) for name in op.outputs]
-        missing = [name for name in op.outputs if name != NOTHING and name not in graph.blobs]
-        if len(inputs) == len(op.inputs) and not missing:
-            yield from kinds.problems(op, inputs, outputs)
+        if all(name in graph.blobs for name, _ in (*_reads(op), *_writes(op))):
+            inputs = [graph.blobs[name] for name in op.inputs]
+            yield from kinds.problems(op, inputs, [graph.blobs.get(name) for name in op.outputs])
 
 
 RULES: tuple[Rule, ...] = (
@@ -417,35 +355,41 @@ RULES: tuple[Rule, ...] = (
 """All rules, in the order in which they are applied."""
 
 
+def _reads(op: Op) -> list[tuple[str, str]]:
+    return [(name, "reads") for name in op.inputs]
+
+
+def _writes(op: Op) -> list[tuple[str, str]]:
+    return [(name, "writes") for name in op.outputs if name != NOTHING]
+
+
 def _spot(op: Op) -> str:
     return f"op {op.name!r} ({op.where})" if op.where else f"op {op.name!r}"
 
 
-def _of_blob(blob: Blob, what: str, expected: str, found: str, remedy: str) -> GraphError:
-    what = f"blob {blob.name!r} {what}"
-    return GraphError(what, blob=blob, expected=expected, found=found, remedy=remedy)
-
-
-def _of_state(
-    state: State, blob: str, what: str, expected: str, found: str, remedy: str
+def _wrong(
+    node: Blob | Op | State | None,
+    what: str,
+    expected: str,
+    found: str,
+    remedy: str,
+    *,
+    blob: str | Blob | None = None,
 ) -> GraphError:
-    where = state.where
-    return GraphError(what, where=where, blob=blob, expected=expected, found=found, remedy=remedy)
+    """The error of a node; `blob` is the one that it is about, where that is not the node."""
+    if isinstance(node, State):
+        blob = blob or node.read
+    elif isinstance(node, Blob):
+        blob = node
+    op = node if isinstance(node, Op) else None
+    where = None if node is None else node.where
+    return GraphError(what, expected, found, remedy, where=where, op=op, blob=blob)
 
 
 def _undeclared(
-    graph: Graph,
-    what: str,
-    name: str,
-    *,
-    op: Op | None = None,
-    where: str | None = None,
-    suggest: bool = True,
+    graph: Graph, node: Op | State | None, what: str, name: str, *, suggest: bool = True
 ) -> GraphError:
     """The error for the name of a blob that is not declared."""
     question = nearest_name(name, graph.blobs, "") if suggest else ""
     remedy = "declare the blob, or correct the name" + (question and f": {question}")
-    expected, found = "the name of a blob of the graph", repr(name)
-    return GraphError(
-        what, where=where, op=op, blob=name, expected=expected, found=found, remedy=remedy
-    )
+    return _wrong(node, what, "the name of a blob of the graph", repr(name), remedy, blob=name)

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from purine.job.file import job_text, read_options
     from purine.job.folder import RunFolder
     from purine.job.launch import job_layers, open_folder, plan_run
-    from purine.job.measuring import Measured, measure
     from purine.job.plan import JobPlan, make_plan
-    from purine.job.training import Event, Saved, Tested, Trained, Training
+    from purine.job.training import Event, Measured, Saved, Tested, Trained, Training, measure
 
 __all__ = [
     "Event",
@@ -38,7 +37,7 @@ __all__ = [
     "read_options",
 ]
 
-_MODULES = ("config", "file", "folder", "plan", "launch", "training", "measuring")
+_MODULES = ("config", "file", "folder", "plan", "launch", "training")
 
 if not TYPE_CHECKING:  # a type checker reads the imports above
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from purine.data import Source
@@ -43,10 +44,7 @@ def is_prototxt(path: str | Path) -> bool:
 
 
 def caffe_options(path: Path, *, net: bool = True) -> dict[str, str]:
-    """The options that a definition stands for when it is given as the job.
-
-    Without `net` the nets that a solver names are not looked for.
-    """
+    """The options that a definition given as the job stands for; without `net` a solver's alone."""
     file = str(expanded(path).resolve())
     if not is_solver(path):
         return {"net": file}
@@ -75,33 +73,22 @@ def caffe_net(job: Job, source: Source) -> Imported:
     first, *others = source.fields
     shapes = {}
     definition = read_definition(path, solver=solver, test=test)
-    for node, state in (definition.train, definition.test):
-        for layer in layers_of(node, state):
+    for phase in (definition.train, definition.test):
+        for layer in layers_of(*phase):
             if not layer.all("bottom"):
-                named = zip(layer.all("top")[1:], others, strict=False)
-                shapes.update({top: field.shape for top, field in named})
-    imported = from_caffe(
-        path,
-        solver=solver,
-        test=test,
-        batch=job.batch,
-        image=first.shape,
-        crop=job.crop,
-        shapes=shapes,
-    )
-    imported = _with_mean(job, imported)
+                for top, field in zip(layer.all("top")[1:], others, strict=False):
+                    shapes[top] = field.shape
+    make = partial(from_caffe, path, solver=solver, test=test, batch=job.batch, crop=job.crop)
+    imported = _with_mean(job, make(image=first.shape, shapes=shapes))
     tested = None if imported.test is None else _with_all_fields(imported.test, source)
     return replace(imported, net=_with_all_fields(imported.net, source), test=tested)
 
 
 def with_transform(job: Job, imported: Imported) -> Job:
-    """The job with the transforms of the definition for options that it leaves open.
-
-    A mean image is not an option: with one, `mean` stays open.
-    """
+    """The job with the transforms of the definition for options that it leaves open."""
     settings = imported.transform.settings()
     if job.mean_file is not None or imported.transform.mean_image is not None:
-        del settings["mean"]
+        del settings["mean"]  # a mean image is not an option: with one, `mean` stays open
     return fill(job, settings)
 
 
@@ -111,13 +98,9 @@ def caffe_solver(job: Job) -> CaffeSolver | None:
         return None
     solver = read_solver(job.solver)
     if job.momentum and solver.type in ("AdaGrad", "RMSProp"):
-        raise ConfigError(
-            f"solver {solver.type} takes no momentum",
-            where=job.solver,
-            expected="momentum 0",
-            found=f"momentum {job.momentum}",
-            remedy="leave --momentum out, or use another solver",
-        )
+        what, expected = f"solver {solver.type} takes no momentum", "momentum 0"
+        found, remedy = f"momentum {job.momentum}", "leave --momentum out, or use another solver"
+        raise ConfigError(what, expected, found, remedy, where=job.solver)
     return solver
 
 
@@ -153,13 +136,9 @@ def _files(job: Job) -> tuple[Path, str | None, str | None]:
     test = job.test_net if job.test_net and is_prototxt(job.test_net) else None
     net = expanded(job.net)
     if (solver is None or Path(solver).resolve() != net.resolve()) and is_solver(net):
-        raise ConfigError(
-            "this is a solver, not a net",
-            where=str(net),
-            expected="--net with a net; a solver is a job, or goes with --solver",
-            found=f"--net {job.net}",
-            remedy=f"write purine train {shlex.quote(job.net)}",
-        )
+        expected = "--net with a net; a solver is a job, or goes with --solver"
+        found, remedy = f"--net {job.net}", f"write purine train {shlex.quote(job.net)}"
+        raise ConfigError("this is a solver, not a net", expected, found, remedy, where=str(net))
     return net, solver, test
 
 
@@ -170,14 +149,12 @@ def _with_mean(job: Job, imported: Imported) -> Imported:
         return imported
     where, name = transform.missing_mean
     if job.mean is None and job.mean_file is None:
-        raise ConfigError(
-            f"the mean image {name!r} is not there",
-            where=where,
-            expected=f"a file {within(imported.roots)}",
-            found="nothing at this path",
-            remedy="say where it is with --mean-file, or give numbers with --mean; "
-            "--mean 0 subtracts nothing",
+        what, expected = f"the mean image {name!r} is not there", f"a file {within(imported.roots)}"
+        remedy = (
+            "say where it is with --mean-file, or give numbers with --mean; "
+            "--mean 0 subtracts nothing"
         )
+        raise ConfigError(what, expected, "nothing at this path", remedy, where=where)
     notes = tuple(note for note in imported.notes if note != transform.left_out)
     return replace(imported, notes=notes)
 

@@ -42,26 +42,17 @@ class Job(JobOptions):
         for name, option in OPTIONS.items():
             other = option.instead_of
             if other is not None and name in given and other in given:
-                raise ConfigError(
-                    f"both {other} and {name} are given",
-                    expected="one of them",
-                    found=f"{other} {given[other]}, {name} {given[name]}",
-                    remedy="leave one out",
-                )
+                what, expected = f"both {other} and {name} are given", "one of them"
+                found, remedy = f"{other} {given[other]}, {name} {given[name]}", "leave one out"
+                raise ConfigError(what, expected, found, remedy)
         if self.precision == "tf32" and "cuda" not in self.devices:
-            raise ConfigError(
-                "precision is tf32, and the job has no GPU",
-                expected="devices such as cuda:0, which have TF32",
-                found=f"devices {self.devices}",
-                remedy="leave --precision out for float32, or train on --devices cuda:0",
-            )
+            what, found = "precision is tf32, and the job has no GPU", f"devices {self.devices}"
+            remedy = "leave --precision out for float32, or train on --devices cuda:0"
+            raise ConfigError(what, "devices such as cuda:0, which have TF32", found, remedy)
         if self.pad and self.crop is None:
-            raise ConfigError(
-                f"pad is {self.pad}, and there is no crop",
-                expected="a crop to take from the padded image",
-                found="no crop",
-                remedy="give crop as well, or leave pad out",
-            )
+            what = f"pad is {self.pad}, and there is no crop"
+            expected, found = "a crop to take from the padded image", "no crop"
+            raise ConfigError(what, expected, found, "give crop as well, or leave pad out")
 
 
 def merge(*layers: Given) -> Job:
@@ -143,23 +134,16 @@ def _check_devices(text: str) -> None:
     """Refuse what names no devices; whether there are so many is seen when the job is planned."""
     devices = parse_devices(text)
     if len(devices) == 1 and devices[0].startswith("cpu") and devices != ("cpu:0",):
-        raise ConfigError(
-            f"device {devices[0]} cannot be used",
-            expected="cpu:0, which stands for all cores of this machine where it is alone",
-            found=devices[0],
-            remedy="write --devices cpu:0",
-        )
+        expected = "cpu:0, which stands for all cores of this machine where it is alone"
+        found, remedy = devices[0], "write --devices cpu:0"
+        raise ConfigError(f"device {devices[0]} cannot be used", expected, found, remedy)
 
 
 def _wrong(name: str, where: str | None, expected: str, found: str) -> ConfigError:
     found = found if len(found) <= 100 else f"{found[:60]}... ({len(found)} characters)"
-    return ConfigError(
-        f"{name} is {found.removeprefix('int ').removeprefix('float ')}",
-        where=where,
-        expected=expected,
-        found=found,
-        remedy=f"change {name if where else OPTIONS[name].flag}",
-    )
+    what = f"{name} is {found.removeprefix('int ').removeprefix('float ')}"
+    remedy = f"change {name if where else OPTIONS[name].flag}"
+    return ConfigError(what, expected, found, remedy, where=where)
 
 
 def _short(text: str) -> str:

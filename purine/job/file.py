@@ -90,13 +90,10 @@ def _pairs(path: Path) -> list[tuple[Node, Node]]:
     if root is None:
         return []
     if not isinstance(root, Map):
-        raise ConfigError(
-            "a job file is a mapping",
-            where=f"{path}:{root.line}",
-            expected="lines of the form `key: value`",
-            found="a list (a graph?)" if isinstance(root, List) else "a single value",
-            remedy="to train a graph of your own, pass it with --net",
-        )
+        what, expected = "a job file is a mapping", "lines of the form `key: value`"
+        found = "a list (a graph?)" if isinstance(root, List) else "a single value"
+        remedy = "to train a graph of your own, pass it with --net"
+        raise ConfigError(what, expected, found, remedy, where=f"{path}:{root.line}")
     return root.pairs
 
 

@@ -101,9 +101,9 @@ class RunFolder:
     def at(cls, path: str | Path) -> RunFolder:
         """The folder at a path, whatever is there."""
         if not str(path):
-            what, expected = "the path of the run's folder is empty", "the path of a folder"
             remedy = "write for example --out runs/a, or leave --out out"
-            raise ConfigError(what, expected=expected, found="''", remedy=remedy)
+            what, expected = "the path of the run's folder is empty", "the path of a folder"
+            raise ConfigError(what, expected, "''", remedy)
         folder = cls(expanded(path))
         try:
             if any(len(os.fsencode(part)) > _NAME_BYTES for part in folder.path.parts):
@@ -112,14 +112,10 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:  # too long, not permitted, or no path at all
+            what = "the folder of the run cannot be used"
             expected = "the path of a folder that can be read and written"
-            what, remedy = (
-                "the folder of the run cannot be used",
-                "choose another folder with --out",
-            )
-            raise unreadable(
-                ConfigError, path, error, what=what, expected=expected, remedy=remedy
-            ) from error
+            remedy = "choose another folder with --out"
+            raise unreadable(ConfigError, path, error, expected, what, remedy) from error
         return folder
 
     @classmethod
@@ -141,13 +137,9 @@ class RunFolder:
                 remedy = "go on with it: --resume; or choose another folder"
             elif taken:
                 remedy = "choose another folder; without config.yaml this one cannot go on"
-            raise ConfigError(
-                "there is a run in this folder already" if taken else "this is not a folder",
-                where=self.path,
-                expected="a new or an empty folder",
-                found=", ".join(taken) or "a file",
-                remedy=remedy,
-            )
+            what = "there is a run in this folder already" if taken else "this is not a folder"
+            expected, found = "a new or an empty folder", ", ".join(taken) or "a file"
+            raise ConfigError(what, expected, found, remedy, where=self.path)
 
     def _taken(self) -> list[str]:
         """The names of a run's files that are in the folder."""
@@ -160,32 +152,23 @@ class RunFolder:
         return self.newest_checkpoint() is not None and not any(file.exists() for file in files)
 
     def _without_job(self, expected: str) -> ConfigError:
-        return ConfigError(
-            "this folder holds checkpoints that a Python run saved, without its job",
-            where=self.path,
-            expected=expected,
-            found=", ".join(self._taken()),
-            remedy=f"load it in Python with Run.load({str(self.path)!r}); "
-            "a run of `purine train` needs another --out",
-        )
+        what = "this folder holds checkpoints that a Python run saved, without its job"
+        remedy = f"load it in Python with Run.load({str(self.path)!r}); "
+        remedy += "a run of `purine train` needs another --out"
+        return ConfigError(what, expected, ", ".join(self._taken()), remedy, where=self.path)
 
     def _no_run(self) -> ConfigError:
         expected = "a folder that `purine train --out` wrote, with config.yaml"
         if self._has_no_job():
             return self._without_job(expected)
-        content = "a file" if self.path.exists() else "nothing"
+        found = "a file" if self.path.exists() else "nothing"
         if self.path.is_dir():
             names = sorted(entry.name for entry in self.path.iterdir())
-            content = ", ".join(names[:8]) or "an empty folder"
+            found = ", ".join(names[:8]) or "an empty folder"
         start = f"start a run there: purine train --out {shlex.quote(str(self.path))}"
-        return ConfigError(
-            "there is no run in this folder",
-            where=self.path,
-            expected=expected,
-            found=content,
-            remedy="check the path, or "
-            + ("start a run with another --out" if self._taken() else start),
-        )
+        start = "start a run with another --out" if self._taken() else start
+        what, remedy = "there is no run in this folder", f"check the path, or {start}"
+        return ConfigError(what, expected, found, remedy, where=self.path)
 
     def read_config(self) -> Job:
         """The job of the run, with `out` and what its own files hold set to this folder."""
@@ -210,12 +193,8 @@ class RunFolder:
 
     def _with_copies(self, job: Job) -> Job:
         """The job with the copies in this folder instead of the files that it named."""
-        copies = {
-            "test_net": self.test_net_file,
-            "solver": self.solver_file,
-            "weights": self.start_file,
-            "mean_file": self.mean_file,
-        }
+        copies = {"test_net": self.test_net_file, "solver": self.solver_file}
+        copies |= {"weights": self.start_file, "mean_file": self.mean_file}
         paths: Given = {n: str(file.resolve()) for n, file in copies.items() if file.is_file()}
         return replace(job, **paths)
 
@@ -244,6 +223,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[_Row]:
         """All rows of the metrics; a last line that was cut short is left out."""
+        what = "the metrics cannot be read"
         try:
             lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -251,7 +231,8 @@ class RunFolder:
         except OSError as error:
             expected = "a file with a JSON object on each line"
             remedy = "put the file back as it was, or move what is there away"
-            raise self._unreadable_metrics(error, expected, remedy) from error
+            path = self.metrics_file
+            raise unreadable(ConfigError, path, error, expected, what, remedy) from error
         rows = []
         for number, line in enumerate(lines, 1):
             try:
@@ -260,16 +241,11 @@ class RunFolder:
                 assert "test_loss" not in row or row.keys() >= {"epoch", "test_accuracy"}
             except (ValueError, KeyError, TypeError, AssertionError):
                 expected = 'a JSON object with "iteration", and that of a test whole'
-                found, remedy = repr(line[:80]), "mend or remove this line"
-                raise self._unreadable_metrics(found, expected, remedy, f":{number}") from None
+                where, found = f"{self.metrics_file}:{number}", repr(line[:80])
+                remedy = "mend or remove this line"
+                raise ConfigError(what, expected, found, remedy, where=where) from None
             rows.append(row)
         return rows
-
-    def _unreadable_metrics(
-        self, cause: OSError | str, expected: str, remedy: str, line: str = ""
-    ) -> ConfigError:
-        what, path = "the metrics cannot be read", f"{self.metrics_file}{line}"
-        return unreadable(ConfigError, path, cause, what=what, expected=expected, remedy=remedy)
 
     def cut_metrics(self, iteration: int) -> list[_Row]:
         """Remove the rows after `iteration`, and return the rows that stay."""
@@ -281,14 +257,12 @@ class RunFolder:
     def refuse_lost_checkpoints(self) -> None:
         """Raise `CheckpointError` if the run is complete and its checkpoints are gone."""
         if self.summary_file.exists() and self.newest_checkpoint() is None:
-            raise CheckpointError(
-                "the run is complete, and its checkpoints are gone",
-                where=self.path,
-                expected="checkpoints/<iteration> to go on from",
-                found=f"{self.summary_file.name}, and no checkpoint",
-                remedy="put the folder checkpoints back, or train again into another folder: "
-                f"purine train {shlex.quote(str(self.config_file))}",
-            )
+            what = "the run is complete, and its checkpoints are gone"
+            expected = "checkpoints/<iteration> to go on from"
+            found = f"{self.summary_file.name}, and no checkpoint"
+            again = f"purine train {shlex.quote(str(self.config_file))}"
+            remedy = f"put the folder checkpoints back, or train again into another folder: {again}"
+            raise CheckpointError(what, expected, found, remedy, where=self.path)
 
     def newest_checkpoint(self) -> Path | None:
         """The folder of the newest checkpoint."""
@@ -308,14 +282,9 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                what, expected = (
-                    "another process is training in this folder",
-                    "one process for a run",
-                )
-                found, remedy = "a lock held by another", "wait for it, or choose another folder"
-                raise ConfigError(
-                    what, where=self.path, expected=expected, found=found, remedy=remedy
-                ) from None
+                what, found = "another process is training in this folder", "a lock held by another"
+                expected, remedy = "one process for a run", "wait for it, or choose another folder"
+                raise ConfigError(what, expected, found, remedy, where=self.path) from None
             except OSError:
                 pass  # no file locks here; saving a checkpoint warns about it
             for draft in self.path.glob(".*.tmp"):  # left behind by a process that was killed
@@ -358,6 +327,4 @@ def _os_errors(path: str | Path) -> Iterator[None]:
     except OSError as error:
         what, expected = "cannot write to the folder of the run", "a folder that can be written"
         remedy = "choose another folder with --out, or free space"
-        raise unreadable(
-            ConfigError, path, error, what=what, expected=expected, remedy=remedy
-        ) from error
+        raise unreadable(ConfigError, path, error, expected, what, remedy) from error

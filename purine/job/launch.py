@@ -23,8 +23,7 @@ from purine.job.folder import RunFolder
 from purine.job.nets import find_nets, with_losses
 from purine.job.options import OPTIONS, Resume
 from purine.job.placing import scheme_of
-from purine.job.plan import JobPlan, make_plan
-from purine.job.settle import iterations_of, rate_of
+from purine.job.plan import JobPlan, iterations_of, make_plan, rate_of
 from purine.job.start import read_mean_file
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
@@ -33,10 +32,7 @@ __all__ = ["job_layers", "open_folder", "plan_run", "resume"]
 
 
 def job_layers(file: Path | None, given: Given) -> list[Given]:
-    """The layers of options of a job file (YAML, or a Caffe solver) and of what is given beside it.
-
-    Later layers count more.
-    """
+    """The options of a job file (YAML, or a Caffe solver), then those given, which count more."""
     if file is None:
         return [given]
     if is_prototxt(file):
@@ -45,10 +41,7 @@ def job_layers(file: Path | None, given: Given) -> list[Given]:
 
 
 def plan_run(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder | None]:
-    """The plan that layers of options describe, and the folder of the run if it is `resumed`.
-
-    Nothing is written.
-    """
+    """The plan of layers of options, and the folder of a `resumed` run. Nothing is written."""
     if resumed:
         return _plan_resumed(layers)
     job = merge(*layers)
@@ -70,7 +63,7 @@ def _plan_resumed(layers: Sequence[Given]) -> tuple[JobPlan, RunFolder]:
     given = {name: value for layer in layers for name, value in layer.items()}
     if "out" not in given:
         what, remedy = "--resume does not say which run", "write purine train --resume --out DIR"
-        raise ConfigError(what, expected="the folder of a run", found="no --out", remedy=remedy)
+        raise ConfigError(what, "the folder of a run", "no --out", remedy)
     folder = RunFolder.existing(given["out"])
     folder.refuse_lost_checkpoints()
     begins_again = folder.newest_checkpoint() is None
@@ -85,9 +78,7 @@ def resume(folder: RunFolder, given: Given) -> JobPlan:
     for name, value in given.items():
         if OPTIONS[name].resume is Resume.SAME and not _same(plan, name, value):
             raise _contradiction(name, getattr(plan.job, name), value)
-    changes = {
-        name: value for name, value in given.items() if OPTIONS[name].resume is Resume.CHANGE
-    }
+    changes = {key: value for key, value in given.items() if OPTIONS[key].resume is Resume.CHANGE}
     return _changed(plan, changes, folder) if changes else plan
 
 
@@ -97,13 +88,10 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
     iterations = iterations_of(job, plan.data)
     if iterations < plan.iterations:
         name = "epochs" if job.epochs is not None else "iters"
-        raise ConfigError(
-            f"--{name} {getattr(job, name)} would end before the run does",
-            where=folder.path,
-            expected=f"{plan.iterations} iterations or more, as the run was started with",
-            found=f"{iterations} iterations",
-            remedy="leave it out, or start another run",
-        )
+        what = f"--{name} {getattr(job, name)} would end before the run does"
+        expected = f"{plan.iterations} iterations or more, as the run was started with"
+        found, remedy = f"{iterations} iterations", "leave it out, or start another run"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
     before, now = rate_of(plan.job, plan.iterations), rate_of(job, iterations)
     if before != now:
         remedy = "leave --lr-policy out, or start another run"
@@ -111,21 +99,15 @@ def _changed(plan: JobPlan, changes: Given, folder: RunFolder) -> JobPlan:
             policy = (job.lr_policy or "").partition(":")[0]
             end = f"--lr-policy {policy}:max_iterations={plan.iterations}"
             remedy = f"name the end of the policy as it was: {end}"
-        raise ConfigError(
-            "the learning rate would not be that of the run so far",
-            where=folder.path,
-            expected=str(before),
-            found=str(now),
-            remedy=remedy,
-        )
+        what, expected = "the learning rate would not be that of the run so far", str(before)
+        raise ConfigError(what, expected, str(now), remedy, where=folder.path)
     return replace(plan, job=job, iterations=iterations)
 
 
 def _on_given_devices(job: Job, given: Given) -> Job:
-    """The job on the devices and by the scheme given now.
+    """The job on the devices and by the scheme given now; then its threads are decided anew.
 
-    A scheme of replicas alone adapts to the number of devices. The number of threads is decided
-    anew for other devices or another scheme.
+    A scheme of replicas alone adapts to the number of devices.
     """
     job = replace(job, share_cores=given.get("share_cores", job.share_cores))
     before = scheme_of(job)
@@ -143,14 +125,12 @@ def _on_given_devices(job: Job, given: Given) -> Job:
 def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
     """Refuse a number of devices that the run's own scheme is not for."""
     if scheme.devices != len(devices):
+        count, wanted = len(devices), f"{scheme.devices} devices"
         factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
-        raise ConfigError(
-            f"the scheme is for {scheme.devices} devices, and {len(devices)} are named",
-            expected=f"{factors} = {scheme.devices} devices, by the run's own scheme",
-            found=", ".join(devices[:16]),
-            remedy=f"replace the scheme: --parallel data={len(devices)}, or another for as many "
-            f"devices; or name {scheme.devices} devices",
-        )
+        what = f"the scheme is for {wanted}, and {count} are named"
+        expected, found = f"{factors} = {wanted}, by the run's own scheme", ", ".join(devices[:16])
+        other = f"--parallel data={count}, or another for as many devices"
+        raise ConfigError(what, expected, found, f"replace the scheme: {other}; or name {wanted}")
 
 
 def _same(plan: JobPlan, name: str, value: str) -> bool:
@@ -162,8 +142,7 @@ def _same(plan: JobPlan, name: str, value: str) -> bool:
         image = plan.values.get(MEAN_IMAGE)
         return image is not None and image.equal(read_mean_file(value))
     if name == "net" and value != plan.job.net:
-        nets = find_nets(replace(plan.job, net=value), plan.data)
-        return with_losses(nets.net) == plan.net
+        return with_losses(find_nets(replace(plan.job, net=value), plan.data).net) == plan.net
     if name == "test_net" and value != plan.job.test_net:
         return find_nets(replace(plan.job, test_net=value), plan.data).test_net == plan.test_net
     if name == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):
@@ -173,9 +152,6 @@ def _same(plan: JobPlan, name: str, value: str) -> bool:
 
 def _contradiction(name: str, stored: object, given: object) -> ConfigError:
     flag = OPTIONS[name].flag
-    return ConfigError(
-        f"{flag} {given} contradicts the run, which was started with {stored}",
-        expected=f"{name} {stored}",
-        found=f"{name} {given}",
-        remedy=f"leave {flag} out to go on, or start another run with another --out",
-    )
+    what = f"{flag} {given} contradicts the run, which was started with {stored}"
+    remedy = f"leave {flag} out to go on, or start another run with another --out"
+    return ConfigError(what, f"{name} {stored}", f"{name} {given}", remedy)

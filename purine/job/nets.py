@@ -66,14 +66,10 @@ def with_losses(net: Graph) -> Graph:
     """The net with the results of all its loss ops among its outputs."""
     losses = [op.outputs[0] for op in net.ops.values() if lookup(op).loss]
     if not losses:
-        where = next((op.where for op in net.ops.values() if op.where), None)
-        raise GraphError(
-            "the net has no loss",
-            where=where.rpartition(":")[0] if where else None,
-            expected="at least one op of a loss kind",
-            found=_kinds_text(net),
-            remedy="add for example a SoftmaxLoss",
-        )
+        lines = (op.where.rpartition(":")[0] for op in net.ops.values() if op.where)
+        expected, remedy = "at least one op of a loss kind", "add for example a SoftmaxLoss"
+        found, where = _kinds_text(net), next(lines, None)
+        raise GraphError("the net has no loss", expected, found, remedy, where=where)
     builder = Builder(net)
     builder.outputs += [name for name in losses if name not in net.outputs]
     return builder.graph()
@@ -84,13 +80,11 @@ def refuse_other_parameters(test_net: Graph, net: Graph) -> None:
     for name, state in test_net.states.items():
         shape = test_net.blobs[name].shape
         if state.trainable and (name not in net.states or net.blobs[name].shape != shape):
-            raise GraphError(
-                f"parameter {name!r} of the test net is not one of the net that is trained",
-                blob=test_net.blobs[name],
-                expected=f"a parameter of {list(shape or ())} in both nets",
-                found=f"{list(net.blobs[name].shape or ())}" if name in net.states else "none",
-                remedy="give both nets the same layers with parameters",
-            )
+            what = f"parameter {name!r} of the test net is not one of the net that is trained"
+            expected = f"a parameter of {list(shape or ())} in both nets"
+            found = f"{list(net.blobs[name].shape or ())}" if name in net.states else "none"
+            remedy = "give both nets the same layers with parameters"
+            raise GraphError(what, expected, found, remedy, blob=test_net.blobs[name])
 
 
 def refuse_labels(net: Graph, data: DataSet) -> None:
@@ -104,28 +98,19 @@ def refuse_labels(net: Graph, data: DataSet) -> None:
         shape = net.blobs[op.inputs[0]].shape
         assert isinstance(axis, int)
         if shape is not None and shape[axis] < classes:
-            raise DataError(
-                f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}",
-                op=op,
-                blob=op.inputs[0],
-                expected=f"at most {shape[axis]} classes",
-                found=str(classes),
-                remedy="use data of fewer classes, or give the net's last layer more outputs",
-            )
+            what = f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}"
+            expected, found = f"at most {shape[axis]} classes", str(classes)
+            remedy = "use data of fewer classes, or give the net's last layer more outputs"
+            raise DataError(what, expected, found, remedy, op=op, blob=op.inputs[0])
 
 
 def _caffe_nets(job: Job, source: Source, path: Path) -> Nets:
     imported = caffe_net(job, source)
     _refuse_no_source(imported.net, path)
     own_mean = job.mean is not None or job.mean_file is not None
-    return Nets(
-        with_transform(job, imported),
-        imported.net,
-        imported.test,
-        imported.notes,
-        imported.layers,
-        None if own_mean else imported.transform.mean_image,
-    )
+    mean_image = None if own_mean else imported.transform.mean_image
+    job, notes, layers = with_transform(job, imported), imported.notes, imported.layers
+    return Nets(job, imported.net, imported.test, notes, layers, mean_image)
 
 
 def _yaml_net(path: Path) -> Graph:
@@ -137,13 +122,10 @@ def _yaml_net(path: Path) -> Graph:
 def _refuse_no_source(net: Graph, path: Path) -> None:
     if not any(op.kind == "Data" for op in net.ops.values()):
         remedy = "add {type: op, op_type: Data, name: data, inputs: [], outputs: [data, label]}"
-        raise GraphError(
-            "the net has no Data op, so there is nothing to train it on",
-            where=path,
-            expected="an op of kind Data that gives the batches",
-            found=_kinds_text(net),
-            remedy="give it a Data layer" if is_prototxt(path) else remedy,
-        )
+        remedy = "give it a Data layer" if is_prototxt(path) else remedy
+        what = "the net has no Data op, so there is nothing to train it on"
+        expected = "an op of kind Data that gives the batches"
+        raise GraphError(what, expected, _kinds_text(net), remedy, where=path)
 
 
 def _kinds_text(net: Graph) -> str:
@@ -164,12 +146,10 @@ def _zoo_net(job: Job, source: Source) -> Graph:
             raise
         image = sizes["image"]
         assert isinstance(image, tuple)
-        raise DataError(
-            f"images of {list(image)} are too small for net {job.net!r}",
-            expected="images that are left with something at every op of the net",
-            found=f"{error.what}: {error.found}",
-            remedy="use larger images, or a net for small ones, such as lenet or mlp",
-        ) from error
+        what = f"images of {list(image)} are too small for net {job.net!r}"
+        expected = "images that are left with something at every op of the net"
+        remedy = "use larger images, or a net for small ones, such as lenet or mlp"
+        raise DataError(what, expected, f"{error.what}: {error.found}", remedy) from error
 
 
 def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:

@@ -1,9 +1,8 @@
 """The options of a training job: one table, from which everything else about them is derived.
 
 A field of `JobOptions` declares an option: its name, type and default, and an `Option` with all
-other facts. The command line and its help, the keys of job files, the checks of values, what a
-resumed run may change and what identifies a run are read from this table. Nothing here imports
-torch or numpy, so the help appears at once.
+other facts. The command line, job files, checks, resumed runs and the identity of a run read this
+table. Nothing here imports torch or numpy, so the help appears at once.
 """
 
 from __future__ import annotations
@@ -111,12 +110,9 @@ def _numbers(text: str) -> float | tuple[float, ...]:
     try:
         values = tuple(float(item) for item in text.split(","))
     except ValueError:
-        raise ConfigError(
-            f"mean is {text!r}",
-            expected="a number, or one for each channel with commas between them",
-            found=repr(text),
-            remedy="write for example --mean 125.3,123.0,113.9",
-        ) from None
+        expected, found = "a number, or one for each channel with commas between them", repr(text)
+        remedy = "write for example --mean 125.3,123.0,113.9"
+        raise ConfigError(f"mean is {text!r}", expected, found, remedy) from None
     return values[0] if len(values) == 1 else values
 
 

@@ -42,10 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a step needs: the peak of the bytes held on each device, and the bytes moved.
-
-    `available` are the free bytes of each memory. CPU devices share one.
-    """
+    """Peak bytes of a step on each device, free bytes of each memory, and bytes moved."""
 
     peaks: Mapping[Location, int]
     available: Mapping[str, int]
@@ -59,14 +56,13 @@ class Placement:
 def scheme_of(job: Job) -> Scheme | None:
     """The scheme of a job, with nothing left open; None for a job on one device without one."""
     count = len(parse_devices(job.devices))
-    if job.parallel is not None:
-        scheme = Scheme.parse(job.parallel)
-        given = {item.partition("=")[0].strip() for item in job.parallel.split(",")}
-        if "data" not in given:
-            return scheme.over(count).settled()
-        refuse_devices(scheme, as_locations(job.devices))
-        return scheme.settled()
-    return Scheme(data=count) if count > 1 else None
+    if job.parallel is None:
+        return Scheme(data=count) if count > 1 else None
+    scheme = Scheme.parse(job.parallel)
+    if "data" not in {item.partition("=")[0].strip() for item in job.parallel.split(",")}:
+        return scheme.over(count).settled()
+    refuse_devices(scheme, as_locations(job.devices))
+    return scheme.settled()
 
 
 def threads_for(job: Job) -> int:
@@ -138,12 +134,11 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
     names = [name for op in step.ops.values() if op.kind == "Data" for name in op.outputs if name]
     batch, available = sum(size_in_bytes(step.blobs[name]) for name in names), _available("cpu")
     if prefetch * batch > available:
-        raise ConfigError(
-            f"{prefetch} batches that are read ahead do not fit into memory",
-            expected=f"at most {megabytes(available)}, which is available",
-            found=f"{megabytes(prefetch * batch)}, {megabytes(batch)} a batch",
-            remedy=f"lower --prefetch to {max(1, available // max(1, batch) // 2)} or fewer",
-        )
+        what = f"{prefetch} batches that are read ahead do not fit into memory"
+        expected = f"at most {megabytes(available)}, which is available"
+        found = f"{megabytes(prefetch * batch)}, {megabytes(batch)} a batch"
+        remedy = f"lower --prefetch to {max(1, available // max(1, batch) // 2)} or fewer"
+        raise ConfigError(what, expected, found, remedy)
 
 
 def placement(step: Graph) -> Placement:

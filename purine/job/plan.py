@@ -5,6 +5,7 @@ A plan is complete: its job has no option left open, and its graphs are checked 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,32 +18,33 @@ from purine.data import DataSet, Source, open_data, prepare
 from purine.data.hdf5 import with_classes
 from purine.data.open import absolute
 from purine.data.prepare import MEAN_IMAGE
+from purine.errors import ConfigError
+from purine.files import expanded
 from purine.graph import Graph
 from purine.importers.caffe import CaffeSolver
-from purine.job.caffe import caffe_data, caffe_solver, is_prototxt
-from purine.job.config import Job
+from purine.job import placing
+from purine.job.caffe import caffe_data, caffe_solver, is_prototxt, with_solver
+from purine.job.config import Job, fill, given_options
 from purine.job.nets import Nets, find_nets, refuse_labels, refuse_other_parameters, with_losses
-from purine.job.options import DATA_SET
-from purine.job.placing import (
-    crowding,
-    laid_out,
-    locations_of,
-    low_precision,
-    moved,
-    refuse_unfit,
-    scheme_of,
-)
-from purine.job.settle import iterations_of, rate_of, samples_per_iteration, settle
-from purine.job.start import start_values
+from purine.job.options import DATA_SET, OPTIONS
+from purine.job.start import absolute_weights, start_values
 from purine.kinds.loss_scale import FINITE
+from purine.nearest import unknown_name
 from purine.optimize import evaluation
 from purine.parallel import Scheme
 from purine.recipe import Settings, make_step
-from purine.runtime.feeding import read_stream
-from purine.solvers import SOLVERS, Rate
+from purine.runtime.checkpoint import LARGEST
+from purine.runtime.feeding import batch_of, data_ops, read_stream
+from purine.solvers import SOLVERS, Rate, parse_rate
 from purine.zoo import NETS
 
-__all__ = ["JobPlan", "make_plan", "measuring", "open_for", "prepared", "recipe_of"]
+__all__ = ["JobPlan", "iterations_of", "make_plan", "measuring", "open_for", "rate_of"]
+
+_DEFAULTS: Mapping[str, dict[str, float]] = {
+    "sgd": {"momentum": 0.9, "weight_decay": 5e-4},
+    "lars": {"weight_decay": 5e-4},
+}
+"""Where a job differs from the defaults of the solvers themselves."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class JobPlan:
     @property
     def samples_per_iteration(self) -> int:
         """The samples that an iteration reads."""
-        return samples_per_iteration(self.job)
+        return _samples_per_iteration(self.job)
 
     @property
     def has_loss_scale(self) -> bool:
@@ -97,10 +99,7 @@ class JobPlan:
 
 
 def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = None) -> JobPlan:
-    """Find everything the job names and build its graphs.
-
-    `net` and `test_net` stand in for those that the job names.
-    """
+    """Find everything the job names and build its graphs; `net` and `test_net` replace its own."""
     spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else DATA_SET)
     data = open_for(job.net, spec)
     job = replace(job, data=absolute(spec))
@@ -109,7 +108,7 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     values, notes = start_values(nets.job, net, nets.layers, nets.mean_image)
     mean_image = values.get(MEAN_IMAGE)
     caffe = caffe_solver(nets.job)
-    job = settle(nets.job, net, data, caffe, mean_image)
+    job = _settled(nets.job, net, data, caffe, mean_image)
     iterations = iterations_of(job, data)
     with_samples = prepared(job, net, data.train, mean_image)
     step = check(make_step(with_samples, recipe_of(job, caffe, iterations)))
@@ -118,18 +117,10 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     if test_net is not None:
         refuse_other_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, mean_image)
-    refuse_unfit(step, job)
-    return JobPlan(
-        job=job,
-        data=data,
-        net=net,
-        step=step,
-        test=None if test is None else laid_out(job, moved(job, test)),
-        test_net=test_net,
-        iterations=iterations,
-        notes=tuple(dict.fromkeys((*crowding(job), *nets.notes, *notes))),
-        values=values,
-    )
+    placing.refuse_unfit(step, job)
+    test = None if test is None else placing.laid_out(job, placing.moved(job, test))
+    all_notes = tuple(dict.fromkeys((*placing.crowding(job), *nets.notes, *notes)))
+    return JobPlan(job, data, net, step, test, test_net, iterations, all_notes, values)
 
 
 def open_for(net: str, spec: str) -> DataSet:
@@ -145,23 +136,98 @@ def measuring(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -
 
 
 def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
-    """The net with the ops that prepare its samples: mean, scale, crop, padding and mirroring.
-
-    The mean image is used where the job has no mean.
-    """
+    """The net with the ops that prepare its samples; a mean image is used if there is no mean."""
     mean = mean_image if job.mean is None else job.mean
     assert mean is not None
     assert job.mirror is not None
-    return prepare(
-        net, source, mean=mean, scale=job.scale, crop=job.crop, pad=job.pad, mirror=job.mirror
+    crop, pad = job.crop, job.pad
+    return prepare(net, source, mean=mean, scale=job.scale, crop=crop, pad=pad, mirror=job.mirror)
+
+
+def _settled(
+    job: Job, net: Graph, data: DataSet, caffe: CaffeSolver | None, mean_image: Tensor | None
+) -> Job:
+    """The job with its open options decided, as the run records them.
+
+    The first of these that has a value decides: the options given, a Caffe definition, the defaults
+    of the solver, the fallback in the table.
+    """
+    job = _with_own_solver(job) if caffe is None else with_solver(job, caffe)
+    scheme = placing.scheme_of(job)
+    job = replace(
+        job,
+        batch=batch_of(net, data_ops(net)[0]),
+        threads=job.threads or placing.threads_for(job),
+        parallel=None if scheme is None else str(scheme),
+        weights=absolute_weights(job.weights) if job.weights else None,
+        mean_file=str(expanded(job.mean_file).resolve()) if job.mean_file else None,
     )
+    job = fill(job, _fallbacks(job, mean_image))
+    samples = _samples_per_iteration(job)
+    if samples > len(data.train):
+        product = f" (batch {job.batch} times accumulate {job.accumulate})"
+        size = f"{samples}{product if job.accumulate != 1 else ''}"
+        what = f"a batch of {size} is larger than the training set"
+        expected, found = f"at most {len(data.train)}, the samples of {job.data}", str(samples)
+        raise ConfigError(what, expected, found, "lower --batch or --accumulate")
+    return job
+
+
+def _samples_per_iteration(job: Job) -> int:
+    """The samples that an iteration of a settled job reads."""
+    assert job.batch is not None
+    assert job.accumulate is not None
+    return job.batch * job.accumulate
+
+
+def iterations_of(job: Job, data: DataSet) -> int:
+    """The number of iterations of a settled job."""
+    iterations = job.iters
+    if iterations is None:
+        assert job.epochs is not None
+        iterations = -(-job.epochs * len(data.train) // _samples_per_iteration(job))
+    if iterations > LARGEST:
+        name = "epochs" if job.iters is None else "iters"
+        what, expected = f"{name} is {getattr(job, name)}", f"at most {LARGEST:,} iterations"
+        raise ConfigError(what, expected, f"{iterations:,} iterations", f"change --{name}")
+    return iterations
+
+
+def rate_of(job: Job, iterations: int) -> Rate:
+    """The learning-rate policy of a settled job of this length."""
+    assert job.lr is not None
+    assert job.lr_policy is not None
+    return parse_rate(job.lr_policy, lr=job.lr, iterations=max(1, iterations))
+
+
+def _fallbacks(job: Job, mean_image: Tensor | None) -> dict[str, object]:
+    """The fallbacks of the options that no other option replaces."""
+    replaced = {OPTIONS[name].instead_of for name in given_options(job)}
+    if mean_image is not None:
+        replaced.add("mean")
+    return {name: item.fallback for name, item in OPTIONS.items() if name not in replaced}
+
+
+def _with_own_solver(job: Job) -> Job:
+    """The job with the defaults of one of our solvers where it gives no value of its own."""
+    if job.solver not in SOLVERS:
+        expected = f"one of {', '.join(SOLVERS)}, or a .prototxt file"
+        raise unknown_name(ConfigError, "solver", job.solver, SOLVERS, expected=expected)
+    parameters = inspect.signature(SOLVERS[job.solver]).parameters
+    names = [name for name in ("lr", "momentum", "weight_decay") if name in parameters]
+    if job.momentum is not None and "momentum" not in parameters:
+        what, found = f"solver {job.solver} takes no momentum", f"momentum {job.momentum}"
+        remedy = "leave --momentum out, or use sgd or lars"
+        raise ConfigError(what, f"options of {job.solver}: {', '.join(names)}", found, remedy)
+    defaults = {name: parameters[name].default for name in names}
+    return fill(job, defaults | _DEFAULTS.get(job.solver, {}))
 
 
 def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
     """What the recipe is told for a settled job; `recipe.describe` lists the stages that apply."""
     rate = rate_of(job, iterations)
     assert job.accumulate is not None
-    scheme = scheme_of(job)
+    scheme = placing.scheme_of(job)
     solver: Callable[[Graph], Graph]
     if caffe is None:
         options: dict[str, object] = {"lr": rate, "weight_decay": job.weight_decay}
@@ -173,29 +239,23 @@ def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
         iter_size = job.accumulate if scheme is None else 1
     return Settings(
         solver=solver,
-        devices=locations_of(job),
+        devices=placing.locations_of(job),
         scheme=scheme or Scheme(),
         clip=clip,
         accumulate=job.accumulate // iter_size,
         iter_size=iter_size,
-        precision=low_precision(job),
+        precision=placing.low_precision(job),
         form=job.layout or ("auto" if "cuda" in job.devices else None),
     )
 
 
 def _caffe_solver(job: Job, caffe: CaffeSolver, rate: Rate) -> CaffeSolver:
-    """The solver of a definition with the job's options, for gradients that are accumulated.
-
-    Caffe clips the sum of the gradients of all batches. Ours is their mean.
-    """
+    """The solver of a definition with the job's options, for gradients that are accumulated."""
+    momentum, decay = job.momentum, job.weight_decay
     assert job.accumulate is not None
-    assert job.momentum is not None
-    assert job.weight_decay is not None
-    return replace(
-        caffe,
-        rate=rate,
-        momentum=job.momentum,
-        weight_decay=job.weight_decay,
-        clip_gradients=None if job.clip is None else job.clip / job.accumulate,
-        iter_size=1,
-    )
+    assert momentum is not None
+    assert decay is not None
+    # Caffe clips the sum of the gradients of all batches. Ours is their mean.
+    clip = None if job.clip is None else job.clip / job.accumulate
+    caffe = replace(caffe, rate=rate, momentum=momentum, weight_decay=decay)
+    return replace(caffe, clip_gradients=clip, iter_size=1)

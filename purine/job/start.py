@@ -36,10 +36,7 @@ def absolute_weights(text: str) -> str:
 def start_values(
     job: Job, net: Graph, layers: Sequence[StoredLayer], mean_image: Tensor | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The values that the run of a job is given at its start, and notes about its weights.
-
-    `layers` and `mean_image` are those of a Caffe definition.
-    """
+    """Values and notes for the start of a job; `layers` and `mean_image` are a Caffe net's."""
     values, notes = _read_weights(job.weights, net, layers) if job.weights else ({}, [])
     if job.mean_file is not None:
         values[MEAN_IMAGE] = read_mean_file(job.mean_file)
@@ -58,13 +55,11 @@ def _read_weights(
         by_state = path.suffix == ".safetensors"
         stored, more = _by_state(path, net) if by_state else _by_layer(path, net, layers)
         if not stored:
-            raise FormatError(
-                "nothing in these weights fits the net",
-                where=path,
-                expected=f"values of its states: {_list(sorted(net.states)) or 'it has none'}",
-                found="; ".join(more).removeprefix(f"{path}: ") or "no values",
-                remedy="take the weights of this net, or leave --weights out",
-            )
+            what = "nothing in these weights fits the net"
+            expected = f"values of its states: {_list(sorted(net.states)) or 'it has none'}"
+            found = "; ".join(more).removeprefix(f"{path}: ") or "no values"
+            remedy = "take the weights of this net, or leave --weights out"
+            raise FormatError(what, expected, found, remedy, where=path)
         values |= stored
         notes += more
     unset = [name for name, state in net.states.items() if state.trainable and name not in values]
@@ -80,13 +75,9 @@ def read_mean_file(name: str) -> Tensor:
         return read_mean(path).float()
     values = _loaded(path)
     if MEAN_IMAGE not in values:
-        raise FormatError(
-            "the file holds no mean image",
-            where=path,
-            expected=f"a value {MEAN_IMAGE!r}",
-            found=_list(sorted(values)) or "no values",
-            remedy="name a binaryproto file, or the copy in the folder of a run",
-        )
+        what, expected = "the file holds no mean image", f"a value {MEAN_IMAGE!r}"
+        remedy = "name a binaryproto file, or the copy in the folder of a run"
+        raise FormatError(what, expected, _list(sorted(values)) or "no values", remedy, where=path)
     return values[MEAN_IMAGE]
 
 
@@ -98,14 +89,11 @@ def _by_layer(
     path: Path, net: Graph, layers: Sequence[StoredLayer]
 ) -> tuple[dict[str, Tensor], list[str]]:
     if not layers:
-        raise ConfigError(
-            "these weights need the layers of a Caffe net",
-            where=path,
-            expected="a .safetensors file with the names of the net's states",
-            found="weights by the names of layers",
-            remedy="name the definition: --net train_val.prototxt; "
-            "or convert them: purine import caffe NET --weights FILE -o net.yaml",
-        )
+        what = "these weights need the layers of a Caffe net"
+        expected = "a .safetensors file with the names of the net's states"
+        convert = "purine import caffe NET --weights FILE -o net.yaml"
+        remedy = f"name the definition: --net train_val.prototxt; or convert them: {convert}"
+        raise ConfigError(what, expected, "weights by the names of layers", remedy, where=path)
     stored, notes = read_file(path, layers, {name: _shape(net, name) for name in net.states})
     return {name: _typed(net, name, value) for name, value in stored.items()}, notes
 
@@ -118,14 +106,10 @@ def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:
         if name not in net.states:
             left_out.append(name)
         elif tuple(value.shape) != _shape(net, name):
-            raise FormatError(
-                f"the value of {name!r} does not fit the net",
-                where=path,
-                blob=name,
-                expected=f"shape {list(_shape(net, name))}",
-                found=str(list(value.shape)),
-                remedy="take the values of this net; or rename the state, and it keeps its filler",
-            )
+            what = f"the value of {name!r} does not fit the net"
+            expected, found = f"shape {list(_shape(net, name))}", str(list(value.shape))
+            remedy = "take the values of this net; or rename the state, and it keeps its filler"
+            raise FormatError(what, expected, found, remedy, where=path, blob=name)
         else:
             values[name] = _typed(net, name, value)
     note = f"{path}: the net has no states {_list(sorted(left_out))}; they are passed over"
@@ -135,13 +119,10 @@ def _by_state(path: Path, net: Graph) -> tuple[dict[str, Tensor], list[str]]:
 def _loaded(path: Path) -> Mapping[str, Tensor]:
     data = read_bytes(path, _STATES)
     try:
-        values: Mapping[str, Tensor] = load(data)
-        return values
+        return dict(load(data))
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         what, remedy = "the file is damaged, or of another kind", "fetch or write the file again"
-        raise unreadable(
-            FormatError, path, str(error), what=what, expected=_STATES, remedy=remedy
-        ) from error
+        raise unreadable(FormatError, path, str(error), _STATES, what, remedy) from error
 
 
 def _shape(net: Graph, name: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The training loop: steps, tests, saves and metrics, each exactly at its iteration.
+"""The training loop: steps, tests, saves and metrics, each exactly at its iteration; `measure`.
 
 Between two pauses (a test, a save, the end of a trace) iterations overlap; at a pause nothing is in
 flight. Metrics and test results are written before the checkpoint of the same iteration, so a run
@@ -7,10 +7,11 @@ that is resumed from a checkpoint has all lines up to it and repeats the later o
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
@@ -18,31 +19,42 @@ from typing import TypeAlias
 import torch
 
 from purine.autodiff import losses_of
-from purine.errors import RunError
-from purine.graph import Graph
+from purine.data.prepare import MEAN_IMAGE
+from purine.errors import CheckpointError, DataError, RunError
+from purine.graph import Builder, Graph
+from purine.job.caffe import is_prototxt
+from purine.job.config import Job
 from purine.job.folder import RunFolder
-from purine.job.identity import RUN, identity, refuse_foreign
-from purine.job.overflow import Overflows, with_overflow_flag
-from purine.job.placing import compiles
-from purine.job.plan import JobPlan
-from purine.kinds.loss_scale import LOSS_SCALE
+from purine.job.options import OPTIONS
+from purine.job.placing import compiles, laid_out, measuring_threads, moved
+from purine.job.plan import JobPlan, measuring, open_for
+from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
+from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
 
-__all__ = ["Event", "Saved", "Tested", "Trained", "Training", "measured"]
+__all__ = [
+    "Event",
+    "Measured",
+    "Saved",
+    "Tested",
+    "Trained",
+    "Training",
+    "measure",
+]
 
+_RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
+_MOST_IN_A_ROW = 25
+"""Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
 _log = logging.getLogger("purine")
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An iteration is complete; `iteration` counts the complete ones.
-
-    With a loss scale the loss may be infinite or NaN.
-    """
+    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite."""
 
     iteration: int
     epoch: int
@@ -80,7 +92,7 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
-        step = with_overflow_flag(plan.step)
+        step = _with_overflow_flag(plan.step)
         compiled = compiles(job, step)
         self._run = Run(
             fused(step) if compiled else step,
@@ -94,8 +106,8 @@ class Training:
             record=job.trace,
         )
         self._weights = losses_of(plan.net)
-        self._overflows = Overflows() if plan.has_loss_scale else None
-        self._identity = identity(plan.job, plan.net, samples=len(plan.data.train))
+        self._overflows = _Overflows() if plan.has_loss_scale else None
+        self._identity = _identity(plan.job, plan.net, samples=len(plan.data.train))
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
         self._saved: int | None = None
@@ -134,7 +146,8 @@ class Training:
             self._seconds = perf_counter() - begun
         if self._trace_end is not None:
             self._end_trace()
-        if self.complete and self.plan.test is not None and self._tested_at != self.iteration:
+        tested = self._tested is not None and self._tested.iteration == self.iteration
+        if self.complete and self.plan.test is not None and not tested:
             yield self._test()
         if self._saved != self.iteration:
             yield self._save()
@@ -172,10 +185,6 @@ class Training:
         """How many iterations were skipped, if there is a loss scale."""
         return {} if self._overflows is None else {"skipped": self._overflows.skipped}
 
-    @property
-    def _tested_at(self) -> int | None:
-        return self._tested.iteration if self._tested else None
-
     def _load(self) -> None:
         newest = self.folder.newest_checkpoint()
         if newest is None:
@@ -183,7 +192,7 @@ class Training:
         else:
             saved = checkpoint.load(newest)
             self._saved = self._run.load(newest)
-            refuse_foreign(saved, self._identity)
+            _refuse_foreign(saved, self._identity)
             extra = saved.extra
             self._seconds = _number(extra.get("seconds"))
             self._training = _number(extra.get("training_seconds"))
@@ -233,18 +242,14 @@ class Training:
 
     def _log(self, result: Result) -> Trained:
         iteration = result.iteration + 1
-        loss = _loss_of(result, self._weights)
+        loss = sum(result[name] * weight for name, weight in self._weights.items())
         if self._overflows is not None:
             self._overflows.note(result, loss, self.folder)
         elif not math.isfinite(loss):
-            raise RunError(
-                f"the loss is {loss} in iteration {iteration}",
-                where=str(self.folder.path),
-                expected="a finite loss",
-                found=str(loss),
-                remedy="start again with another --out and a smaller --lr, a warm-up or --clip"
-                + self.folder.kept_text(),
-            )
+            what, expected = f"the loss is {loss} in iteration {iteration}", "a finite loss"
+            remedy = "start again with another --out and a smaller --lr, a warm-up or --clip"
+            remedy += self.folder.kept_text()
+            raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
         every = self.plan.job.log_every
@@ -257,34 +262,27 @@ class Training:
         iteration, clock = self._logged
         seconds = self._training - clock
         samples = (event.iteration - iteration) * self.plan.samples_per_iteration
-        outputs = {name: result[name] for name in self.plan.net.outputs if _scalar(result, name)}
-        self.folder.append_metrics(
-            {
-                "iteration": event.iteration,
-                "epoch": event.epoch,
-                **outputs,
-                "loss": event.loss,
-                "lr": event.lr,
-                **({} if event.loss_scale is None else {"loss_scale": event.loss_scale}),
-                **self._skipped,
-                "images_per_second": samples / seconds if seconds > 0 else None,
-                "seconds": self._training,
-            }
-        )
+        row: dict[str, object] = {"iteration": event.iteration, "epoch": event.epoch}
+        for name in self.plan.net.outputs:
+            if name in result.outputs and result.outputs[name].numel() == 1:
+                row[name] = result[name]
+        row |= {"loss": event.loss, "lr": event.lr}
+        if event.loss_scale is not None:
+            row["loss_scale"] = event.loss_scale
+        speed = samples / seconds if seconds > 0 else None
+        row |= {**self._skipped, "images_per_second": speed, "seconds": self._training}
+        self.folder.append_metrics(row)
         self._logged = (event.iteration, self._training)
 
     def _test(self) -> Tested:
         assert self.plan.test is not None
-        loss, accuracy = measured(self.plan.test, self._run.evaluate(self.plan.test))
+        loss, accuracy = _results_of(self.plan.test, self._run.evaluate(self.plan.test))
         self._tested = Tested(self.iteration, self.plan.epoch(self.iteration), loss, accuracy)
         if loss is not None and not math.isfinite(loss):
-            _log.warning(
-                "the test loss is %s after iteration %d: the weights are of no use, or the test "
-                "data is not finite; to start again, choose another --out and a smaller --lr, "
-                "a warm-up or --clip",
-                loss,
-                self.iteration,
-            )
+            what = f"the test loss is {loss} after iteration {self.iteration}"
+            why = "the weights are of no use, or the test data is not finite"
+            remedy = "choose another --out and a smaller --lr, a warm-up or --clip"
+            _log.warning("%s: %s; to start again, %s", what, why, remedy)
         row = {"iteration": self.iteration, "epoch": self._tested.epoch}
         self.folder.append_metrics({**row, "test_loss": loss, "test_accuracy": accuracy})
         return self._tested
@@ -292,22 +290,96 @@ class Training:
     def _save(self) -> Saved:
         self.folder.flush_metrics()
         seconds = {"seconds": self._seconds, "training_seconds": self._training}
-        extra = {RUN: self._identity, **seconds, **self._skipped}
+        extra = {_RUN: self._identity, **seconds, **self._skipped}
         path = self._run.save(self.folder.path, extra=extra, keep=self.plan.job.keep)
         self._saved = self.iteration
         return Saved(self.iteration, path)
 
     def _end_trace(self) -> None:
-        """Write the trace and stop recording, so that the file stays small.
-
-        The trace of an earlier process is kept if nothing ran in this one.
-        """
+        """Write the trace and stop recording, so that the file stays small."""
         trace = self._run.trace
-        if trace.events:
+        if trace.events:  # otherwise the trace of an earlier process is kept
             trace.save(self.folder.trace_file)
         self._run.close()
         self._run.record = False
         self._trace_end = None
+
+
+def _with_overflow_flag(step: Graph) -> Graph:
+    """The step with the flag of its loss scale (were the gradients finite?) among its outputs."""
+    if FINITE not in step.blobs or FINITE in step.outputs:
+        return step
+    builder = Builder(step)
+    builder.outputs.append(FINITE)
+    return builder.graph()
+
+
+class _Overflows:
+    """Counts the iterations that a loss scale `skipped`; too many in a row end the job.
+
+    One sample too large for float16 makes the loss NaN. The graph then keeps every weight and
+    halves the scale, so the job goes on. Only the first loss that is not finite is logged.
+    """
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._in_a_row = 0
+        self._logged = False
+
+    def note(self, result: Result, loss: float, folder: RunFolder) -> None:
+        """Count an iteration; raises `RunError` if too many in a row overflowed."""
+        updated = bool(result[FINITE])
+        self.skipped += not updated
+        if updated and math.isfinite(loss):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        iteration, scale = result.iteration + 1, result[LOSS_SCALE]
+        if self._in_a_row == _MOST_IN_A_ROW:
+            raise RunError(
+                f"{_MOST_IN_A_ROW} iterations in a row overflowed, the last of them {iteration}",
+                "a finite loss and finite gradients, with a loss scale small enough",
+                f"a loss of {loss} with a loss scale of {scale:g}",
+                "look for samples too large for float16, or start again with another --out and "
+                f"--precision bf16, a smaller --lr, a warm-up or --clip{folder.kept_text()}",
+                where=folder.path,
+            )
+        if not math.isfinite(loss) and not self._logged:
+            self._logged = True
+            what = "its gradients are finite, so its update counts"
+            if not updated:
+                what = f"its update is skipped, and the loss scale of {scale:g} is halved"
+            _log.warning("the loss is %s in iteration %d: %s", loss, iteration, what)
+
+
+def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, object]:
+    """The identity of the run of a job, as plain JSON; `samples` are those it is trained on.
+
+    It has everything that decides the numbers and stays when a run is resumed: the net, and the
+    options that the table marks with `identifies`. Devices, the scheme of parallelism, the end of
+    the run and paths of files (a folder may be moved) are not part of it.
+    """
+    names = [name for name, option in OPTIONS.items() if option.identifies]
+    facts: dict[str, object] = {name: getattr(job, name) for name in names}
+    if not is_prototxt(job.solver):
+        facts["solver"] = job.solver
+    if samples is not None:
+        facts["samples"] = samples
+    plain: dict[str, object] = json.loads(json.dumps({**facts, "net": net.digest}))
+    return plain
+
+
+def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
+    """Raise `CheckpointError` for a checkpoint of a run with another identity."""
+    extra = saved.extra.get(_RUN)  # that of an earlier version has only the seed
+    stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
+    for key, value in own.items():
+        if key in stored and stored[key] != value:
+            what = f"the checkpoint is of another run: its {key} differs"
+            expected, found = f"{key} {value}, as this run has", f"{key} {stored[key]}"
+            remedy = f"restore the {key} of this run if it was changed, or move the checkpoint to "
+            remedy += "the folder of its own run; this one goes on from what is left"
+            raise CheckpointError(what, expected, found, remedy, where=str(saved.path))
 
 
 def _accuracy_of(net: Graph) -> str | None:
@@ -320,21 +392,67 @@ def _accuracy_of(net: Graph) -> str | None:
     return None if best is None else best[1]
 
 
-def measured(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
+def _results_of(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
     """The loss and the accuracy among the means of a net's outputs; None where it has none."""
     accuracy, losses = _accuracy_of(net), losses_of(net)
     loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
     return loss, None if accuracy is None else means[accuracy]
 
 
-def _loss_of(result: Result, weights: dict[str, float]) -> float:
-    """The sum of all losses of an iteration, each times its weight."""
-    return sum(result[name] * weight for name, weight in weights.items())
-
-
-def _scalar(result: Result, name: str) -> bool:
-    return name in result.outputs and result.outputs[name].numel() == 1
-
-
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The results of a net after `iteration` iterations on `samples` test samples of `data`."""
+
+    iteration: int
+    data: str
+    samples: int
+    loss: float | None
+    accuracy: float | None
+
+
+def measure(
+    folder: RunFolder, *, data: str | None = None, iteration: int | None = None
+) -> Measured:
+    """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
+    job = folder.read_config()
+    spec = job.data if data is None else data
+    assert spec is not None, "the job of a run has no open options"
+    data_set = open_for(job.net, spec)
+    if data_set.test is None:
+        what, remedy = "there is nothing to measure on", "name other data with --data"
+        raise DataError(what, "data with a test part", "training samples only", remedy, where=spec)
+    saved = checkpoint.load(_checkpoint(folder, iteration))
+    net = folder.read_test_net() or folder.read_net()
+    graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
+    graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
+    values = {name: saved.values[name] for name in graph.states if name in saved.values}
+    checkpoint.match(replace(saved, values=values), graph)
+    _refuse_foreign(saved, _identity(job, folder.read_net()))
+    with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
+        run.set_states({name: value for name, value in values.items() if name != ITERATION})
+        loss, accuracy = _results_of(graph, run.evaluate(graph))
+    return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
+
+
+def _has_gpus(job: Job) -> bool:
+    """Whether this machine has the first GPU of a run, which may have been trained on another."""
+    available = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
+    return not available.isdisjoint(parse_devices(job.devices)[:1])
+
+
+def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:
+    if iteration is None:
+        return folder.path
+    paths = sorted(folder.checkpoints.glob("[0-9]*"))
+    path_of = {int(path.name.partition(".")[0]): path for path in reversed(paths)}
+    if iteration in path_of:
+        return path_of[iteration]
+    known = ", ".join(map(str, reversed(path_of)))
+    what = f"there is no checkpoint of iteration {iteration}"
+    expected, found = f"one of {known}" if known else "at least one checkpoint", str(iteration)
+    remedy = "leave --checkpoint out for the newest one"
+    raise CheckpointError(what, expected, found, remedy, where=folder.path)

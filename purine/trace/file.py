@@ -50,18 +50,12 @@ def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterat
             track_of.update((index, (pids[location], tid)) for index in track)
     for index, event in enumerate(events):
         pid, tid = track_of[index]
-        yield {
-            "ph": "X",
-            "name": event.op,
-            "cat": event.kind,
-            "pid": pid,
-            "tid": tid,
-            "ts": _micros(event.start - origin),
-            "dur": _micros(event.end - event.start),
-            "args": {"op": event.op, "kind": event.kind, "iteration": event.iteration},
-        }
-    for number, (start, end, time) in enumerate(_arrows(events, edges), start=1):
-        for phase, index, moment in (("s", start, time), ("f", end, events[end].start)):
+        slice_: _Json = {"ph": "X", "name": event.op, "cat": event.kind, "pid": pid, "tid": tid}
+        start, duration = _micros(event.start - origin), _micros(event.end - event.start)
+        facts = {"op": event.op, "kind": event.kind, "iteration": event.iteration}
+        yield slice_ | {"ts": start, "dur": duration, "args": facts}
+    for number, (first, last, time) in enumerate(_arrows(events, edges), start=1):
+        for phase, index, moment in (("s", first, time), ("f", last, events[last].start)):
             pid, tid = track_of[index]
             row: _Json = {"ph": phase, "name": "edge", "cat": "edge", "id": number}
             row |= {"pid": pid, "tid": tid, "ts": _micros(moment - origin)}
@@ -79,17 +73,13 @@ def _tracks(events: Sequence[Event], queue: Sequence[int]) -> list[list[int]]:
         free = (track for track in tracks if events[track[-1]].end <= events[index].start)
         track = next(free, None)
         if track is None:
-            tracks.append([index])
-        else:
-            track.append(index)
+            tracks.append(track := [])
+        track.append(index)
     return tracks
 
 
 def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[int, int, int]]:
-    """The edges to draw: the index of the producer's event, of the consumer's, and the start time.
-
-    An event without duration gets no arrow, since an arrow belongs to the slice around its time.
-    """
+    """The edges to draw: the indices of the producer's and the consumer's event, and the start."""
     iterations: dict[str, dict[int, int]] = defaultdict(dict)
     for index, event in enumerate(events):
         iterations[event.op][event.iteration] = index
@@ -101,6 +91,7 @@ def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[in
                 continue
             before, after = events[start], events[end]
             time = min(before.end - 1, after.start)
+            # Without duration an event gets no arrow, which belongs to the slice around its time.
             if time >= before.start and after.start < after.end:
                 yield start, end, time
 
@@ -131,20 +122,13 @@ def from_json(content: Any) -> tuple[tuple[Event, ...], tuple[Edge, ...]]:
             duration = round(row["dur"] * 1000)
             if duration < 0:
                 raise ValueError(f"an event lasts {duration} ns")
-            event = Event(
-                op=_typed(row["args"]["op"], str),
-                kind=_typed(row["args"]["kind"], str),
-                iteration=_typed(row["args"]["iteration"], int),
-                location=names["process_name", row["pid"]],
-                lane=names["thread_name", row["tid"]],
-                start=start,
-                end=start + duration,
-            )
-            events.append(event)
-    edges = [
-        (_typed(producer, str), _typed(consumer, str), _typed(distance, int))
-        for producer, consumer, distance in other["edges"]
-    ]
+            op, kind = (_typed(row["args"][key], str) for key in ("op", "kind"))
+            iteration = _typed(row["args"]["iteration"], int)
+            lane = names["process_name", row["pid"]], names["thread_name", row["tid"]]
+            events.append(Event(op, kind, iteration, *lane, start, start + duration))
+    edges: list[Edge] = []
+    for producer, consumer, distance in other["edges"]:
+        edges.append((_typed(producer, str), _typed(consumer, str), _typed(distance, int)))
     return tuple(events), tuple(edges)
 
 

@@ -28,11 +28,10 @@ _TRANSFER_KINDS = ("Copy", "Average", "Reduce")
 class DeviceTime:
     """The nanoseconds of one device: `wall` is the sum of the fields from `busy` to `other`.
 
-    `busy` is compute. The others are waits of compute: `data` for reading and preparing batches,
-    `transfers` for transfers and reductions, `peers` for the compute of other devices (a pipeline
-    bubble, a slow replica), `other` while nothing that it needed was running (dispatch, the credit,
-    the host). `moving` is the duration of the device's own transfers and reductions, which overlap
-    with all these.
+    `busy` is compute. The others are its waits: `data` for batches, `transfers` for transfers
+    and reductions, `peers` for the compute of other devices (a pipeline bubble, a slow replica),
+    `other` while nothing that it needed was running (dispatch, the credit, the host). `moving` is
+    the duration of the device's own transfers and reductions, which overlap with all these.
     """
 
     location: str
@@ -72,10 +71,7 @@ class Report:
 
     @property
     def bubble(self) -> float:
-        """The share of all devices' time in which they did not compute, 0 to 1.
-
-        For a pipeline, compare it with the bubble of its schedule.
-        """
+        """The share of all devices' time in which they did not compute, 0 to 1."""
         spent = len(self.devices) * self.wall
         return 1 - sum(device.busy for device in self.devices) / spent if spent else 0.0
 
@@ -83,19 +79,13 @@ class Report:
         """A report in plain text; `bubble` is the idle share that a formula predicts."""
         count = self.last - self.first + 1
         head = ("location", "compute", "share", "data", "transfers", "peers", "other", "moving")
-        rows = [
-            (
-                device.location,
-                as_time(device.busy / count),
-                f"{device.fraction:.1%}",
-                *(as_time(getattr(device, column) / count) for column in head[3:]),
-            )
-            for device in self.devices
-        ]
+        rows = []
+        for device in self.devices:
+            busy, *waits = (as_time(getattr(device, key) / count) for key in ("busy", *head[3:]))
+            rows.append((device.location, busy, f"{device.fraction:.1%}", *waits))
         promised = "" if bubble is None else f", {bubble:.1%} by the formula"
-        which = (
-            f"iterations {self.first} to {self.last}" if count > 1 else f"iteration {self.first}"
-        )
+        which = f"iterations {self.first} to {self.last}"
+        which = which if count > 1 else f"iteration {self.first}"
         one = len(self.devices) == 1
         devices, whose = ("device", "its") if one else ("devices", "all devices'")
         moving = "none"
@@ -167,17 +157,14 @@ def _gaps(
     begin: int,
     end: int,
 ) -> Iterator[tuple[int, int, int | None]]:
-    """The times in which no compute lane of a device is busy: start, end, cause of the next op.
-
-    After its last op a device waits for the event that ends last.
-    """
+    """The times in which no compute lane of a device is busy: start, end, cause of the next op."""
     covered = begin
     for index in queue:
         event = events[index]
         if event.start > covered:
             yield covered, event.start, before[index]
         covered = max(covered, event.end)
-    if covered < end:
+    if covered < end:  # after its last op a device waits for the event that ends last
         yield covered, end, max(range(len(events)), key=lambda index: events[index].end)
 
 

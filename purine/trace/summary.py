@@ -5,7 +5,7 @@ Warm-up is left out: the first iterations, in which kernels are compiled, are un
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -149,16 +149,13 @@ def _from(begin: int, event: Event) -> Event:
 
 def _by_kind(events: Iterable[Event]) -> tuple[KindTime, ...]:
     """Times by kind, the longest first."""
-    counts: dict[str, int] = defaultdict(int)
-    totals: dict[str, int] = defaultdict(int)
+    counts: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for event in events:
         counts[event.kind] += 1
         totals[event.kind] += event.end - event.start
-    everything = sum(totals.values())
-    rows = (
-        KindTime(kind, counts[kind], total, total / everything if everything else 0.0)
-        for kind, total in totals.items()
-    )
+    every = totals.total() or 1
+    rows = (KindTime(kind, counts[kind], time, time / every) for kind, time in totals.items())
     return tuple(sorted(rows, key=lambda row: (-row.total, row.kind)))
 
 
@@ -186,22 +183,20 @@ def _critical_path(trace: Trace, begin: int) -> tuple[PathStep, ...]:
 
 
 def _kind_table(kinds: Sequence[KindTime], top: int) -> str:
-    rows = list(kinds[:top])
-    rest = kinds[top:]
+    rows, rest = list(kinds[:top]), kinds[top:]
     if rest:
         count, total = sum(row.count for row in rest), sum(row.total for row in rest)
         share = sum(row.share for row in rest)
         rows.append(KindTime(f"other ({len(rest)} kinds)", count, total, share))
-    cells = [
-        (row.kind, str(row.count), as_time(row.total), f"{row.share:.1%}", as_time(row.mean))
-        for row in rows
-    ]
-    return as_table([("kind", "count", "total", "share", "mean"), *cells], left=1)
+    cells = [("kind", "count", "total", "share", "mean")]
+    for row in rows:
+        times = as_time(row.total), f"{row.share:.1%}", as_time(row.mean)
+        cells.append((row.kind, str(row.count), *times))
+    return as_table(cells, left=1)
 
 
 def _lane_table(lanes: Sequence[LaneTime], top: int) -> str:
-    rows = list(lanes[:top])
-    rest = lanes[top:]
+    rows, rest = list(lanes[:top]), lanes[top:]
     if rest:
         busy, span = sum(row.busy for row in rest), sum(row.span for row in rest)
         rows.append(LaneTime(f"other ({len(rest)} lanes)", "", busy, span))

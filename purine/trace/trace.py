@@ -59,10 +59,7 @@ class Trace:
 
     @property
     def warm_up(self) -> int:
-        """How many of the first iterations reports leave out.
-
-        Three with fused ops, otherwise one; never all iterations.
-        """
+        """How many first iterations reports leave out: 3 with fused ops, else 1; never all."""
         return max(0, min(self._needed, len(self.iterations) - 1))
 
     @property
@@ -103,14 +100,9 @@ class Trace:
             path.parent.mkdir(parents=True, exist_ok=True)
             put_in_place(path, to_json(self.events, self.edges))
         except OSError as error:
-            expected, remedy = (
-                "a file that can be written",
-                "free space there, or choose another file",
-            )
-            what, found = "cannot save the trace", str(error)
-            raise unreadable(
-                RunError, path, found, what=what, expected=expected, remedy=remedy
-            ) from error
+            what, remedy = "cannot save the trace", "free space there, or choose another file"
+            expected = "a file that can be written"
+            raise unreadable(RunError, path, str(error), expected, what, remedy) from error
 
     @classmethod
     def load(cls, path: Path) -> Trace:
@@ -158,12 +150,9 @@ def window(trace: Trace, skip: int) -> tuple[int, int, int]:
     """
     events, iterations = trace.events, trace.iterations
     if not 0 <= skip < len(iterations):
-        raise ConfigError(
-            f"cannot skip {skip} iterations of a trace of {len(iterations)}",
-            expected=f"0 to {len(iterations) - 1}" if iterations else "a trace with events",
-            found=str(skip),
-            remedy="skip fewer, or record more iterations",
-        )
+        what = f"cannot skip {skip} iterations of a trace of {len(iterations)}"
+        expected = f"0 to {len(iterations) - 1}" if iterations else "a trace with events"
+        raise ConfigError(what, expected, str(skip), "skip fewer, or record more iterations")
     first = iterations[skip]
     skipped = (event.end for event in events if event.iteration < first)
     begin = max(skipped, default=events[0].start)
@@ -201,4 +190,4 @@ def causes(trace: Trace) -> list[int | None]:
 def _unreadable(path: Path, what: str, found: str) -> RunError:
     expected = "a file that `purine train --trace` or Trace.save wrote"
     remedy = "check the path, or record the trace again"
-    return unreadable(RunError, path, found, what=what, expected=expected, remedy=remedy)
+    return unreadable(RunError, path, found, expected, what, remedy)

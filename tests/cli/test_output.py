@@ -20,7 +20,7 @@ import pytest
 
 from purine.cli import main, views
 from purine.cli.output import Output
-from purine.cli.signals import Signals, stop_signals
+from purine.cli.progress import Signals, stop_signals
 from purine.cli.views import Bar, Lines, view_on
 from tests.cli.runs import SMALL
 from tests.command import call

@@ -172,7 +172,7 @@ def test_a_signal_saves_and_ends(tmp_path: Path, number: signal.Signals, code: i
 def test_a_second_signal_ends_at_once() -> None:
     code = (
         "import os, signal\n"
-        "from purine.cli.signals import stop_signals\n"
+        "from purine.cli.progress import stop_signals\n"
         "with stop_signals() as signals:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    assert signals.received == [signal.SIGINT]\n"

@@ -92,21 +92,16 @@ def read_text(path: Path, what: str, error: _Error) -> str:
     try:
         data = read_bounded(path, _BYTES)
     except (OSError, ValueError) as cause:
-        what, expected = f"cannot read the {what}", f"a YAML file of at most {_BYTES >> 20} MiB"
-        raise unreadable(
-            error, path, cause, expected=f"the path of {expected}", what=what
-        ) from cause
+        what = f"cannot read the {what}"
+        expected = f"the path of a YAML file of at most {_BYTES >> 20} MiB"
+        raise unreadable(error, path, cause, expected, what) from cause
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
         line = data.count(b"\n", 0, cause.start) + 1
-        raise error(
-            "the file is not UTF-8 text",
-            where=f"{path}:{line}",
-            expected="YAML in UTF-8",
-            found=f"the byte 0x{data[cause.start]:02x} at offset {cause.start}",
-            remedy="save the file as UTF-8, or name another file",
-        ) from None
+        found = f"the byte 0x{data[cause.start]:02x} at offset {cause.start}"
+        what, remedy = "the file is not UTF-8 text", "save the file as UTF-8, or name another file"
+        raise error(what, "YAML in UTF-8", found, remedy, where=f"{path}:{line}") from None
 
 
 def entries(text: str, file: str) -> Iterator[Node]:
@@ -116,7 +111,9 @@ def entries(text: str, file: str) -> Iterator[Node]:
 
 def document(text: str, file: str) -> Node | None:
     """The value in the text of a job, or None for an empty text; errors are `ConfigError`."""
-    return _Parser(text, file, ConfigError).document()
+    parser = _Parser(text, file, ConfigError)
+    with parser.events() as start:
+        return None if start is None else parser.node(start, 0)
 
 
 def describe(node: Node) -> str:
@@ -157,18 +154,12 @@ class _Parser:
                 raise self.wrong(1, "the text is empty", expected, "nothing", remedy)
             if not isinstance(start, yaml.SequenceStartEvent):
                 top = self.node(start, 0)
-                job = isinstance(start, yaml.MappingStartEvent)
-                found = describe(top) + (" (a job file?)" if job else "")
-                remedy = "begin each entry with '- '" + (
-                    "; a job is for purine train" if job else ""
-                )
+                found, remedy = describe(top), "begin each entry with '- '"
+                if isinstance(top, Map):
+                    found, remedy = f"{found} (a job file?)", f"{remedy}; a job is for purine train"
                 raise self.wrong(top.line, "a graph is a list of entries", "a list", found, remedy)
             self.allow_tag(start, "seq")
             yield from self.items(0)
-
-    def document(self) -> Node | None:
-        with self.events() as start:
-            return None if start is None else self.node(start, 0)
 
     @contextmanager
     def events(self) -> Iterator[yaml.Event | None]:
@@ -219,21 +210,16 @@ class _Parser:
         return node
 
     def items(self, depth: int) -> Iterator[Node]:
-        event = self.event()
-        while not isinstance(event, yaml.SequenceEndEvent):
+        while not isinstance(event := self.event(), yaml.SequenceEndEvent):
             yield self.node(event, depth + 1)
-            event = self.event()
 
     def pairs(self, depth: int) -> list[tuple[Node, Node]]:
-        nodes = []
-        outer = self.key
-        event = self.event()
-        while not isinstance(event, yaml.MappingEndEvent):
+        nodes, outer = [], self.key
+        while not isinstance(event := self.event(), yaml.MappingEndEvent):
             self.key = ""
             key = self.node(event, depth + 1)
             self.key = f"{key.value}: " if isinstance(key, Scalar) else ""
             nodes.append((key, self.node(self.event(), depth + 1)))
-            event = self.event()
         self.key = outer
         return nodes
 
@@ -250,11 +236,8 @@ class _Parser:
         for size, most, all_ in ((node.size, _ALIAS, ""), (self.repeated, _ALIASES, " in all")):
             if size > most:
                 what = f"the alias *{_short(name)} stands for too much"
-                expected, remedy = (
-                    f"aliases for at most {most} values{all_}",
-                    "write the values out",
-                )
-                raise self.wrong(_line(event), what, expected, f"{size} values", remedy)
+                expected, found = f"aliases for at most {most} values{all_}", f"{size} values"
+                raise self.wrong(_line(event), what, expected, found, "write the values out")
         return node
 
     def scalar(self, event: yaml.ScalarEvent) -> bool | int | float | str | None:
@@ -295,9 +278,7 @@ class _Parser:
     def wrong(
         self, line: int, what: str, expected: str, found: str, remedy: str
     ) -> FormatError | ConfigError:
-        return self.error(
-            what, where=f"{self.file}:{line}", expected=expected, found=found, remedy=remedy
-        )
+        return self.error(what, expected, found, remedy, where=f"{self.file}:{line}")
 
     def syntax_error(self, error: Exception) -> FormatError | ConfigError:
         where, found = f"{self.file}:1", str(error)
@@ -309,7 +290,7 @@ class _Parser:
         graph = self.error is FormatError
         expected = "a list of entries in YAML" if graph else "lines of the form `key: value`"
         what, remedy = "the text is not YAML", "mend the text at this line and column"
-        return self.error(what, where=where, expected=expected, found=found, remedy=remedy)
+        return self.error(what, expected, found, remedy, where=where)
 
 
 def _line(event: yaml.Event) -> int:

@@ -26,7 +26,6 @@ __all__ = ["OP_KEYS", "from_yaml", "load_yaml"]
 OP_KEYS = ("type", "op_type", "name", "inputs", "outputs", "location", "thread")
 """The keys of an op entry that are not attributes."""
 
-_HERE = Location()
 T = TypeVar("T")
 
 
@@ -107,13 +106,9 @@ class _Fields:
 
     def node(self, key: str) -> Node:
         if key not in self.keys:
-            raise FormatError(
-                f"{self.what} has no {key!r}",
-                where=self.where,
-                expected=f"the key {key!r}",
-                found=f"the keys {', '.join(self.keys)}" if self.keys else "no keys",
-                remedy=f"add {key!r}",
-            )
+            what, expected = f"{self.what} has no {key!r}", f"the key {key!r}"
+            found = f"the keys {', '.join(self.keys)}" if self.keys else "no keys"
+            raise FormatError(what, expected, found, f"add {key!r}", where=self.where)
         return self.keys[key]
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -123,13 +118,12 @@ class _Fields:
 
     def texts(self, key: str, *, null: str | None = None) -> tuple[str, ...]:
         """A list of texts; with `null`, null items are read as that text."""
-        texts = []
-        for item in self.items(key):
-            if null is not None and isinstance(item, Scalar) and item.value is None:
-                texts.append(null)
-            else:
-                texts.append(self.as_text(item, f"has an item in {key!r} that"))
-        return tuple(texts)
+        return tuple(
+            self.as_text(item, f"has an item in {key!r} that")
+            if null is None or not isinstance(item, Scalar) or item.value is not None
+            else null
+            for item in self.items(key)
+        )
 
     def items(self, key: str) -> list[Node]:
         node = self.node(key)
@@ -149,17 +143,13 @@ class _Fields:
         return tuple(sizes)
 
     def truth(self, key: str, default: bool) -> bool:
-        if key not in self.keys:
-            return default
-        node = self.keys[key]
+        node = self.keys.get(key, Scalar(0, default))
         if not isinstance(node, Scalar) or not isinstance(node.value, bool):
             raise self.wrong(node, f"has a {key!r} that is neither true nor false", "true or false")
         return node.value
 
     def number(self, key: str, default: float) -> float:
-        if key not in self.keys:
-            return default
-        node = self.keys[key]
+        node = self.keys.get(key, Scalar(0, default))
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
@@ -168,15 +158,12 @@ class _Fields:
                 pass
         raise self.wrong(node, f"has a {key!r} that is not a number of fair size", "a number")
 
-    def value(self, key: str) -> Attribute:
-        return self.as_value(self.keys[key], key)
-
     def location(self) -> Location:
         if "location" not in self.keys:
-            return _HERE
+            return Location()
         fields = _Fields(self.keys["location"], "a location", self.file)
         fields.only("ip", "device")
-        host = fields.text("ip", _HERE.host)
+        host = fields.text("ip", Location().host)
         if "device" not in fields.keys:
             return Location(host)
         return fields.numbered("device", lambda device: Location(host, device), "cpu")
@@ -219,32 +206,22 @@ class _Fields:
                 raise self.unknown(key, f"key of {self.what}", key, known)
 
     def unknown(self, key: str, what: str, word: str, known: Iterable[str]) -> FormatError:
-        return FormatError(
-            f"{word!r} is no {what}",
-            where=f"{self.file}:{self.keys[key].line}",
-            expected=f"one of {', '.join(known)}",
-            found=repr(word),
-            remedy=nearest_name(word, known, f"remove or correct {word!r}"),
-        )
+        what, expected = f"{word!r} is no {what}", f"one of {', '.join(known)}"
+        remedy = nearest_name(word, known, f"remove or correct {word!r}")
+        where = f"{self.file}:{self.keys[key].line}"
+        return FormatError(what, expected, repr(word), remedy, where=where)
 
     def wrong(
-        self, node: Node, wrong: str, expected: str, remedy: str | None = None
+        self, node: Node, wrong: str, expected: str, remedy: str | None = "correct it"
     ) -> FormatError:
-        what, where, remedy = (
-            f"{self.what} {wrong}",
-            f"{self.file}:{node.line}",
-            remedy or "correct it",
-        )
-        return FormatError(
-            what, where=where, expected=expected, found=describe(node), remedy=remedy
-        )
+        what, where = f"{self.what} {wrong}", f"{self.file}:{node.line}"
+        return FormatError(what, expected, describe(node), remedy, where=where)
 
 
 def _blob(entry: _Fields, builder: Builder) -> None:
     entry.only("type", "name", "size", "dtype", "layout", "location")
     shape = entry.sizes("size") if "size" in entry.keys else None
-    dtype = entry.text("dtype", "float32")
-    layout = entry.text("layout") if "layout" in entry.keys else ""
+    dtype, layout = entry.text("dtype", "float32"), entry.text("layout", "")
     builder.blob(entry.text("name"), shape, dtype, entry.location(), entry.where, layout=layout)
 
 
@@ -254,7 +231,7 @@ def _op(entry: _Fields, builder: Builder) -> None:
         entry.text("op_type"),
         entry.texts("inputs"),
         entry.texts("outputs", null=NOTHING),
-        {key: entry.value(key) for key in entry.keys if key not in OP_KEYS},
+        {k: entry.as_value(node, k) for k, node in entry.keys.items() if k not in OP_KEYS},
         location=entry.location(),
         lane=entry.lane(),
         where=entry.where,
@@ -266,7 +243,7 @@ def _state(entry: _Fields, builder: Builder) -> None:
     filler = Filler()
     if "filler" in entry.keys:
         fields = _Fields(entry.keys["filler"], "a filler", entry.file)
-        settings = {key: fields.value(key) for key in fields.keys if key != "type"}
+        settings = {k: fields.as_value(n, k) for k, n in fields.keys.items() if k != "type"}
         filler = Filler(fields.text("type"), settings)
     read = entry.text("blob")
     builder.state(

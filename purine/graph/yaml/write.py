@@ -56,35 +56,25 @@ def to_yaml(graph: Graph) -> str:
 def save_yaml(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write the graph to a file; a failed write leaves the old content."""
     text = to_yaml(graph)
-    target = Path(path)
     try:
-        put_in_place(target, text)
+        put_in_place(Path(path), text)
     except (OSError, ValueError) as error:
         what, expected = "cannot write the graph", "the path of a YAML file"
-        raise unreadable(FormatError, target, error, what=what, expected=expected) from error
+        raise unreadable(FormatError, Path(path), error, expected, what) from error
 
 
 def _blob_entry(blob: Blob) -> dict[str, object]:
-    entry: dict[str, object] = {"type": "blob", "name": blob.name}
-    if blob.shape is not None:
-        entry["size"] = blob.shape
-    if blob.dtype != "float32":
-        entry["dtype"] = blob.dtype
-    if blob.layout:
-        entry["layout"] = blob.layout
+    dtype, layout = ("dtype", blob.dtype, "float32"), ("layout", blob.layout, "")
+    entry = {"type": "blob", "name": blob.name} | _given(("size", blob.shape, None), dtype, layout)
     return entry | _location_entry(blob.location)
 
 
 def _op_entry(op: Op) -> dict[str, object]:
-    taken = [key for key in op.attributes if key in OP_KEYS]
-    if taken:
-        raise GraphError(
-            f"op {op.name!r} has an attribute {taken[0]!r}, a key that YAML needs",
-            op=op,
-            expected=f"attributes with names other than {', '.join(OP_KEYS)}",
-            found=repr(taken[0]),
-            remedy="rename the attribute",
-        )
+    for key in op.attributes:
+        if key in OP_KEYS:
+            what = f"op {op.name!r} has an attribute {key!r}, a key that YAML needs"
+            expected = f"attributes with names other than {', '.join(OP_KEYS)}"
+            raise GraphError(what, expected, repr(key), "rename the attribute", op=op)
     outputs = [None if name == NOTHING else name for name in op.outputs]
     entry: dict[str, object] = {"type": "op", "op_type": op.kind, "name": op.name}
     entry |= {"inputs": op.inputs, "outputs": outputs, **op.attributes}
@@ -96,27 +86,23 @@ def _op_entry(op: Op) -> dict[str, object]:
 
 
 def _state_entry(state: State) -> dict[str, object]:
-    entry: dict[str, object] = {"type": "state", "blob": state.read}
-    if state.next != state.read:
-        entry["next"] = state.next
-    if state.filler != Filler():
-        if "type" in state.filler.attributes:
-            raise GraphError(
-                f"the filler of state {state.read!r} has an attribute 'type'",
-                where=state.where,
-                blob=state.read,
-                expected="attributes with names other than type",
-                found="'type'",
-                remedy="rename the attribute",
-            )
-        entry["filler"] = {"type": state.filler.kind, **state.filler.attributes}
-    if state.trainable:
-        entry["trainable"] = True
-    if state.lr_mult != 1.0:
-        entry["lr_mult"] = float(state.lr_mult)
-    if state.decay_mult != 1.0:
-        entry["decay_mult"] = float(state.decay_mult)
-    return entry
+    name, filler = state.read, state.filler
+    if "type" in filler.attributes:
+        what = f"the filler of state {name!r} has an attribute 'type'"
+        expected, remedy = "attributes with names other than type", "rename the attribute"
+        raise GraphError(what, expected, "'type'", remedy, where=state.where, blob=name)
+    return {"type": "state", "blob": name} | _given(
+        ("next", state.next, name),
+        ("filler", {"type": filler.kind, **filler.attributes}, {"type": Filler().kind}),
+        ("trainable", state.trainable, False),
+        ("lr_mult", float(state.lr_mult), 1.0),
+        ("decay_mult", float(state.decay_mult), 1.0),
+    )
+
+
+def _given(*items: tuple[str, object, object]) -> dict[str, object]:
+    """The keys and values of triples (key, value, default) without those that are the default."""
+    return {key: value for key, value, default in items if value != default}
 
 
 def _location_entry(location: Location) -> dict[str, object]:
@@ -163,10 +149,7 @@ def _string(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
     if 0xD800 <= code <= 0xDFFF:
-        raise FormatError(
-            f"the text {match.string} cannot be written as YAML",
-            expected="Unicode text",
-            found=f"half of a surrogate pair, \\u{code:04x}",
-            remedy="rename the node, or change the attribute",
-        )
+        what, found = f"the text {match.string} cannot be written as YAML", f"\\u{code:04x}"
+        remedy = "rename the node, or change the attribute"
+        raise FormatError(what, "Unicode text", f"half of a surrogate pair, {found}", remedy)
     return f"\\u{code:04x}"

@@ -1,0 +1,141 @@
+"""Commands that report: `purine check` on graphs, `purine test` and `purine trace` on runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from purine.cli.parameters import argument, given
+from purine.errors import ConfigError, PurineError
+
+__all__ = ["check", "measure", "refuse_folder", "trace"]
+
+
+def check(
+    files: Annotated[
+        list[Path], argument("Graphs in YAML, or Caffe's prototxt.", metavar="FILE...")
+    ],
+    image: Annotated[
+        str | None, given("The size of an image, for a Caffe net.", metavar="C,H,W")
+    ] = None,
+) -> None:
+    """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
+
+    All mistakes of a graph in YAML are shown, not only the first; any makes the exit code 2.
+
+    \b
+    purine check net.yaml
+    purine check train_val.prototxt --image 3,256,256
+    """
+    from purine.analysis.infer import problems
+    from purine.cli.imports import no_image, parse_image
+    from purine.graph import load_yaml
+
+    size = parse_image(image)
+    if size is not None and not any(file.suffix == ".prototxt" for file in files):
+        raise no_image(str(files[0]), "a graph in YAML says the sizes of its blobs itself")
+    wrong = False
+    for file in files:
+        mistakes: list[PurineError]
+        try:
+            refuse_folder(file, "check")
+            if file.suffix == ".prototxt":
+                from purine.importers.caffe import from_caffe
+
+                graph = from_caffe(file, image=size).net
+            else:
+                graph = load_yaml(file)
+            mistakes = [*problems(graph)]
+        except PurineError as error:
+            mistakes = [error, *error.more]
+        for mistake in mistakes:
+            typer.echo(f"error: {mistake}", err=True)
+        if not mistakes:
+            typer.echo(f"{file}: ok ({len(graph.ops)} ops, {len(graph.blobs)} blobs)")
+        wrong = wrong or bool(mistakes)
+    if wrong:
+        raise typer.Exit(2)
+
+
+def refuse_folder(path: Path, command: str) -> None:
+    """Raise `ConfigError` if the folder of a run is named instead of a graph."""
+    net = path / "net.yaml"
+    has_net = os.path.isfile(net)  # false also for a path that cannot be read
+    if has_net or os.path.isfile(path / "config.yaml"):
+        found, remedy = "a folder, and no net.yaml in it", "name the file of a graph"
+        if has_net:
+            found = "a folder"
+            remedy = f"name the net of the run: purine {command} {shlex.quote(str(net))}"
+        what, expected = "this is the folder of a run, not a graph", "the path of a YAML file"
+        raise ConfigError(what, expected, found, remedy, where=path)
+
+
+def measure(
+    run: Annotated[Path, argument("The folder of a run.")],
+    data: Annotated[
+        str | None, given("Other data of the same form.", shown="that of the run")
+    ] = None,
+    checkpoint: Annotated[
+        int | None, given("The iteration of a checkpoint.", shown="the newest one")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a run's net on test data: loss and accuracy.
+
+    \b
+    purine test runs/a
+    purine test runs/a --checkpoint 1000 --json
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from purine import job
+
+    result = job.measure(job.RunFolder.existing(run), data=data, iteration=checkpoint)
+    if json:
+        typer.echo(dumps(asdict(result)))
+        return
+    results = (("accuracy", result.accuracy), ("loss", result.loss))
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
+    on = f"on {result.samples} samples of {result.data} after {result.iteration} iterations"
+    typer.echo(f"{numbers} {on}")
+
+
+def trace(
+    path: Annotated[Path, argument("A run or a trace.json.", metavar="RUN|FILE")],
+    top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 10,
+) -> None:
+    """Sum up a trace: time by kind, busy lanes, the critical path and its longest waits.
+
+    For GPUs and for several devices also: how long each computed, what it waited for, and how much
+    of the transfers and reductions was hidden behind compute. All without warm-up: the first
+    iteration, or the first three where ops are fused, which are compiled and captured in these.
+
+    \b
+    purine train --net lenet --iters 50 --trace --out runs/a
+    purine trace runs/a --top 5
+    """
+    from purine.trace.overlap import devices_of_trace, overlap
+    from purine.trace.summary import summary
+    from purine.trace.trace import Trace
+
+    recorded = Trace.load(_trace_of(path) if os.path.isdir(path) else path)
+    typer.echo(summary(recorded).text(top=top), nl=False)
+    devices = devices_of_trace(recorded)
+    if len(devices) > 1 or any(", cuda:" in device for device in devices):
+        typer.echo(f"\n{overlap(recorded).text()}", nl=False)
+
+
+def _trace_of(run: Path) -> Path:
+    file = run / "trace.json"
+    if not file.exists():
+        names = sorted(entry.name for entry in run.iterdir() if not entry.name.startswith("."))
+        expected = "trace.json, which `purine train --trace` writes"
+        found = ", ".join(names[:8]) or "an empty folder"
+        remedy = "train with --trace, or name the file of a trace"
+        raise ConfigError("there is no trace in this folder", expected, found, remedy, where=run)
+    return file
