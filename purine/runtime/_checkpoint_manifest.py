@@ -42,21 +42,21 @@ class Manifest:
     extra: Mapping[str, object]
 
 
-def manifest_text(
-    file: Path,
+def write_manifest(
+    folder: Path,
     values: Mapping[str, Tensor],
-    *,
-    iteration: int,
-    seed: int,
-    digest: str,
+    identity: Mapping[str, object],
     extra: Mapping[str, object],
-) -> str:
-    """A manifest for the values in `file`: JSON with one line for each field and each state."""
+) -> None:
+    """Write the manifest for the stored values: one line for each field and each state.
+
+    `identity` is the iteration, the seed and the digest. `extra` that is no JSON is an error of
+    Python.
+    """
+    file = folder / STATES
     head = {
         "version": VERSION,
-        "iteration": iteration,
-        "seed": seed,
-        "digest": digest,
+        **identity,
         "purine": purine_version(),
         "torch": str(torch.__version__),
         "file": {"name": STATES, "bytes": file.stat().st_size, "sha256": sha256_of(file)},
@@ -72,7 +72,7 @@ def manifest_text(
     lines.append(f'  "extra": {indented}')
     own = checksum(json.loads("{" + ",".join(lines) + "}"))
     lines.append(f'  "sha256": "{own}"')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    (folder / MANIFEST).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def checksum(manifest: Mapping[str, object]) -> str:
@@ -104,13 +104,10 @@ def read_manifest(path: Path) -> Manifest:
     content = _read_json(path)
     version = _field(content, "version", int, path)
     if not 1 <= version <= VERSION:
-        raise CheckpointError(
-            f"the checkpoint has format version {version}",
-            where=path,
-            expected=f"version 1 to {VERSION}",
-            found=f"version {version}, written by purine {content.get('purine', 'unknown')}",
-            remedy="read it with the purine that wrote it",
-        )
+        what, expected = f"the checkpoint has format version {version}", f"version 1 to {VERSION}"
+        found = f"version {version}, written by purine {content.get('purine', 'unknown')}"
+        remedy = "read it with the purine that wrote it"
+        raise damaged(path, what, expected, found, remedy=remedy)
     if version > 1 or "sha256" in content:
         stated, actual = _field(content, "sha256", str, path), checksum(content)
         if stated != actual:
@@ -173,10 +170,10 @@ def _field(content: Mapping[str, object], key: str, kind: type[_T], path: Path) 
 
 
 def damaged(
-    path: Path, what: str, expected: str, found: str, *, blob: str | None = None
+    path: Path, what: str, expected: str, found: str, **more: str | None
 ) -> CheckpointError:
-    """The error for a damaged checkpoint; `load` adds the remedy."""
-    return CheckpointError(what, where=path, blob=blob, expected=expected, found=found)
+    """The error for a checkpoint that cannot be read; without a remedy, `load` adds one."""
+    return CheckpointError(what, where=path, expected=expected, found=found, **more)
 
 
 def describe(value: Tensor) -> str:

@@ -108,7 +108,7 @@ class Executor:
         self._bells = [threading.Lock() for _ in self._workers]
         for bell in self._bells:
             bell.acquire()
-        self._asleep = [False for _ in self._workers]
+        self._asleep = [False] * len(self._workers)
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
 
@@ -122,10 +122,10 @@ class Executor:
         """Start the threads, once. Holds the lock."""
         if self._threads or self._stopped:
             return
-        for index, (location, lane) in enumerate(self._workers):
-            name = f"{location} {lane}"
-            thread = threading.Thread(target=self._lane, args=(index,), name=name, daemon=True)
-            self._threads.append(thread)
+        self._threads = [
+            threading.Thread(target=self._lane, args=(k,), name=f"{where} {lane}", daemon=True)
+            for k, (where, lane) in enumerate(self._workers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -194,10 +194,7 @@ class Executor:
         if os.getpid() != self._process:
             return  # a forked child has no threads, and locks in their state at the fork
         with self._lock:
-            self._stopped = True
-            for worker in range(len(self._bells)):
-                self._ring(worker)
-            self._host.notify_all()
+            self._stop()
         for thread in self._threads:
             thread.join()
         with self._lock:
@@ -316,19 +313,19 @@ class Executor:
         if self._failure is not None:
             raise self._failure
         if self._stopped:
-            raise RunError(
-                "the lanes have ended",
-                expected="a run that is going on",
-                found="one that was closed",
-                remedy="call steps again",
-            )
+            what, expected, found = "the lanes have ended", "a run that is going on", "a closed one"
+            raise RunError(what, expected=expected, found=found, remedy="call steps again")
 
     def _fail(self, error: BaseException) -> None:
         """Keep the first failure, stop, and wake all threads. Holds the lock."""
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
-        self._stopped = True
+        self._stop()
         self._let_go_if_idle()
+
+    def _stop(self) -> None:
+        """Stop, and wake all threads. Holds the lock."""
+        self._stopped = True
         for worker in range(len(self._bells)):
             self._ring(worker)
         self._host.notify_all()

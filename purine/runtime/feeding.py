@@ -117,21 +117,20 @@ def _in_form(values: tuple[Tensor, ...], forms: tuple[_Form, ...]) -> tuple[Tens
 
 def batch_of(graph: Graph, op: Op) -> int:
     """How many samples a `Data` op reads in an iteration."""
-    blob = graph.blobs[next(name for name in op.outputs if name)]
-    assert blob.shape
-    return blob.shape[0]
+    return _shape(graph.blobs[next(name for name in op.outputs if name)])[0]
+
+
+def _shape(blob: Blob) -> tuple[int, ...]:
+    assert blob.shape is not None
+    return blob.shape
 
 
 def _source(op: Op, data: DataSet | None) -> Source:
     wanted = op.attributes.get("source", "train")
     if data is None:
-        raise DataError(
-            f"op {op.name!r} reads data, and the run has none",
-            op=op,
-            expected="a data set",
-            found="none",
-            remedy="pass data=, for example data=purine.data.fashion_mini()",
-        )
+        what = f"op {op.name!r} reads data, and the run has none"
+        remedy = "pass data=, for example data=purine.data.fashion_mini()"
+        raise DataError(what, op=op, expected="a data set", found="none", remedy=remedy)
     source = {"train": data.train, "test": data.test}.get(str(wanted))
     if source is None:
         raise DataError(
@@ -155,25 +154,21 @@ def _check_fields(graph: Graph, op: Op, source: Source) -> None:
             "output for each field, ~ for one that is not needed",
         )
     for name, field in zip(op.outputs, source.fields, strict=True):
-        if not name:
-            continue
-        blob = graph.blobs[name]
-        assert blob.shape is not None
-        if not field.fits(blob.shape, blob.dtype):
+        blob = graph.blobs[name] if name else None
+        if blob is not None and not field.fits(_shape(blob), blob.dtype):
             raise DataError(
                 f"input {name!r} of the net does not fit {field.name!r} of the data",
                 where=blob.where or op.where,
                 op=op.name,
                 blob=blob,
-                expected=f"{blob.dtype}, {list(blob.shape[1:])} a sample",
+                expected=f"{blob.dtype}, {list(_shape(blob)[1:])} a sample",
                 found=f"{field.dtype}, {list(field.shape)} a sample",
                 remedy=_remedy(blob, field),
             )
 
 
 def _remedy(blob: Blob, field: Field) -> str:
-    assert blob.shape is not None
-    wanted = blob.shape[1:]
+    wanted = _shape(blob)[1:]
     if wanted != field.shape and math.prod(wanted) == math.prod(field.shape):
         return f"reshape the data to {['N', *wanted]}".replace("'", "")
     if field.dtype == "uint8" and len(field.shape) == 3:
