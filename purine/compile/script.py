@@ -70,8 +70,6 @@ def compile_ops(
 
 
 class _Text:
-    """Writes the text of a function."""
-
     def __init__(self, inputs: Sequence[str]) -> None:
         self.lines: list[str] = []
         self.values: dict[str, str] = {name: f"%b{k}" for k, name in enumerate(inputs)}

@@ -28,7 +28,7 @@ from purine.registry.clock import ITERATION, SEED
 from purine.runtime import _checkpoint_folder as folders
 from purine.runtime import _checkpoint_manifest as manifests
 from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors, refusing
-from purine.runtime._checkpoint_manifest import MANIFEST, STATES, checksum, damaged, purine_version
+from purine.runtime._checkpoint_manifest import MANIFEST, STATES, checksum, purine_version, unusable
 
 __all__ = ["LARGEST", "Checkpoint", "checksum", "latest", "load", "match", "purine_version", "save"]
 
@@ -116,14 +116,8 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
     """
 
     def differ(what: str, name: str, expected: str, found: str) -> CheckpointError:
-        return CheckpointError(
-            what,
-            where=checkpoint.path,
-            blob=name,
-            expected=expected,
-            found=found,
-            remedy="use the net and the solver that it was saved from, or start a run afresh",
-        )
+        remedy = "use the net and the solver that it was saved from, or start a run afresh"
+        return unusable(checkpoint.path, what, expected, found, blob=name, remedy=remedy)
 
     for name in graph.states:
         if name not in checkpoint.values:
@@ -174,25 +168,19 @@ def _resolve(path: Path) -> Path:
     """The checkpoint that a path means: itself, or the newest of the run in that folder."""
     with os_errors("cannot read the checkpoint", path):
         if not path.is_dir():
-            raise CheckpointError(
-                "there is no such checkpoint",
-                where=path,
-                expected="the folder of a checkpoint or of a run",
-                found="a file" if path.exists() else "nothing",
-                remedy="check the path",
-            )
+            what, expected = "there is no such checkpoint", "the folder of a checkpoint or of a run"
+            found = "a file" if path.exists() else "nothing"
+            raise unusable(path, what, expected, found, remedy="check the path")
         if (path / MANIFEST).exists() or folders.iteration_of(path) is not None:
             return path
         newest = latest(path)
         if newest is None:
             names = sorted(entry.name for entry in path.iterdir())
-            raise CheckpointError(
-                "there is no checkpoint in this folder",
-                where=path,
-                expected=f"{FOLDER}/<iteration>/{MANIFEST}",
-                found=manifests.some_names(names) if names else "an empty folder",
-                remedy="check the path, or save a checkpoint first",
-            )
+            what = "there is no checkpoint in this folder"
+            expected = f"{FOLDER}/<iteration>/{MANIFEST}"
+            found = manifests.some_names(names) if names else "an empty folder"
+            remedy = "check the path, or save a checkpoint first"
+            raise unusable(path, what, expected, found, remedy=remedy)
     return newest
 
 
@@ -211,27 +199,27 @@ def _read(path: Path) -> Checkpoint:
 def _read_values(path: Path, manifest: manifests.Manifest) -> dict[str, Tensor]:
     file = path / STATES
     if not file.is_file():
-        raise damaged(path, "the values are missing", STATES, "no such file")
+        raise unusable(path, "the values are missing", STATES, "no such file")
     size = file.stat().st_size
     if size != manifest.bytes:
         expected, found = f"{manifest.bytes} bytes", f"{size} bytes"
-        raise damaged(path, f"{STATES} has another size", expected, found)
+        raise unusable(path, f"{STATES} has another size", expected, found)
     expected, found = f"sha256 {manifest.sha256}", f"sha256 {manifests.sha256_of(file)}"
     if expected != found:
-        raise damaged(path, f"{STATES} is damaged", expected, found)
+        raise unusable(path, f"{STATES} is damaged", expected, found)
     try:
         with safe_open(file, framework="pt") as stored:
             # Cloned, since a tensor may be the mapped file, which may be deleted later.
             values = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         what = f"{STATES} cannot be read"
-        raise damaged(path, what, "a safetensors file", str(error)) from error
+        raise unusable(path, what, "a safetensors file", str(error)) from error
     forms = {name: manifests.describe(value) for name, value in values.items()}
     for name in dict.fromkeys([*manifest.forms, *forms]):
         expected, found = (known.get(name, "no such state") for known in (manifest.forms, forms))
         if expected != found:
             what = f"{STATES} and the manifest differ in state {name!r}"
-            raise damaged(path, what, expected, found, blob=name)
+            raise unusable(path, what, expected, found, blob=name)
     return {name: values[name] for name in manifest.forms}
 
 
@@ -241,7 +229,7 @@ def _confirm(path: Path, manifest: manifests.Manifest, values: Mapping[str, Tens
         value = values.get(name)
         if value is not None and value.numel() == 1 and value.item() != stated:
             what = f"the manifest and the values differ in the {name}"
-            raise damaged(path, what, f"{name} {value.item()}", f"{name} {stated}")
+            raise unusable(path, what, f"{name} {value.item()}", f"{name} {stated}")
 
 
 def _way_on(path: Path) -> str:

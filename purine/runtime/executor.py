@@ -340,18 +340,15 @@ def _workers(
     interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
     thread, which only enqueues.
     """
-    workers: list[Station] = []
-    serving: dict[Station, int] = {}
+    workers: dict[Station, int] = {}
+    worker_of = []
     for location, lane in stations:
         single = len(cores.get(location.device, ())) == 1
-        key = (location, "compute" if single else lane)
+        worker = (location, "compute" if single else lane)
         if is_gpu(location):
-            key = (Location(location.host, "cuda:0"), "compute")
-        if key not in serving:
-            serving[key] = len(workers)
-            workers.append(key)
-        serving[location, lane] = serving[key]
-    return workers, [serving[station] for station in stations]
+            worker = (Location(location.host, "cuda:0"), "compute")
+        worker_of.append(workers.setdefault(worker, len(workers)))
+    return list(workers), worker_of
 
 
 def _stall(core: Core, graph: Graph) -> StallError:
@@ -360,8 +357,8 @@ def _stall(core: Core, graph: Graph) -> StallError:
     for iteration, name, _ in waiting[:5]:
         op = graph.ops[name]
         needs = (f"{blob} from {producers[blob].name}" for blob in op.inputs if blob in producers)
-        lines.append(f"op {name!r} at {op.location} in iteration {iteration} waits for ")
-        lines[-1] += ", ".join(needs)
+        waits = f"op {name!r} at {op.location} in iteration {iteration} waits for "
+        lines.append(waits + ", ".join(needs))
     return StallError(
         f"no op can run and iteration {core.completed} is not complete",
         expected="every op to become ready in the end",

@@ -106,28 +106,27 @@ class Run:
         self.credit = prefetch + 1
         self.threads = threads
         self.record = record
-        self._cores = cores_of(self.graph, threads=threads, share=share_cores)
-        self._gpus = on_gpus(self.graph)
-        self._tf32 = tf32_of(self.graph, tf32)
-        if tf32 and self._tf32 is None:
+        cores = cores_of(self.graph, threads=threads, share=share_cores)
+        held = tf32_of(self.graph, tf32)
+        if tf32 and held is None:
             raise _no_tf32(self.graph)
+        self._settings = Settings(self.credit, threads, cores, held, record=bool(record))
+        self._gpus = on_gpus(self.graph)
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(self.graph, self.data)
         self._fused = _FusedKernels(compiled)
 
         self._process = os.getpid()
-        self._turn = threading.RLock()
-        """Held by the thread whose call is being served."""
+        self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
         """The iteration of the next result of `steps`."""
         self._unread: dict[int, dict[str, Tensor]] = {}
         """Results of iterations that were in flight when the lanes ended."""
         self._executor: Executor | None = None
         """Runs the lanes and holds the states, from the first step until the run is closed."""
-        self._reached = 0
-        """Without lanes: the number of iterations that `_states` have seen."""
-        self._states: dict[str, Tensor] = {}
-        """Without lanes: the states; a missing one has the value of its filler."""
+        self._reached, self._states = 0, dict[str, Tensor]()
+        """Without lanes: the number of complete iterations, and the states after them. A state
+        that is missing has the value of its filler."""
         self._recorded = Trace()
         self._failure: RunError | None = None
         if not self._gpus:
@@ -212,8 +211,9 @@ class Run:
             tested = self.data if data is None else as_dataset(data, test=data)
             states = self._settled()[1]
             values = {**states, **gather_values(self.graph, states)}
-            threads = len({core for own in self._cores.values() for core in own}) or self.threads
-            settings = Settings(self.credit, threads, tf32=tf32_of(graph, bool(self._tf32)))
+            cores = {core for own in self._settings.cores.values() for core in own}
+            tf32 = tf32_of(graph, bool(self._settings.tf32))
+            settings = Settings(self.credit, len(cores) or self.threads, tf32=tf32)
             return means_over_test_set(graph, tested, values, self.seed, settings)
 
     @checked
@@ -353,11 +353,8 @@ class Run:
             single = self.record not in (False, "segments")
             lowered = lower(self.graph, Options() if single else options_for(self.graph))
             program = compile_program(lowered, self._sources, fused=self._fused)
-            settings = Settings(
-                self.credit, self.threads, self._cores, self._tf32, record=bool(self.record)
-            )
             self._executor = Executor(
-                program, states=self._states, start=self._reached, settings=settings
+                program, states=self._states, start=self._reached, settings=self._settings
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False

@@ -214,9 +214,9 @@ class Streams:
             for blob in self.plan.foreign[op]:
                 self.buffers.value(iteration, blob).record_stream(stream)
             if self._record:
-                begin = _timed_event(stream)
+                begin = _event(stream, timed=True)
                 self.buffers.run(token)
-                self._timed.append((token, begin, _timed_event(stream)))
+                self._timed.append((token, begin, _event(stream, timed=True)))
             else:
                 self.buffers.run(token)
             if op in self.plan.signals:
@@ -247,13 +247,12 @@ class Streams:
             stream.wait_event(self._signal(iteration, op))
             value.record_stream(stream)
             host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            begin = _timed_event(stream) if self._record else None
+            begin = _event(stream, timed=True) if self._record else None
             host.copy_(value, non_blocking=True)
             if begin is not None:
                 token = iteration * self.size + op
-                self._reads.append((token, blob, begin, _timed_event(stream)))
-            done = _event()
-            done.record(stream)
+                self._reads.append((token, blob, begin, _event(stream, timed=True)))
+            done = _event(stream)
         self._fetched[(iteration + later) % self.slots][blob] = (host, done)
 
     def collect(self, iteration: int, outputs: Mapping[str, Fetched]) -> dict[str, Fetched]:
@@ -292,14 +291,12 @@ def _stream(location: Location) -> torch.cuda.Stream:
     return create(device_of(location))
 
 
-def _event(*, timed: bool = False) -> torch.cuda.Event:
+def _event(stream: torch.cuda.Stream | None = None, *, timed: bool = False) -> torch.cuda.Event:
+    """A new event, recorded in a stream if one is given."""
     create: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    return create(enable_timing=timed)
-
-
-def _timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = _event(timed=True)
-    event.record(stream)
+    event = create(enable_timing=timed)
+    if stream is not None:
+        event.record(stream)
     return event
 
 
@@ -314,13 +311,10 @@ def _now(device: int) -> tuple[int, torch.cuda.Event]:
 
 def on_host(outputs: Mapping[str, Fetched]) -> dict[str, Tensor]:
     """The outputs of an iteration, once all of them are on the host."""
-    arrived = {}
-    for name, value in outputs.items():
+    for value in outputs.values():
         if isinstance(value, tuple):
-            value, event = value
-            event.synchronize()
-        arrived[name] = value
-    return arrived
+            value[1].synchronize()
+    return {name: v[0] if isinstance(v, tuple) else v for name, v in outputs.items()}
 
 
 class _Clock:

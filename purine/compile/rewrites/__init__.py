@@ -31,15 +31,7 @@ from purine.compile.rewrites.sums import batch_totals, fuse_bias_sums
 from purine.errors import ConfigError
 from purine.nearest import unknown_name
 
-__all__ = [
-    "REWRITES",
-    "WITHOUT",
-    "Condition",
-    "Rewrite",
-    "apply_rewrites",
-    "rewrites_table",
-    "switched_off",
-]
+__all__ = ["REWRITES", "WITHOUT", "apply_rewrites", "rewrites_table", "switched_off"]
 
 _log = logging.getLogger("purine.compile")
 

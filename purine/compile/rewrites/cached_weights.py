@@ -127,18 +127,13 @@ def _casts(argument: int, cast: Node) -> list[tuple[CachedCast, Node]]:
         return []
     if not cast.kwargs.keys() <= {"dtype", "device"} or cast.kwargs.get("device", device) != device:
         return []
-    copies = [(CachedCast(argument, dtype), cast)] if _is_cacheable(cast) else []
+    copies = [(CachedCast(argument, dtype), cast)]
     for pad in cast.users:
-        if is_call(pad, aten.constant_pad_nd.default) and len(pad.args) == 2 and _is_cacheable(pad):
+        if is_call(pad, aten.constant_pad_nd.default) and len(pad.args) == 2:
             pads = tuple(ints_of(pad.args[1]))
             if min(pads) >= 0:
                 copies.append((CachedCast(argument, dtype, pads), pad))
-    return copies
-
-
-def _is_cacheable(node: Node) -> bool:
-    """Whether some library reads a result from memory, and the function does not return it."""
-    return _is_read(node) and not _is_returned(node)
+    return [(copy, end) for copy, end in copies if _is_read(end) and not _is_returned(end)]
 
 
 def _is_returned(node: Node) -> bool:

@@ -49,7 +49,6 @@ def reshape_image_convolutions(recorded: Recorded) -> int:
 
 
 def _gradients(node: Node) -> list[Node]:
-    """The calls that compute the gradients of a convolution."""
     x, w = node_arg(node, 0), node_arg(node, 1)
     return [
         user
@@ -61,7 +60,6 @@ def _gradients(node: Node) -> list[Node]:
 
 
 def _form(node: Node, gradients: list[Node]) -> _Form | None:
-    """The faster form of a convolution, if there is one."""
     x, w = node_arg(node, 0), node_arg(node, 1)
     strides, pads, dilation = map(ints_of, node.args[3:6])
     transposed, groups = node.args[6], node.args[8]

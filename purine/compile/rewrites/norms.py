@@ -62,8 +62,7 @@ def _replace(node: Node) -> None:
     gradient, x, _, mean, scale, *_ = node.args
     results = {user.args[1]: user for user in node.users}
     own = results[0]
-    total = _sum_with_residual(own)
-    last, residual = (own, None) if total is None else (total, _other(total, own))
+    last, residual = _sum_with_residual(own)
     add = adder(last)
     arguments = (gradient, x, mean, scale, _before_cast(node_arg(node, 5)), residual)
     call = add(own_op("norm", "layer_norm_gradient"), *arguments)
@@ -95,26 +94,23 @@ def _before_cast(weight: Node) -> Node:
     return source if has_value(source) else weight
 
 
-def _sum_with_residual(own: Node) -> Node | None:
-    """The sum of a norm's gradient with that of the residual branch, if nobody else reads both."""
-    users = list(own.users)
-    if len(users) != 1 or not is_call(users[0], aten.add.Tensor) or users[0].kwargs:
-        return None
-    other = _other(users[0], own)
-    if not has_value(other) or uses(other, node_arg(own, 0)):
-        return None
-    mine, theirs = value_of(own), value_of(other)
+def _sum_with_residual(own: Node) -> tuple[Node, Node | None]:
+    """The sum of a norm's gradient with that of the residual branch, and the latter.
+
+    The gradient itself and None where there is no such sum, or someone else reads the gradient.
+    """
+    total = next(iter(own.users), None)
+    if len(own.users) != 1 or not is_call(total, aten.add.Tensor) or total.kwargs:
+        return own, None
+    mine, others = value_of(own), [item for item in total.args if item is not own]
+    if len(others) != 1 or not has_value(others[0]) or uses(others[0], node_arg(own, 0)):
+        return own, None
+    theirs = value_of(others[0])
     alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype and theirs.is_contiguous()
-    return users[0] if alike else None
-
-
-def _other(total: Node, own: Node) -> Node | None:
-    others = [item for item in total.args if item is not own]
-    return others[0] if len(others) == 1 and isinstance(others[0], Node) else None
+    return (total, others[0]) if alike else (own, None)
 
 
 def _row_sums(node: Node) -> Iterator[Node]:
-    """The sums over all rows of a result."""
     columns = value_of(node).shape[-1]
     shape = (value_of(node).numel() // columns, columns)
     for user in node.users:
