@@ -12,8 +12,10 @@ iterations are in flight: iteration i opens when iteration i - credit is complet
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from purine.graph import Graph, Lane, Location
 
@@ -59,24 +61,17 @@ def compile_plan(graph: Graph) -> Plan:
         if producer is not None:
             readers = (number[op.name] for op in graph.consumers[state.read])
             later[number[producer.name]].update(readers)
-    needs, carried = [0] * len(names), [0] * len(names)
-    for targets in same:
-        for target in targets:
-            needs[target] += 1
-    roots = tuple(index for index, count in enumerate(needs) if count == 0)
-    for reading in later:
-        for target in reading:
-            needs[target] += 1
-            carried[target] += 1
+    inside, carried = Counter(chain(*same)), Counter(chain(*later))
+    numbers = range(len(names))
     return Plan(
         tuple(names),
         tuple(stations),
         tuple(station),
         tuple(same),
         tuple(tuple(sorted(targets)) for targets in later),
-        tuple(needs),
-        tuple(carried),
-        roots,
+        tuple(inside[index] + carried[index] for index in numbers),
+        tuple(carried[index] for index in numbers),
+        tuple(index for index in numbers if not inside[index]),
     )
 
 
@@ -91,15 +86,10 @@ def urgency(graph: Graph) -> list[str]:
     can then update in place.
     """
     remaining = _remaining_paths(graph)
-    compute_lanes: dict[Location, set[Lane]] = {}
-    for op in graph.ops.values():
-        if op.lane.startswith("compute"):
-            compute_lanes.setdefault(op.location, set()).add(op.lane)
-    concurrent = any(len(lanes) > 1 for lanes in compute_lanes.values())
-    waiting = dict.fromkeys(graph.ops, 0)
-    for targets in graph.successors.values():
-        for target in targets:
-            waiting[target] += 1
+    ops = graph.ops.values()
+    lanes = {(op.location, op.lane) for op in ops if op.lane.startswith("compute")}
+    concurrent = len(lanes) > len({location for location, _ in lanes})
+    waiting = Counter(chain(*graph.successors.values()))
     unread, behind = _old_values(graph)
     held: dict[str, None] = {}
     order: list[str] = []
@@ -115,7 +105,7 @@ def urgency(graph: Graph) -> list[str]:
             else:
                 heapq.heappush(ready, (-step, remaining[name], position, name))
 
-    push([name for name, count in waiting.items() if count == 0])
+    push([name for name in graph.ops if not waiting[name]])
     while ready or held:
         if not ready:
             push([next(iter(held))])
@@ -126,7 +116,7 @@ def urgency(graph: Graph) -> list[str]:
         for target in graph.successors[name]:
             waiting[target] -= 1
             if waiting[target] == 0:
-                if unread.get(target):
+                if unread[target]:
                     held[target] = None
                 else:
                     released.append(target)
@@ -140,19 +130,16 @@ def urgency(graph: Graph) -> list[str]:
     return order
 
 
-def _old_values(graph: Graph) -> tuple[dict[str, int], dict[str, list[str]]]:
+def _old_values(graph: Graph) -> tuple[Counter[str], dict[str, list[str]]]:
     """By op that updates a state the number of the state's other readers; by reader these ops."""
-    unread: dict[str, int] = {}
     behind: dict[str, list[str]] = {}
     for state in graph.states.values():
         producer = graph.producers.get(state.next)
-        if producer is None or state.read not in producer.inputs:
-            continue
-        for reader in graph.consumers[state.read]:
-            if reader.name != producer.name:
-                unread[producer.name] = unread.get(producer.name, 0) + 1
-                behind.setdefault(reader.name, []).append(producer.name)
-    return unread, behind
+        if producer is not None and state.read in producer.inputs:
+            for reader in graph.consumers[state.read]:
+                if reader.name != producer.name:
+                    behind.setdefault(reader.name, []).append(producer.name)
+    return Counter(chain(*behind.values())), behind
 
 
 def _remaining_paths(graph: Graph) -> Mapping[str, int]:

@@ -42,10 +42,6 @@ class FusedKernel:
     run: Callable[..., list[Tensor]]
     refresh: Callable[[Sequence[Tensor]], None]
 
-    def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """Run the op."""
-        return self.run(*tensors)
-
 
 def compiled(op: Op) -> FusedKernel:
     """The kernel of a fused op, compiled for the arguments of its first call.
@@ -107,7 +103,7 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
             expandable_segments(),
             torch.cuda.graph(capturing, stream=stream, capture_error_mode="thread_local"),
         ):
-            results = kernel(*inputs)
+            results = kernel.run(*inputs)
         graph = capturing
 
     def replay(*tensors: Tensor) -> Results:
@@ -122,7 +118,7 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
                 _log.warning("%s is not captured: %s", op.name, in_a_line(error))
                 _log.debug("why %s is not captured", op.name, exc_info=True)
         if graph is None:
-            return _as_results(kernel(*tensors))
+            return _as_results(kernel.run(*tensors))
         for buffer, value in zip(inputs, tensors, strict=True):
             if buffer.data_ptr() != value.data_ptr():
                 buffer.copy_(value)
@@ -137,7 +133,7 @@ def captured(op: Op, kernel: FusedKernel) -> Kernel:
 
 def as_kernel(kernel: FusedKernel) -> Kernel:
     """A compiled kernel with the results of any other kernel: a single one is not in a list."""
-    return lambda *tensors: _as_results(kernel(*tensors))
+    return lambda *tensors: _as_results(kernel.run(*tensors))
 
 
 def _copy(value: Tensor) -> Tensor:

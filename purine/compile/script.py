@@ -19,7 +19,7 @@ from purine.registry.kind import Kernel
 
 __all__ = ["compile_ops", "is_scriptable", "keep_order"]
 
-_DTYPES = {
+_CODES = {
     torch.uint8: 0,
     torch.int8: 1,
     torch.int16: 2,
@@ -32,8 +32,11 @@ _DTYPES = {
     torch.complex128: 10,
     torch.bool: 11,
     torch.bfloat16: 15,
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
 }
-_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}
+"""The numbers of dtypes and of memory formats."""
 
 
 def keep_order() -> None:
@@ -67,8 +70,6 @@ def compile_ops(
 
 
 class _Text:
-    """Writes the text of a function."""
-
     def __init__(self, inputs: Sequence[str]) -> None:
         self.lines: list[str] = []
         self.values: dict[str, str] = {name: f"%b{k}" for k, name in enumerate(inputs)}
@@ -130,10 +131,8 @@ class _Text:
         return self._constant(value, str(argument.type))
 
     def _constant(self, value: object, kind: str = "") -> str:
-        if isinstance(value, torch.dtype):
-            value = _DTYPES[value]
-        elif isinstance(value, torch.memory_format):
-            value = _FORMATS[value]
+        if isinstance(value, torch.dtype | torch.memory_format):
+            value = _CODES[value]
         elif isinstance(value, torch.layout):
             value = 0
         if isinstance(value, list | tuple):
@@ -145,10 +144,9 @@ class _Text:
             return self._declare("NoneType", "")
         if isinstance(value, bool):
             return self._declare("bool", f"[value={int(value)}]")
-        if isinstance(value, torch.device):
-            return self._declare("Device", f'[value="{value}"]')
-        if isinstance(value, str):
-            return self._declare("str", f'[value="{value}"]')
+        if isinstance(value, torch.device | str):
+            sort = "str" if isinstance(value, str) else "Device"
+            return self._declare(sort, f'[value="{value}"]')
         if isinstance(value, float) or kind in ("float", "Optional[float]"):
             assert isinstance(value, int | float)
             return self._float(float(value))

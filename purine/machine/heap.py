@@ -47,7 +47,8 @@ def tune_heap(graph: Graph) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    lanes = _lanes(graph)
+    ops = graph.ops.values()
+    lanes = len({(op.location, op.lane) for op in ops if op.lane.startswith("compute")})
     if lanes > 1:
         mallopt(_ARENA_MAX, 4 * lanes)
         mallopt(_TOP_PAD, _PIECE)
@@ -59,11 +60,6 @@ def tune_heap(graph: Graph) -> bool:
     mallopt(_ARENA_MAX, 1)
     mallopt(_TRIM_THRESHOLD, _HALF)
     return bool(mallopt(_MMAP_THRESHOLD, _LARGE if mapped else _LARGEST)) and mapped
-
-
-def _lanes(graph: Graph) -> int:
-    lanes = {(op.location, op.lane) for op in graph.ops.values() if op.lane.startswith("compute")}
-    return len(lanes)
 
 
 def _volume(graph: Graph) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -58,18 +58,24 @@ def checkpoints_in(parent: Path) -> dict[int, Path]:
     return paths
 
 
-@contextmanager
-def os_errors(what: str, path: Path, remedy: str | None = None) -> Iterator[None]:
+def os_errors(
+    what: str, path: Path, remedy: str = "check the permissions and the health of the disk"
+) -> AbstractContextManager[None]:
     """Turn errors of the system into `CheckpointError`."""
+    expected = "a folder that can be read and written"
+    return refusing(what, path, expected, remedy, OSError, SafetensorError)
+
+
+@contextmanager
+def refusing(
+    what: str, path: Path, expected: str, remedy: str, *errors: type[Exception]
+) -> Iterator[None]:
+    """Turn exceptions of these classes into a `CheckpointError` that says so."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except errors as error:
         raise CheckpointError(
-            what,
-            where=path,
-            expected="a folder that can be read and written",
-            found=str(error),
-            remedy=remedy or "check the permissions and the health of the disk",
+            what, where=path, expected=expected, found=str(error), remedy=remedy
         ) from error
 
 
@@ -80,8 +86,7 @@ def only_writer(parent: Path) -> Iterator[None]:
     parent.mkdir(parents=True, exist_ok=True)
     for folder in new:
         flush(folder.parent)
-    with open(parent / _LOCK, "ab") as lock:
-        locked = True
+    with open(parent / _LOCK, "ab") as lock, ExitStack() as unlocking:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -95,17 +100,14 @@ def only_writer(parent: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            locked = False
             warnings.warn(
                 f"{parent}: no file locks here, so a second run in this folder goes unnoticed",
                 stacklevel=2,
             )
-        try:
-            yield
-        finally:
+        else:
             # A process forked meanwhile holds the file open: closing would not release the lock.
-            if locked:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+            unlocking.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        yield
 
 
 def start(target: Path) -> Path:

@@ -42,21 +42,21 @@ class Manifest:
     extra: Mapping[str, object]
 
 
-def manifest_text(
-    file: Path,
+def write_manifest(
+    folder: Path,
     values: Mapping[str, Tensor],
-    *,
-    iteration: int,
-    seed: int,
-    digest: str,
+    identity: Mapping[str, object],
     extra: Mapping[str, object],
-) -> str:
-    """A manifest for the values in `file`: JSON with one line for each field and each state."""
+) -> None:
+    """Write the manifest for the stored values: one line for each field and each state.
+
+    `identity` is the iteration, the seed and the digest. `extra` that is no JSON is an error of
+    Python.
+    """
+    file = folder / STATES
     head = {
         "version": VERSION,
-        "iteration": iteration,
-        "seed": seed,
-        "digest": digest,
+        **identity,
         "purine": purine_version(),
         "torch": str(torch.__version__),
         "file": {"name": STATES, "bytes": file.stat().st_size, "sha256": sha256_of(file)},
@@ -72,7 +72,7 @@ def manifest_text(
     lines.append(f'  "extra": {indented}')
     own = checksum(json.loads("{" + ",".join(lines) + "}"))
     lines.append(f'  "sha256": "{own}"')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    (folder / MANIFEST).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def checksum(manifest: Mapping[str, object]) -> str:
@@ -99,29 +99,26 @@ def purine_version() -> str:
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of the checkpoint in folder `path` and check it; the values are not read.
 
-    A damaged manifest is a `CheckpointError` without a remedy, which the caller adds.
+    The error for a damaged manifest has no remedy: the caller adds it.
     """
     content = _read_json(path)
     version = _field(content, "version", int, path)
     if not 1 <= version <= VERSION:
-        raise CheckpointError(
-            f"the checkpoint has format version {version}",
-            where=path,
-            expected=f"version 1 to {VERSION}",
-            found=f"version {version}, written by purine {content.get('purine', 'unknown')}",
-            remedy="read it with the purine that wrote it",
-        )
+        what, expected = f"the checkpoint has format version {version}", f"version 1 to {VERSION}"
+        found = f"version {version}, written by purine {content.get('purine', 'unknown')}"
+        remedy = "read it with the purine that wrote it"
+        raise unusable(path, what, expected, found, remedy=remedy)
     if version > 1 or "sha256" in content:
         stated, actual = _field(content, "sha256", str, path), checksum(content)
         if stated != actual:
             what = "the manifest is damaged, or was changed"
-            raise damaged(path, what, f"sha256 {stated} of its other fields", f"sha256 {actual}")
+            raise unusable(path, what, f"sha256 {stated} of its other fields", f"sha256 {actual}")
     iteration, named = _field(content, "iteration", int, path), iteration_of(path)
     if iteration < 0:
-        raise damaged(path, "the iteration is negative", "0 or more", str(iteration))
+        raise unusable(path, "the iteration is negative", "0 or more", str(iteration))
     if named not in (None, iteration):
         what = "the checkpoint is of another iteration than its folder"
-        raise damaged(path, what, f"iteration {named}", f"iteration {iteration}")
+        raise unusable(path, what, f"iteration {named}", f"iteration {iteration}")
     file = _field(content, "file", dict, path)
     return Manifest(
         version,
@@ -140,13 +137,13 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         content = json.loads(read_bounded(path / MANIFEST, _BYTES))
     except FileNotFoundError as error:
-        raise damaged(path, "the manifest is missing", MANIFEST, "no such file") from error
+        raise unusable(path, "the manifest is missing", MANIFEST, "no such file") from error
     except OSError as error:
-        raise damaged(path, "cannot read the manifest", MANIFEST, str(error)) from error
+        raise unusable(path, "cannot read the manifest", MANIFEST, str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise damaged(path, unreadable, f"{MANIFEST} in JSON", str(error)) from error
+        raise unusable(path, unreadable, f"{MANIFEST} in JSON", str(error)) from error
     if not isinstance(content, dict):
-        raise damaged(path, unreadable, "a JSON object", type(content).__name__)
+        raise unusable(path, unreadable, "a JSON object", type(content).__name__)
     return content
 
 
@@ -154,29 +151,29 @@ def _read_state(entry: object, path: Path) -> tuple[str, str]:
     """The name of a state and the form of its value."""
     if not isinstance(entry, dict):
         what = "the manifest lists something that is no state"
-        raise damaged(path, what, "an object with name, shape and dtype", repr(entry))
+        raise unusable(path, what, "an object with name, shape and dtype", repr(entry))
     shape = _field(entry, "shape", list, path)
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise damaged(path, "a state's shape is wrong", "a list of sizes", repr(shape))
+        raise unusable(path, "a state's shape is wrong", "a list of sizes", repr(shape))
     return _field(entry, "name", str, path), _form(_field(entry, "dtype", str, path), shape)
 
 
 def _field(content: Mapping[str, object], key: str, kind: type[_T], path: Path) -> _T:
     if key not in content:
         expected = f"a field {key!r}"
-        raise damaged(path, f"the manifest has no {key!r}", expected, some_names(content))
+        raise unusable(path, f"the manifest has no {key!r}", expected, some_names(content))
     value = content[key]
     if not isinstance(value, kind) or isinstance(value, bool):
         what = f"{key!r} in the manifest has the wrong type"
-        raise damaged(path, what, kind.__name__, f"{type(value).__name__}: {value!r}")
+        raise unusable(path, what, kind.__name__, f"{type(value).__name__}: {value!r}")
     return value
 
 
-def damaged(
-    path: Path, what: str, expected: str, found: str, *, blob: str | None = None
+def unusable(
+    path: Path, what: str, expected: str, found: str, **more: str | None
 ) -> CheckpointError:
-    """The error for a damaged checkpoint; `load` adds the remedy."""
-    return CheckpointError(what, where=path, blob=blob, expected=expected, found=found)
+    """The error for a checkpoint that is missing, damaged or of another net."""
+    return CheckpointError(what, where=path, expected=expected, found=found, **more)
 
 
 def describe(value: Tensor) -> str:

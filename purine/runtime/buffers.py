@@ -14,7 +14,7 @@ from torch import Tensor
 from purine.errors import KernelError
 from purine.graph import Op
 from purine.lowering.segments import SegmentError
-from purine.runtime.program import Program, Step
+from purine.runtime.program import Program
 
 __all__ = ["Buffers"]
 
@@ -40,10 +40,10 @@ class Buffers:
         self.slots = credit + 1
         numbers = program.blobs
         given = {**states, **feeds}
-        self._values: list[list[Any]] = [[None] * len(numbers) for _ in range(self.slots)]
-        for values in self._values:
-            for name in program.constants:
-                values[numbers[name]] = given[name]
+        fresh: list[Any] = [None] * len(numbers)
+        for name in program.constants:
+            fresh[numbers[name]] = given[name]
+        self._values = [fresh.copy() for _ in range(self.slots)]
         for name in program.graph.states:
             self._values[start % self.slots][numbers[name]] = states[name]
         self._uses = [list(program.uses) for _ in range(self.slots)]
@@ -57,7 +57,9 @@ class Buffers:
         values = self._values[slot]
         arguments = [values[number] for number in step.reads]
         if step.over:
-            _separate(step, arguments, self._watched[slot])
+            for position, family in step.over:
+                if self._watched[slot][family] != 1:  # another op has still to read it
+                    arguments[position] = arguments[position].clone()
         try:
             results = step.kernel(*arguments)
         except SegmentError as error:
@@ -137,10 +139,3 @@ class Buffers:
             found=f"{type(error).__name__} on {given or 'no inputs'}",
             remedy="mend the inputs or the op; the last checkpoint is intact",
         )
-
-
-def _separate(step: Step, arguments: list[Any], watched: Sequence[int]) -> None:
-    """Copy what the kernel writes over and another op has still to read."""
-    for position, family in step.over:
-        if watched[family] != 1:
-            arguments[position] = arguments[position].clone()

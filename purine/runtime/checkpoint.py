@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,24 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from purine.arguments import wrong_value
-from purine.errors import CheckpointError, ConfigError
+from purine.arguments import at_least
+from purine.errors import CheckpointError
 from purine.graph import Graph
 from purine.registry.aten import dtype_name
 from purine.registry.clock import ITERATION, SEED
 from purine.runtime import _checkpoint_folder as folders
 from purine.runtime import _checkpoint_manifest as manifests
-from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors
-from purine.runtime._checkpoint_manifest import (
-    MANIFEST,
-    STATES,
-    Manifest,
-    checksum,
-    damaged,
-    describe,
-    purine_version,
-    some_names,
-)
+from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors, refusing
+from purine.runtime._checkpoint_manifest import MANIFEST, STATES, checksum, purine_version, unusable
 
 __all__ = ["LARGEST", "Checkpoint", "checksum", "latest", "load", "match", "purine_version", "save"]
 
@@ -74,42 +66,23 @@ def save(
     ...     print(path.name, load(path).values["w"])
     000000007 tensor([1., 1.])
     """
-    if not 0 <= iteration <= LARGEST:
-        raise ConfigError(
-            f"a checkpoint cannot have iteration {iteration}",
-            expected=f"0 to {LARGEST}",
-            found=str(iteration),
-            remedy="count iterations from 0",
-        )
-    if keep < 1:
-        expected = "1 or more checkpoints to keep"
-        remedy = "pass keep=2, so that a good one stays while the next is written"
-        raise wrong_value(ConfigError, "keep", keep, expected, remedy=remedy)
+    at_least("iteration", iteration, 0, LARGEST)
+    at_least("keep", keep, 1)
     parent = folder / FOLDER
     target = folders.path_of(parent, iteration)
+    identity = {"iteration": iteration, "seed": seed, "digest": digest}
     remedy = "free space there, or choose a folder that this user may write"
     with os_errors("cannot save a checkpoint", target, remedy), folders.only_writer(parent):
         temporary = folders.start(target)
         try:
             temporary.mkdir()
-            states, manifest = temporary / STATES, temporary / MANIFEST
-            _write_values(states, values, target)
-            try:
-                text = manifests.manifest_text(
-                    states, values, iteration=iteration, seed=seed, digest=digest, extra=extra or {}
-                )
-            except (TypeError, ValueError) as error:
-                raise CheckpointError(
-                    "extra cannot be stored",
-                    where=target,
-                    expected="None, bool, int, finite float, str, and lists and dicts of them",
-                    found=str(error),
-                    remedy="turn such values into text or numbers first",
-                ) from error
-            manifest.write_text(text, encoding="utf-8")
+            with _refusing_values(target):
+                save_file(_separate(values), temporary / STATES)
+            with _refusing_extra(target):
+                manifests.write_manifest(temporary, values, identity, extra or {})
             # safetensors makes files that only their owner can read.
-            states.chmod(manifest.stat().st_mode)
-            for path in (states, manifest, temporary):
+            (temporary / STATES).chmod((temporary / MANIFEST).stat().st_mode)
+            for path in (temporary / STATES, temporary / MANIFEST, temporary):
                 folders.flush(path)
             folders.put_in_place(temporary, target)
         except (OSError, CheckpointError, SafetensorError):
@@ -143,33 +116,29 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
     """
 
     def differ(what: str, name: str, expected: str, found: str) -> CheckpointError:
-        return CheckpointError(
-            what,
-            where=checkpoint.path,
-            blob=name,
-            expected=expected,
-            found=found,
-            remedy="use the net and the solver that it was saved from, or start a run afresh",
-        )
+        remedy = "use the net and the solver that it was saved from, or start a run afresh"
+        return unusable(checkpoint.path, what, expected, found, blob=name, remedy=remedy)
 
     for name in graph.states:
         if name not in checkpoint.values:
-            expected, found = f"a value for {graph.blobs[name]}", some_names(checkpoint.values)
+            expected = f"a value for {graph.blobs[name]}"
+            found = manifests.some_names(checkpoint.values)
             raise differ(f"the checkpoint has no state {name!r}", name, expected, found)
     for name, value in checkpoint.values.items():
+        form = manifests.describe(value)
         if name not in graph.states:
             what = f"the checkpoint has a state {name!r} that the net has not"
-            raise differ(what, name, some_names(graph.states), describe(value))
-    for name, value in checkpoint.values.items():
-        blob, found = graph.blobs[name], f"{name}: {describe(value)}"
+            raise differ(what, name, manifests.some_names(graph.states), form)
+        blob = graph.blobs[name]
         same_shape = blob.shape is None or blob.shape == tuple(value.shape)
         if not same_shape or blob.dtype != dtype_name(value.dtype):
-            what = f"state {name!r} has another {'dtype' if same_shape else 'shape'} in the "
-            raise differ(f"{what}checkpoint", name, str(blob), found)
+            part = "dtype" if same_shape else "shape"
+            what = f"state {name!r} has another {part} in the checkpoint"
+            raise differ(what, name, str(blob), f"{name}: {form}")
 
 
-def _write_values(file: Path, values: Mapping[str, Tensor], target: Path) -> None:
-    """Write values as safetensors wants them: contiguous, and no two in the same memory."""
+def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values as safetensors wants them: contiguous, and no two in the same memory."""
     tensors: dict[str, Tensor] = {}
     memories: set[int] = set()
     for name, value in values.items():
@@ -178,41 +147,40 @@ def _write_values(file: Path, values: Mapping[str, Tensor], target: Path) -> Non
             tensor = tensor.clone()
         memories.add(tensor.untyped_storage().data_ptr())
         tensors[name] = tensor
-    try:
-        save_file(tensors, file)
-    except (KeyError, ValueError) as error:  # a dtype or a layout that the format does not know
-        raise CheckpointError(
-            "a state cannot be stored",
-            where=target,
-            expected="dense values of a dtype that safetensors knows",
-            found=str(error),
-            remedy="give the state another dtype",
-        ) from error
+    return tensors
+
+
+def _refusing_values(target: Path) -> AbstractContextManager[None]:
+    """Turn errors of safetensors about a dtype or a layout into `CheckpointError`."""
+    expected = "dense values of a dtype that safetensors knows"
+    remedy = "give the state another dtype"
+    return refusing("a state cannot be stored", target, expected, remedy, KeyError, ValueError)
+
+
+def _refusing_extra(target: Path) -> AbstractContextManager[None]:
+    """Turn errors of JSON about `extra` into `CheckpointError`."""
+    expected = "None, bool, int, finite float, str, and lists and dicts of them"
+    remedy = "turn such values into text or numbers first"
+    return refusing("extra cannot be stored", target, expected, remedy, TypeError, ValueError)
 
 
 def _resolve(path: Path) -> Path:
     """The checkpoint that a path means: itself, or the newest of the run in that folder."""
     with os_errors("cannot read the checkpoint", path):
         if not path.is_dir():
-            raise CheckpointError(
-                "there is no such checkpoint",
-                where=path,
-                expected="the folder of a checkpoint or of a run",
-                found="a file" if path.exists() else "nothing",
-                remedy="check the path",
-            )
+            what, expected = "there is no such checkpoint", "the folder of a checkpoint or of a run"
+            found = "a file" if path.exists() else "nothing"
+            raise unusable(path, what, expected, found, remedy="check the path")
         if (path / MANIFEST).exists() or folders.iteration_of(path) is not None:
             return path
         newest = latest(path)
         if newest is None:
             names = sorted(entry.name for entry in path.iterdir())
-            raise CheckpointError(
-                "there is no checkpoint in this folder",
-                where=path,
-                expected=f"{FOLDER}/<iteration>/{MANIFEST}",
-                found=some_names(names) if names else "an empty folder",
-                remedy="check the path, or save a checkpoint first",
-            )
+            what = "there is no checkpoint in this folder"
+            expected = f"{FOLDER}/<iteration>/{MANIFEST}"
+            found = manifests.some_names(names) if names else "an empty folder"
+            remedy = "check the path, or save a checkpoint first"
+            raise unusable(path, what, expected, found, remedy=remedy)
     return newest
 
 
@@ -228,40 +196,40 @@ def _read(path: Path) -> Checkpoint:
     )
 
 
-def _read_values(path: Path, manifest: Manifest) -> dict[str, Tensor]:
+def _read_values(path: Path, manifest: manifests.Manifest) -> dict[str, Tensor]:
     file = path / STATES
     if not file.is_file():
-        raise damaged(path, "the values are missing", STATES, "no such file")
+        raise unusable(path, "the values are missing", STATES, "no such file")
     size = file.stat().st_size
     if size != manifest.bytes:
         expected, found = f"{manifest.bytes} bytes", f"{size} bytes"
-        raise damaged(path, f"{STATES} has another size", expected, found)
+        raise unusable(path, f"{STATES} has another size", expected, found)
     expected, found = f"sha256 {manifest.sha256}", f"sha256 {manifests.sha256_of(file)}"
     if expected != found:
-        raise damaged(path, f"{STATES} is damaged", expected, found)
+        raise unusable(path, f"{STATES} is damaged", expected, found)
     try:
         with safe_open(file, framework="pt") as stored:
             # Cloned, since a tensor may be the mapped file, which may be deleted later.
             values = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         what = f"{STATES} cannot be read"
-        raise damaged(path, what, "a safetensors file", str(error)) from error
-    forms = {name: describe(value) for name, value in values.items()}
+        raise unusable(path, what, "a safetensors file", str(error)) from error
+    forms = {name: manifests.describe(value) for name, value in values.items()}
     for name in dict.fromkeys([*manifest.forms, *forms]):
         expected, found = (known.get(name, "no such state") for known in (manifest.forms, forms))
         if expected != found:
             what = f"{STATES} and the manifest differ in state {name!r}"
-            raise damaged(path, what, expected, found, blob=name)
+            raise unusable(path, what, expected, found, blob=name)
     return {name: values[name] for name in manifest.forms}
 
 
-def _confirm(path: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
+def _confirm(path: Path, manifest: manifests.Manifest, values: Mapping[str, Tensor]) -> None:
     """Compare a manifest that has no checksum with the states of the same names."""
     for name, stated in ((ITERATION, manifest.iteration), (SEED, manifest.seed)):
         value = values.get(name)
         if value is not None and value.numel() == 1 and value.item() != stated:
             what = f"the manifest and the values differ in the {name}"
-            raise damaged(path, what, f"{name} {value.item()}", f"{name} {stated}")
+            raise unusable(path, what, f"{name} {value.item()}", f"{name} {stated}")
 
 
 def _way_on(path: Path) -> str:

@@ -1,23 +1,28 @@
-"""One iteration of a graph whose inputs the caller feeds."""
+"""Executions besides runs: one iteration of a fed graph, and means over a test set."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
-from purine.analysis.infer import check
+from purine.analysis.infer import check, with_batch
 from purine.arguments import at_least, checked
+from purine.data import DataSet
 from purine.errors import ConfigError, RunError
 from purine.graph import Graph
 from purine.lowering import lower
 from purine.machine.settings import tf32_of
 from purine.nearest import unknown_name
+from purine.registry.clock import ITERATION
 from purine.runtime import values as tensors
 from purine.runtime.executor import Executor, Settings
-from purine.runtime.feeding import data_ops
-from purine.runtime.program import compile_program
+from purine.runtime.feeding import batch_of, data_ops, read_rows
+from purine.runtime.program import Program, compile_program
 from purine.runtime.values import LARGEST_SEED, Values, at_home, initial_states
 
-__all__ = ["compute"]
+__all__ = ["compute", "means_over_test_set"]
 
 
 @checked
@@ -42,10 +47,9 @@ def compute(
     values = {name: tensors.as_tensor(graph, name, value) for name, value in given.items()}
     for name, value in values.items():
         tensors.check_value(graph, name, value)
-    first = initial_states(graph, seed, {name: values[name].clone() for name in states})
     with Executor(
         compile_program(lower(graph)),
-        states={name: at_home(graph, name, value) for name, value in first.items()},
+        states=_first_states(graph, seed, {name: values[name].clone() for name in states}),
         feeds={name: at_home(graph, name, values[name]) for name in graph.inputs},
         settings=Settings(credit=1, tf32=tf32_of(graph, False)),
     ) as executor:
@@ -72,8 +76,72 @@ def _check_names(graph: Graph, feeds: Values, states: Values) -> None:
             found="a Data op",
             remedy="run it with pu.Run(graph, data=...), or cut the Data op off: pu.inference(net)",
         )
+    known = (*graph.inputs, *graph.states)
     for name in (*feeds, *states):
-        if name not in graph.inputs and name not in graph.states:
-            known = (*graph.inputs, *graph.states)
+        if name not in known:
             remedy = "correct the name, or leave it out of feeds and states"
             raise unknown_name(RunError, "input or state", name, known, remedy=remedy)
+
+
+def means_over_test_set(
+    graph: Graph, data: DataSet | None, values: Mapping[str, Tensor], seed: int, settings: Settings
+) -> dict[str, float]:
+    """The mean of each output over the test part of `data`, each sample counted once.
+
+    Samples that do not fill a batch form a smaller one. States without `values` are filled from
+    `seed`.
+    """
+    sources = data_ops(graph)
+    if not sources or data is None or data.test is None:
+        raise ConfigError(
+            "there is nothing to evaluate on",
+            expected="a graph with a Data op, and data with a test part",
+            found=f"{len(sources)} Data ops, data {data.name if data else None!r}",
+            remedy="give data with a test part, as pu.data.tensors(x, y, test=(...)), or "
+            "run.evaluate(graph, data=...)",
+        )
+    for name in graph.outputs:
+        blob = graph.blobs[name]
+        if torch.Size(blob.shape or ()).numel() != 1:
+            raise ConfigError(
+                f"output {name!r} has no mean over the test set",
+                blob=blob,
+                expected="outputs that are single numbers",
+                found=f"shape {list(blob.shape or ())}",
+                remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
+            )
+    batch, count = batch_of(graph, sources[0]), len(data.test)
+    whole, rest = divmod(count, batch)
+    totals = dict.fromkeys(graph.outputs, 0.0)
+    for size, start, times in ((batch, 0, whole), (rest, count - rest, 1)):
+        if size and times:
+            sized = graph if size == batch else with_batch(graph, size)
+            # States that one execution changes are copies.
+            given = {
+                name: values[name] if state.next == name else values[name].clone()
+                for name, state in sized.states.items()
+                if name in values and name != ITERATION
+            }
+            program = compile_program(lower(sized), read_rows(sized, data, start))
+            sums = _sums(program, _first_states(sized, seed, given), times, settings)
+            for name, total in sums.items():
+                totals[name] += total * size
+    return {name: total / count for name, total in totals.items()}
+
+
+def _sums(
+    program: Program, states: Mapping[str, Tensor], times: int, settings: Settings
+) -> dict[str, float]:
+    """The sums of the outputs over `times` iterations."""
+    totals = dict.fromkeys(program.graph.outputs, 0.0)
+    with Executor(program, states=states, settings=settings) as executor:
+        for iteration in range(times):
+            executor.extend(min(times, iteration + settings.credit))
+            for name, value in executor.wait(iteration).items():
+                totals[name] += float(value)
+    return totals
+
+
+def _first_states(graph: Graph, seed: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    states = initial_states(graph, seed, given)
+    return {name: at_home(graph, name, value) for name, value in states.items()}

@@ -108,7 +108,7 @@ class Executor:
         self._bells = [threading.Lock() for _ in self._workers]
         for bell in self._bells:
             bell.acquire()
-        self._asleep = [False for _ in self._workers]
+        self._asleep = [False] * len(self._workers)
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
 
@@ -122,10 +122,10 @@ class Executor:
         """Start the threads, once. Holds the lock."""
         if self._threads or self._stopped:
             return
-        for index, (location, lane) in enumerate(self._workers):
-            name = f"{location} {lane}"
-            thread = threading.Thread(target=self._lane, args=(index,), name=name, daemon=True)
-            self._threads.append(thread)
+        self._threads = [
+            threading.Thread(target=self._lane, args=(k,), name=f"{where} {lane}", daemon=True)
+            for k, (where, lane) in enumerate(self._workers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -194,10 +194,7 @@ class Executor:
         if os.getpid() != self._process:
             return  # a forked child has no threads, and locks in their state at the fork
         with self._lock:
-            self._stopped = True
-            for worker in range(len(self._bells)):
-                self._ring(worker)
-            self._host.notify_all()
+            self._stop()
         for thread in self._threads:
             thread.join()
         with self._lock:
@@ -316,19 +313,19 @@ class Executor:
         if self._failure is not None:
             raise self._failure
         if self._stopped:
-            raise RunError(
-                "the lanes have ended",
-                expected="a run that is going on",
-                found="one that was closed",
-                remedy="call steps again",
-            )
+            what, expected, found = "the lanes have ended", "a run that is going on", "a closed one"
+            raise RunError(what, expected=expected, found=found, remedy="call steps again")
 
     def _fail(self, error: BaseException) -> None:
         """Keep the first failure, stop, and wake all threads. Holds the lock."""
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
-        self._stopped = True
+        self._stop()
         self._let_go_if_idle()
+
+    def _stop(self) -> None:
+        """Stop, and wake all threads. Holds the lock."""
+        self._stopped = True
         for worker in range(len(self._bells)):
             self._ring(worker)
         self._host.notify_all()
@@ -343,18 +340,15 @@ def _workers(
     interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
     thread, which only enqueues.
     """
-    workers: list[Station] = []
-    serving: dict[Station, int] = {}
+    workers: dict[Station, int] = {}
+    worker_of = []
     for location, lane in stations:
         single = len(cores.get(location.device, ())) == 1
-        key = (location, "compute" if single else lane)
+        worker = (location, "compute" if single else lane)
         if is_gpu(location):
-            key = (Location(location.host, "cuda:0"), "compute")
-        if key not in serving:
-            serving[key] = len(workers)
-            workers.append(key)
-        serving[location, lane] = serving[key]
-    return workers, [serving[station] for station in stations]
+            worker = (Location(location.host, "cuda:0"), "compute")
+        worker_of.append(workers.setdefault(worker, len(workers)))
+    return list(workers), worker_of
 
 
 def _stall(core: Core, graph: Graph) -> StallError:
@@ -363,8 +357,8 @@ def _stall(core: Core, graph: Graph) -> StallError:
     for iteration, name, _ in waiting[:5]:
         op = graph.ops[name]
         needs = (f"{blob} from {producers[blob].name}" for blob in op.inputs if blob in producers)
-        lines.append(f"op {name!r} at {op.location} in iteration {iteration} waits for ")
-        lines[-1] += ", ".join(needs)
+        waits = f"op {name!r} at {op.location} in iteration {iteration} waits for "
+        lines.append(waits + ", ".join(needs))
     return StallError(
         f"no op can run and iteration {core.completed} is not complete",
         expected="every op to become ready in the end",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +24,8 @@ __all__ = ["batch_of", "data_ops", "read_rows", "read_stream"]
 
 _Form: TypeAlias = tuple[torch.dtype, str] | None
 """A dtype and a layout; None for a field that nobody reads."""
+_Read: TypeAlias = Callable[[int, int], tuple[Tensor, ...]]
+"""Reads the batch for a seed and an iteration."""
 
 
 def data_ops(graph: Graph) -> list[Op]:
@@ -34,59 +35,56 @@ def data_ops(graph: Graph) -> list[Op]:
 
 def read_stream(graph: Graph, data: DataSet | None) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads the batch of an iteration, epoch after epoch."""
-    return _kernels(graph, data, partial(_stream_kernel, graph))
+
+    def reading(op: Op, source: Source) -> _Read:
+        defaults = {"shuffle": not source.sequential, "offset": 0, "whole": None}
+        settings = {key: op.attributes.get(key, default) for key, default in defaults.items()}
+        batch, readers = batch_of(graph, op), dict[int, Reader]()
+
+        def read(seed: int, iteration: int) -> tuple[Tensor, ...]:
+            if seed not in readers:
+                readers[seed] = Reader(source, batch=batch, seed=seed, **settings)  # type: ignore[arg-type]
+            return readers[seed].read(iteration)
+
+        return read
+
+    return _kernels(graph, data, reading)
 
 
 def read_rows(graph: Graph, data: DataSet | None, start: int) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads its source from row `start` on, in order and once."""
-    return _kernels(graph, data, partial(_rows_kernel, graph, start))
+
+    def reading(op: Op, source: Source) -> _Read:
+        batch = batch_of(graph, op)
+        return lambda _, k: source.batch(start + k * batch + np.arange(batch))
+
+    return _kernels(graph, data, reading)
 
 
 def _kernels(
-    graph: Graph, data: DataSet | None, kernel_of: Callable[[Op, Source], Kernel]
+    graph: Graph, data: DataSet | None, reading: Callable[[Op, Source], _Read]
 ) -> Mapping[str, Kernel]:
     """The kernels of all `Data` ops, once their sources are checked."""
     kernels: dict[str, Kernel] = {}
-    pinned = on_gpus(graph) and torch.cuda.is_available()
     for op in data_ops(graph):
         source = _source(op, data)
         _check_fields(graph, op, source)
-        kernel = kernel_of(op, source)
-        kernels[op.name] = _into_pinned(kernel) if pinned else kernel
+        kernels[op.name] = _kernel(graph, op, reading(op, source))
     return kernels
 
 
-def _into_pinned(kernel: Kernel) -> Kernel:
-    def read(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
-        batch = kernel(*tensors)
-        if isinstance(batch, Tensor):
-            return batch.pin_memory()
-        return tuple(value.pin_memory() for value in batch)
-
-    return read
-
-
-def _stream_kernel(graph: Graph, op: Op, source: Source) -> Kernel:
-    defaults = {"shuffle": not source.sequential, "offset": 0, "whole": None}
-    settings = {key: op.attributes.get(key, default) for key, default in defaults.items()}
-    readers: dict[int, Reader] = {}
+def _kernel(graph: Graph, op: Op, read: _Read) -> Kernel:
     forms = _forms(graph, op)
+    pinned = on_gpus(graph) and torch.cuda.is_available()
 
     def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
-        key = int(seed)
-        if key not in readers:
-            readers[key] = Reader(source, batch=batch_of(graph, op), seed=key, **settings)  # type: ignore[arg-type]
-        return _in_form(readers[key].read(int(iteration)), forms)
-
-    return kernel
-
-
-def _rows_kernel(graph: Graph, start: int, op: Op, source: Source) -> Kernel:
-    batch, forms = batch_of(graph, op), _forms(graph, op)
-
-    def kernel(seed: Tensor, iteration: Tensor) -> tuple[Tensor, ...] | Tensor:
-        first = start + int(iteration) * batch
-        return _in_form(source.batch(np.arange(first, first + batch)), forms)
+        batches = [
+            value if form is None else laid_out(value.to(form[0]), form[1])
+            for value, form in zip(read(int(seed), int(iteration)), forms, strict=True)
+        ]
+        if pinned:
+            batches = [batch.pin_memory() for batch in batches]
+        return tuple(batches) if len(batches) > 1 else batches[0]
 
     return kernel
 
@@ -107,31 +105,22 @@ def _forms(graph: Graph, op: Op) -> tuple[_Form, ...]:
     return tuple(None if name == NOTHING else form(name) for name in op.outputs)
 
 
-def _in_form(values: tuple[Tensor, ...], forms: tuple[_Form, ...]) -> tuple[Tensor, ...] | Tensor:
-    batches = tuple(
-        value if form is None else laid_out(value.to(form[0]), form[1])
-        for value, form in zip(values, forms, strict=True)
-    )
-    return batches if len(batches) > 1 else batches[0]
-
-
 def batch_of(graph: Graph, op: Op) -> int:
     """How many samples a `Data` op reads in an iteration."""
-    blob = graph.blobs[next(name for name in op.outputs if name)]
-    assert blob.shape
-    return blob.shape[0]
+    return _shape(graph.blobs[next(name for name in op.outputs if name)])[0]
+
+
+def _shape(blob: Blob) -> tuple[int, ...]:
+    assert blob.shape is not None
+    return blob.shape
 
 
 def _source(op: Op, data: DataSet | None) -> Source:
     wanted = op.attributes.get("source", "train")
     if data is None:
-        raise DataError(
-            f"op {op.name!r} reads data, and the run has none",
-            op=op,
-            expected="a data set",
-            found="none",
-            remedy="pass data=, for example data=purine.data.fashion_mini()",
-        )
+        what = f"op {op.name!r} reads data, and the run has none"
+        remedy = "pass data=, for example data=purine.data.fashion_mini()"
+        raise DataError(what, op=op, expected="a data set", found="none", remedy=remedy)
     source = {"train": data.train, "test": data.test}.get(str(wanted))
     if source is None:
         raise DataError(
@@ -155,25 +144,21 @@ def _check_fields(graph: Graph, op: Op, source: Source) -> None:
             "output for each field, ~ for one that is not needed",
         )
     for name, field in zip(op.outputs, source.fields, strict=True):
-        if not name:
-            continue
-        blob = graph.blobs[name]
-        assert blob.shape is not None
-        if not field.fits(blob.shape, blob.dtype):
+        blob = graph.blobs[name] if name else None
+        if blob is not None and not field.fits(_shape(blob), blob.dtype):
             raise DataError(
                 f"input {name!r} of the net does not fit {field.name!r} of the data",
                 where=blob.where or op.where,
                 op=op.name,
                 blob=blob,
-                expected=f"{blob.dtype}, {list(blob.shape[1:])} a sample",
+                expected=f"{blob.dtype}, {list(_shape(blob)[1:])} a sample",
                 found=f"{field.dtype}, {list(field.shape)} a sample",
                 remedy=_remedy(blob, field),
             )
 
 
 def _remedy(blob: Blob, field: Field) -> str:
-    assert blob.shape is not None
-    wanted = blob.shape[1:]
+    wanted = _shape(blob)[1:]
     if wanted != field.shape and math.prod(wanted) == math.prod(field.shape):
         return f"reshape the data to {['N', *wanted]}".replace("'", "")
     if field.dtype == "uint8" and len(field.shape) == 3:

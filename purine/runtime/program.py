@@ -100,8 +100,6 @@ def compile_program(
 
 
 class _Compiler:
-    """Makes the steps of a program."""
-
     def __init__(
         self,
         graph: Graph,

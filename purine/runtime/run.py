@@ -36,7 +36,7 @@ from purine.registry.kind import Kernel
 from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
 from purine.runtime import values as tensors
-from purine.runtime.evaluate import Evaluation
+from purine.runtime.compute import means_over_test_set
 from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
@@ -106,28 +106,27 @@ class Run:
         self.credit = prefetch + 1
         self.threads = threads
         self.record = record
-        self._cores = cores_of(self.graph, threads=threads, share=share_cores)
-        self._gpus = on_gpus(self.graph)
-        self._tf32 = tf32_of(self.graph, tf32)
-        if tf32 and self._tf32 is None:
+        cores = cores_of(self.graph, threads=threads, share=share_cores)
+        held = tf32_of(self.graph, tf32)
+        if tf32 and held is None:
             raise _no_tf32(self.graph)
+        self._settings = Settings(self.credit, threads, cores, held, record=bool(record))
+        self._gpus = on_gpus(self.graph)
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(self.graph, self.data)
         self._fused = _FusedKernels(compiled)
 
         self._process = os.getpid()
-        self._turn = threading.RLock()
-        """Held by the thread whose call is being served."""
+        self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
         """The iteration of the next result of `steps`."""
         self._unread: dict[int, dict[str, Tensor]] = {}
         """Results of iterations that were in flight when the lanes ended."""
         self._executor: Executor | None = None
         """Runs the lanes and holds the states, from the first step until the run is closed."""
-        self._reached = 0
-        """Without lanes: the number of iterations that `_states` have seen."""
-        self._states: dict[str, Tensor] = {}
-        """Without lanes: the states; a missing one has the value of its filler."""
+        self._reached, self._states = 0, dict[str, Tensor]()
+        """Without lanes: the number of complete iterations, and the states after them. A state
+        that is missing has the value of its filler."""
         self._recorded = Trace()
         self._failure: RunError | None = None
         if not self._gpus:
@@ -182,17 +181,13 @@ class Run:
         with self._serving():
             if self._failure is not None:
                 raise self._failure
-            converted = {
-                name: tensors.as_tensor(self.graph, name, value) for name, value in values.items()
-            }
-            given = shard_values(self.graph, converted)
+            whole = {name: tensors.as_tensor(self.graph, name, values[name]) for name in values}
+            given = shard_values(self.graph, whole)
+            known, remedy = self.graph.states, "see run.graph.states for the names"
+            for name in given.keys() - known.keys():
+                expected = "the name of a state of the graph"
+                raise unknown_name(RunError, "state", name, known, expected=expected, remedy=remedy)
             for name, value in given.items():
-                if name not in self.graph.states:
-                    known, expected = self.graph.states, "the name of a state of the graph"
-                    remedy = "see run.graph.states for the names"
-                    raise unknown_name(
-                        RunError, "state", name, known, expected=expected, remedy=remedy
-                    )
                 tensors.check_value(self.graph, name, value)
             if self._executor is not None:
                 iteration, states = self._settled()
@@ -215,14 +210,11 @@ class Run:
             graph = check(graph)
             tested = self.data if data is None else as_dataset(data, test=data)
             states = self._settled()[1]
-            return Evaluation(
-                tested,
-                {**states, **gather_values(self.graph, states)},
-                seed=self.seed,
-                credit=self.credit,
-                threads=len({core for own in self._cores.values() for core in own}) or self.threads,
-                tf32=bool(self._tf32),
-            ).means(graph)
+            values = {**states, **gather_values(self.graph, states)}
+            cores = {core for own in self._settings.cores.values() for core in own}
+            tf32 = tf32_of(graph, bool(self._settings.tf32))
+            settings = Settings(self.credit, len(cores) or self.threads, tf32=tf32)
+            return means_over_test_set(graph, tested, values, self.seed, settings)
 
     @checked
     def save(
@@ -329,9 +321,9 @@ class Run:
 
     def _keep_results(self) -> None:
         """Keep the results that `steps` has not yielded yet; nothing is in flight."""
-        if self._executor is not None:
-            for iteration in range(self.iteration, self._executor.core.completed):
-                self._unread[iteration] = self._executor.wait(iteration)
+        assert self._executor is not None
+        for iteration in range(self.iteration, self._executor.core.completed):
+            self._unread[iteration] = self._executor.wait(iteration)
 
     def _restart(self, iteration: int, values: dict[str, Tensor]) -> None:
         """Continue from copies of `values`, which is emptied to free each value once copied."""
@@ -361,11 +353,8 @@ class Run:
             single = self.record not in (False, "segments")
             lowered = lower(self.graph, Options() if single else options_for(self.graph))
             program = compile_program(lowered, self._sources, fused=self._fused)
-            settings = Settings(
-                self.credit, self.threads, self._cores, self._tf32, record=bool(self.record)
-            )
             self._executor = Executor(
-                program, states=self._states, start=self._reached, settings=settings
+                program, states=self._states, start=self._reached, settings=self._settings
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
@@ -374,8 +363,7 @@ class Run:
 
     def _refuse_inputs(self) -> None:
         """Refuse to step a graph with inputs; its states can be read and set all the same."""
-        if self.graph.inputs:
-            name = self.graph.inputs[0]
+        for name in self.graph.inputs:
             raise ConfigError(
                 f"nothing makes blob {name!r}",
                 blob=self.graph.blobs[name],
@@ -429,10 +417,7 @@ def _no_tf32(graph: Graph) -> ConfigError:
         what = "tf32 is asked for, and effect 'gpu-math' is declined"
         expected = "tf32 without PURINE_DECLINE=gpu-math"
         return ConfigError(what, expected=expected, found="both", remedy="leave one out")
-    devices = sorted({op.location.device for op in graph.ops.values()})
-    return ConfigError(
-        "tf32 is asked for, and no op is on a GPU",
-        expected="a graph with ops on GPUs, which have TF32",
-        found="devices " + ", ".join(devices),
-        remedy="leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')",
-    )
+    what, expected = "tf32 is asked for, and no op is on a GPU", "a graph with ops on GPUs"
+    found = "devices " + ", ".join(sorted({op.location.device for op in graph.ops.values()}))
+    remedy = "leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')"
+    return ConfigError(what, expected=expected, found=found, remedy=remedy)

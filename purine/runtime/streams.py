@@ -63,10 +63,8 @@ def stream_plan(graph: Graph, plan: Plan, program: Program | None = None) -> Str
     """
     ops = [graph.ops[name] for name in plan.ops]
     gpu = [is_gpu(op.location) for op in ops]
-    queue = [
-        (station, on_gpu and _from_host(graph, op))
-        for op, station, on_gpu in zip(ops, plan.station, gpu, strict=True)
-    ]
+    stations = zip(ops, plan.station, strict=True)
+    queue = [(station, _from_host(graph, op)) for op, station in stations]
     waits: list[set[tuple[int, int]]] = [set() for _ in ops]
     host_waits: list[set[tuple[int, int]]] = [set() for _ in ops]
     fetched = _fetched(graph, ops)
@@ -80,7 +78,7 @@ def stream_plan(graph: Graph, plan: Plan, program: Program | None = None) -> Str
         tuple(tuple(sorted(pairs)) for pairs in waits),
         tuple(tuple(sorted(pairs)) for pairs in host_waits),
         frozenset(signals),
-        _foreign(graph, plan, queue),
+        _foreign(graph, ops, queue),
         fetched,
     )
 
@@ -105,25 +103,21 @@ def _edges(
 
 
 def _foreign(
-    graph: Graph, plan: Plan, queue: Sequence[tuple[int, bool]]
+    graph: Graph, ops: Sequence[Op], queue: Sequence[tuple[int, bool]]
 ) -> tuple[tuple[str, ...], ...]:
     """By op on a GPU the blobs that it reads from another stream."""
     carried = {state.read: state.next for state in graph.states.values()}
-    number = {name: index for index, name in enumerate(plan.ops)}
+    queues = {op.name: queue[k] for k, op in enumerate(ops) if is_gpu(op.location)}
 
-    def is_foreign(index: int, blob: str) -> bool:
-        producer = graph.producers.get(carried.get(blob, blob))
-        return (
-            producer is not None
-            and is_gpu(producer.location)
-            and queue[number[producer.name]] != queue[index]
-        )
+    def is_foreign(op: Op, blob: str) -> bool:
+        producer, own = graph.producers.get(carried.get(blob, blob)), queues[op.name]
+        return producer is not None and queues.get(producer.name, own) != own
 
     return tuple(
-        tuple(blob for blob in dict.fromkeys(graph.ops[name].inputs) if is_foreign(index, blob))
-        if is_gpu(graph.ops[name].location)
+        tuple(blob for blob in dict.fromkeys(op.inputs) if is_foreign(op, blob))
+        if op.name in queues
         else ()
-        for index, name in enumerate(plan.ops)
+        for op in ops
     )
 
 
@@ -143,8 +137,9 @@ def _fetched(graph: Graph, ops: Sequence[Op]) -> tuple[tuple[tuple[str, int], ..
 
 
 def _from_host(graph: Graph, op: Op) -> bool:
-    """Whether an op copies something from the host."""
-    return op.kind == "Copy" and not is_gpu(graph.blobs[op.inputs[0]].location)
+    """Whether an op on a GPU copies something from the host."""
+    copies = op.kind == "Copy" and is_gpu(op.location)
+    return copies and not is_gpu(graph.blobs[op.inputs[0]].location)
 
 
 class Streams:
@@ -219,9 +214,9 @@ class Streams:
             for blob in self.plan.foreign[op]:
                 self.buffers.value(iteration, blob).record_stream(stream)
             if self._record:
-                begin = _timed_event(stream)
+                begin = _event(stream, timed=True)
                 self.buffers.run(token)
-                self._timed.append((token, begin, _timed_event(stream)))
+                self._timed.append((token, begin, _event(stream, timed=True)))
             else:
                 self.buffers.run(token)
             if op in self.plan.signals:
@@ -252,13 +247,12 @@ class Streams:
             stream.wait_event(self._signal(iteration, op))
             value.record_stream(stream)
             host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            begin = _timed_event(stream) if self._record else None
+            begin = _event(stream, timed=True) if self._record else None
             host.copy_(value, non_blocking=True)
             if begin is not None:
                 token = iteration * self.size + op
-                self._reads.append((token, blob, begin, _timed_event(stream)))
-            done = _event()
-            done.record(stream)
+                self._reads.append((token, blob, begin, _event(stream, timed=True)))
+            done = _event(stream)
         self._fetched[(iteration + later) % self.slots][blob] = (host, done)
 
     def collect(self, iteration: int, outputs: Mapping[str, Fetched]) -> dict[str, Fetched]:
@@ -297,14 +291,12 @@ def _stream(location: Location) -> torch.cuda.Stream:
     return create(device_of(location))
 
 
-def _event(*, timed: bool = False) -> torch.cuda.Event:
+def _event(stream: torch.cuda.Stream | None = None, *, timed: bool = False) -> torch.cuda.Event:
+    """A new event, recorded in a stream if one is given."""
     create: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    return create(enable_timing=timed)
-
-
-def _timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = _event(timed=True)
-    event.record(stream)
+    event = create(enable_timing=timed)
+    if stream is not None:
+        event.record(stream)
     return event
 
 
@@ -319,13 +311,10 @@ def _now(device: int) -> tuple[int, torch.cuda.Event]:
 
 def on_host(outputs: Mapping[str, Fetched]) -> dict[str, Tensor]:
     """The outputs of an iteration, once all of them are on the host."""
-    arrived = {}
-    for name, value in outputs.items():
+    for value in outputs.values():
         if isinstance(value, tuple):
-            value, event = value
-            event.synchronize()
-        arrived[name] = value
-    return arrived
+            value[1].synchronize()
+    return {name: v[0] if isinstance(v, tuple) else v for name, v in outputs.items()}
 
 
 class _Clock:

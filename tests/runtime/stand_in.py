@@ -28,7 +28,7 @@ from purine.graph import Op
 from purine.kinds.fused import over_of
 from purine.registry import aten
 from purine.registry.lookup import lookup
-from purine.runtime import feeding, run, streams
+from purine.runtime import run, streams
 from purine.runtime.streams import Streams
 
 
@@ -263,6 +263,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         "current_stream": lambda *_: now[-1],
         "synchronize": synchronize,
         "device": lambda _: contextlib.nullcontext(),
+        "is_available": lambda: False,  # batches are not pinned
         "CUDAGraph": Graph,
         "graph": capture,
     }
@@ -282,7 +283,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         streams, "device_of", lambda location: torch.device("cpu", int(location.device[-1]))
     )
     monkeypatch.setattr(Streams, "run", watched_run)
-    monkeypatch.setattr(feeding, "_into_pinned", lambda graph, kernel: kernel)
     monkeypatch.setattr(run, "compiled", one_by_one)
     monkeypatch.setattr(compiled, "expandable_segments", contextlib.nullcontext)
     return world

@@ -18,29 +18,20 @@ from enum import Enum
 from torch.fx import GraphModule
 
 from purine.compile.rewrites._recorded import Recorded
+from purine.compile.rewrites.activations import recompute_relu_masks, shorten_gelu
 from purine.compile.rewrites.aligned import align_rows
 from purine.compile.rewrites.attention import join_attention_gradients
 from purine.compile.rewrites.cached_weights import cache_casts
-from purine.compile.rewrites.gelu import shorten_gelu
 from purine.compile.rewrites.image_conv import reshape_image_convolutions
-from purine.compile.rewrites.masks import recompute_relu_masks
 from purine.compile.rewrites.norms import fuse_norm_gradients
 from purine.compile.rewrites.pools import replace_max_pools
 from purine.compile.rewrites.rows import duplicate_row_gathers
 from purine.compile.rewrites.scalars import hoist_scalars
 from purine.compile.rewrites.sums import batch_totals, fuse_bias_sums
 from purine.errors import ConfigError
-from purine.nearest import nearest_name
+from purine.nearest import unknown_name
 
-__all__ = [
-    "REWRITES",
-    "WITHOUT",
-    "Condition",
-    "Rewrite",
-    "apply_rewrites",
-    "rewrites_table",
-    "switched_off",
-]
+__all__ = ["REWRITES", "WITHOUT", "apply_rewrites", "rewrites_table", "switched_off"]
 
 _log = logging.getLogger("purine.compile")
 
@@ -61,108 +52,37 @@ class Rewrite:
     """A rewrite: its function changes a recorded step and returns in how many places."""
 
     name: str
-    reason: str
     condition: Condition
     function: Callable[[Recorded], int]
 
+    @property
+    def reason(self) -> str:
+        """Why the rewrite is worth it: the last paragraph of its function's docstring."""
+        paragraphs = (self.function.__doc__ or "").split("\n\n")
+        return " ".join(paragraphs[-1].split())
+
 
 def remove_dead_code(recorded: Recorded) -> int:
-    """Remove calls whose results nobody reads."""
+    """The rewrites before leave calls whose results nobody reads."""
     before = len(recorded.graph.nodes)
     recorded.graph.eliminate_dead_code()
     return before - len(recorded.graph.nodes)
 
 
 REWRITES = (
-    Rewrite(
-        "hoist-scalars",
-        "Learning rates and powers of the iteration would be computed again for every element; "
-        "a kernel of their own computes them once per step.",
-        Condition.ALWAYS,
-        hoist_scalars,
-    ),
-    Rewrite(
-        "align-rows",
-        "Wide loads cannot read rows of 50,257 logits; padded rows are read and written as whole "
-        "vectors, and softmax losses take fewer passes over them.",
-        Condition.GPU,
-        align_rows,
-    ),
-    Rewrite(
-        "join-attention-gradients",
-        "The gradients of queries, keys and values would be concatenated by a copy; our kernel "
-        "writes them side by side, with their column sums, and is deterministic.",
-        Condition.TRITON,
-        join_attention_gradients,
-    ),
-    Rewrite(
-        "fuse-bias-sums",
-        "Gradients of biases would read a matrix again; the kernel that writes it adds up its "
-        "columns.",
-        Condition.TRITON,
-        fuse_bias_sums,
-    ),
-    Rewrite(
-        "max-pools",
-        "ATen stores 64-bit positions of maxima; our channels-last kernels store bytes.",
-        Condition.TRITON,
-        replace_max_pools,
-    ),
-    Rewrite(
-        "fuse-norm-gradients",
-        "The gradient of a layer norm would take one pass for each of its sums; our kernel takes "
-        "one for all of them and the residual.",
-        Condition.TRITON,
-        fuse_norm_gradients,
-    ),
-    Rewrite(
-        "batch-totals",
-        "The rewrites before leave partial sums for each matrix; one launch adds up those of a "
-        "whole step.",
-        Condition.TRITON,
-        batch_totals,
-    ),
-    Rewrite(
-        "shorten-gelu",
-        "Tanh makes GELU in low precision compute-bound; the logistic form has half of the "
-        "instructions.",
-        Condition.GPU,
-        shorten_gelu,
-    ),
-    Rewrite(
-        "relu-masks",
-        "The backward would read the result of each ReLU behind a batch norm; its sign is computed "
-        "from the input of the norm, which is read anyway.",
-        Condition.GPU,
-        recompute_relu_masks,
-    ),
-    Rewrite(
-        "image-convolutions",
-        "Libraries pad the three channels of an image to eight; squares of pixels as channels, or "
-        "a matrix of windows, waste nothing.",
-        Condition.GPU,
-        reshape_image_convolutions,
-    ),
-    Rewrite(
-        "row-gathers",
-        "The gradient of an embedding would be stored as a whole table; each reader gathers the "
-        "rows of the batch itself.",
-        Condition.GPU,
-        duplicate_row_gathers,
-    ),
-    Rewrite(
-        "dead-code",
-        "The rewrites before leave calls whose results nobody reads.",
-        Condition.GPU,
-        remove_dead_code,
-    ),
-    Rewrite(
-        "cache-weights",
-        "Each step would round every weight to low precision; the update writes the rounded copy "
-        "for the next step.",
-        Condition.CACHED,
-        cache_casts,
-    ),
+    Rewrite("hoist-scalars", Condition.ALWAYS, hoist_scalars),
+    Rewrite("align-rows", Condition.GPU, align_rows),
+    Rewrite("join-attention-gradients", Condition.TRITON, join_attention_gradients),
+    Rewrite("fuse-bias-sums", Condition.TRITON, fuse_bias_sums),
+    Rewrite("max-pools", Condition.TRITON, replace_max_pools),
+    Rewrite("fuse-norm-gradients", Condition.TRITON, fuse_norm_gradients),
+    Rewrite("batch-totals", Condition.TRITON, batch_totals),
+    Rewrite("shorten-gelu", Condition.GPU, shorten_gelu),
+    Rewrite("relu-masks", Condition.GPU, recompute_relu_masks),
+    Rewrite("image-convolutions", Condition.GPU, reshape_image_convolutions),
+    Rewrite("row-gathers", Condition.GPU, duplicate_row_gathers),
+    Rewrite("dead-code", Condition.GPU, remove_dead_code),
+    Rewrite("cache-weights", Condition.CACHED, cache_casts),
 )
 """All rewrites, in the order in which they are applied."""
 
@@ -199,12 +119,12 @@ def switched_off() -> frozenset[str]:
     names = [name.strip() for name in os.environ.get(WITHOUT, "").split(",") if name.strip()]
     if names == ["all"]:
         return frozenset(known)
-    for name in names:
-        if name not in known:
-            expected = "names of rewrites, separated by commas, or all"
-            remedy = nearest_name(name, known, f"one of {', '.join(known)}, or all")
-            what = f"{WITHOUT} names no rewrite {name!r}"
-            raise ConfigError(what, expected=expected, found=name, remedy=remedy)
+    for name in sorted(set(names).difference(known)):
+        expected = "names of rewrites, separated by commas, or all"
+        remedy = f"one of {', '.join(known)}, or all"
+        raise unknown_name(
+            ConfigError, "rewrite", name, known, expected=expected, remedy=remedy, where=WITHOUT
+        )
     return frozenset(names)
 
 

@@ -1,10 +1,11 @@
-"""Recorded functions (graphs of ATen calls) in rewriting, and typed access to their nodes."""
+"""Recorded functions (graphs of ATen calls) in rewriting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,9 +13,6 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target
-
-LOW = (torch.bfloat16, torch.float16)
-"""The dtypes of low precision."""
 
 Add: TypeAlias = Callable[..., Node]
 """Adds a call: its target, then the target's arguments."""
@@ -65,6 +63,13 @@ class Recorded:
         """All calls of a target, in order."""
         return list(self.graph.find_nodes(op="call_function", target=target))
 
+    def sort(self) -> None:
+        """Put nodes behind those that they read; otherwise they keep their order."""
+        # Slow to import.
+        from torch._inductor.pattern_matcher import stable_topological_sort
+
+        stable_topological_sort(self.graph)
+
 
 def adder(before: Node) -> Add:
     """A function that adds calls in front of a node."""
@@ -76,57 +81,19 @@ def adder(before: Node) -> Add:
     return add
 
 
+def own_op(module: str, name: str) -> OpOverload:
+    """An op of a module of `purine.kernels`, whose import registers it and needs Triton."""
+    importlib.import_module(f"purine.kernels.{module}")
+    op: OpOverload = getattr(torch.ops.purine, name).default
+    return op
+
+
 def replace(node: Node, result: Node) -> None:
-    """Replace a node by another and erase it."""
+    """Replace a node by another, which gets its fake value, and erase it."""
+    if "val" in node.meta:
+        result.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
-
-
-def is_call(node: object, target: object) -> TypeGuard[Node]:
-    """Whether an object is a call of a target."""
-    return isinstance(node, Node) and node.op == "call_function" and node.target is target
-
-
-def is_mutable(node: Node) -> bool:
-    """Whether a call writes into its arguments."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
-def node_of(argument: object) -> Node:
-    """An argument that is the result of a node."""
-    assert isinstance(argument, Node), argument
-    return argument
-
-
-def nodes_of(argument: object) -> list[Node]:
-    """An argument that is a list of results of nodes."""
-    assert isinstance(argument, Sequence), argument
-    return [node_of(item) for item in argument]
-
-
-def node_arg(node: Node, position: int) -> Node:
-    """The node whose result is the argument of a call at a position."""
-    return node_of(node.args[position])
-
-
-def ints_of(argument: object) -> list[int]:
-    """An argument that is a list of integers."""
-    assert isinstance(argument, Sequence), argument
-    return [int(item) for item in argument]
-
-
-def uses(node: object, other: Node) -> bool:
-    """Whether the result of a node is computed from that of another."""
-    seen: set[Node] = set()
-    stack = [node] if isinstance(node, Node) else []
-    while stack:
-        current = stack.pop()
-        if current is other:
-            return True
-        if current not in seen:
-            seen.add(current)
-            stack += current.all_input_nodes
-    return False
 
 
 def set_result(node: Node, *values: object) -> None:
@@ -136,16 +103,3 @@ def set_result(node: Node, *values: object) -> None:
     assert callable(node.target)
     with mode:
         node.meta["val"] = node.target(*values)
-
-
-def with_value(node: Node, value: Tensor) -> Node:
-    """A call, with the fake tensor that is its result."""
-    node.meta["val"] = value
-    return node
-
-
-def value_of(node: object) -> Tensor:
-    """The fake tensor that is the result of a node: its shape, dtype, strides and device."""
-    value = node_of(node).meta["val"]
-    assert isinstance(value, Tensor)
-    return value

@@ -3,8 +3,7 @@
 Matrix products whose rows cannot be read by wide loads (a vocabulary of 50,257) are computed from
 matrices that are padded once. The logits stay padded up to the softmax, and from its gradient on,
 so that every kernel over them reads and writes whole vectors. The gradient of a softmax loss is
-written as one expression, or computed together with the loss by a kernel of our own, which saves a
-pass over all logits.
+one expression, or computed with the loss by a kernel of our own, which saves a pass over them.
 """
 
 from __future__ import annotations
@@ -17,18 +16,8 @@ import torch
 from torch.fx import Node
 from torch.fx.node import Target
 
-from purine.compile.rewrites._recorded import (
-    LOW,
-    Recorded,
-    adder,
-    is_call,
-    node_arg,
-    node_of,
-    replace,
-    uses,
-    value_of,
-    with_value,
-)
+from purine.compile.rewrites._nodes import LOW, is_call, node_arg, node_of, uses, value_of
+from purine.compile.rewrites._recorded import Recorded, adder, own_op, replace
 
 __all__ = ["align_rows"]
 
@@ -43,16 +32,16 @@ def align_rows(recorded: Recorded) -> int:
     """Pad long sizes of matrix products in low precision, and compute softmax losses in one pass.
 
     With Triton, losses of many classes are computed by our own kernel.
-    """
-    # Slow to import.
-    from torch._inductor.pattern_matcher import stable_topological_sort
 
+    Wide loads cannot read rows of 50,257 logits; padded rows are read and written as whole vectors,
+    and softmax losses take fewer passes over them.
+    """
     rows = _Rows(recorded)
     for node in list(recorded.graph.nodes):
         handler = _HANDLERS.get(node.target)
         if handler is not None:
             handler(rows, node)
-    stable_topological_sort(recorded.graph)
+    recorded.sort()
     return rows.count
 
 
@@ -107,8 +96,8 @@ class _Rows:
             sizes = [*value_of(node).shape[:-1], self._width(base)]
             result = add(aten.view.default, wide, sizes)
             if low is not None:
-                view = add(aten.view.default, low, sizes)
-                self.low[result] = with_value(view, value_of(low))
+                self.low[result] = view = add(aten.view.default, low, sizes)
+                view.meta["val"] = value_of(low)
         elif low is not None and value_of(node).dtype == value_of(low).dtype:
             result = low
         else:
@@ -172,24 +161,24 @@ class _Rows:
         losses = [user for user in readers if is_call(user, aten.nll_loss_forward.default)]
         low_scores = self._low_scores(logs)
         rows, classes = value_of(logs).shape
-        if low_scores is None or classes < _MANY_CLASSES or set(pulled.users) != {node}:
+        fits = (
+            classes >= _MANY_CLASSES
+            and set(pulled.users) == {node}
+            and len(losses) == 1
+            and readers == {losses[0], pulled, node}
+            and losses[0].args[1:] == (label, None, reduction, ignored)
+            and value_of(logs).dtype == torch.float32
+            and not uses(gradient, losses[0])
+        )
+        if low_scores is None or not fits:
             return False
-        if len(losses) != 1 or readers != {losses[0], pulled, node}:
-            return False
-        if losses[0].args[1:] != (label, None, reduction, ignored):
-            return False
-        if value_of(logs).dtype != torch.float32 or uses(gradient, losses[0]):
-            return False
-        # Registers the op; needs Triton.
-        from purine.kernels import loss  # noqa: F401
-
         add = adder(node)
         count = add(aten.sum.default, add(aten.ne.Scalar, label, ignored))
         count = add(aten._to_copy.default, count, dtype=torch.float32)
         scale = add(aten.div.Tensor, gradient, count) if reduction == 1 else gradient
         scores = self.wide.get(low_scores, low_scores)
         scores = add(aten.view.default, scores, [rows, self._width(logs)])
-        both = add(torch.ops.purine.softmax_loss.default, scores, label, scale, classes, ignored)
+        both = add(own_op("loss", "softmax_loss"), scores, label, scale, classes, ignored)
         total = add(aten.sum.default, add(operator.getitem, both, 0))
         total = add(aten.div.Tensor, total, count) if reduction == 1 else total
         for user in list(losses[0].users):
@@ -222,7 +211,6 @@ class _Rows:
             result = sliced
         elif result in self.low:
             self.wide[result] = result
-        result.meta["val"] = node.meta["val"]
         replace(node, result)
         self.count += 1
 

@@ -12,18 +12,10 @@ import operator
 import torch
 from torch.fx import Node
 
-from purine.compile.rewrites._recorded import (
-    LOW,
-    Recorded,
-    adder,
-    ints_of,
-    is_call,
-    set_result,
-    value_of,
-    with_value,
-)
+from purine.compile.rewrites._nodes import LOW, VIEWS, has_value, ints_of, is_call, value_of
+from purine.compile.rewrites._recorded import Recorded, adder, own_op, replace, set_result
 
-__all__ = ["attention_gradient_of", "join_attention_gradients"]
+__all__ = ["join_attention_gradients"]
 
 aten = torch.ops.aten
 
@@ -36,11 +28,14 @@ _SHORT, _LONG = 64, 1024
 slower than adding up gradients in memory."""
 _GRID, _OFFSET = 2**16, 2**31
 """Limits of the number of heads of all samples, and of offsets inside a sample."""
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def join_attention_gradients(recorded: Recorded) -> int:
-    """Compute attention gradients that are concatenated at once, by a kernel of our own."""
+    """Compute attention gradients that are concatenated at once, by a kernel of our own.
+
+    The gradients of queries, keys and values would be concatenated by a copy; our kernel writes
+    them side by side, with their column sums, and is deterministic.
+    """
     count = 0
     for node in (*recorded.calls(_CUDNN), *recorded.calls(_FLASH)):
         joined = _joined(node)
@@ -50,20 +45,6 @@ def join_attention_gradients(recorded: Recorded) -> int:
     return count
 
 
-def attention_gradient_of(matrix: Node) -> Node | None:
-    """The call of our kernel whose result a matrix is, if there is one."""
-    columns = value_of(matrix).shape[-1]
-    while matrix.target in _VIEWS:
-        matrix = matrix.all_input_nodes[0]
-    if not is_call(matrix, operator.getitem) or matrix.args[1] != 0:
-        return None
-    (call,) = matrix.all_input_nodes
-    # By name, since the op is registered only where it is used.
-    if str(call.target) != "purine.attention_gradient.default":
-        return None
-    return call if call.meta["val"][0].shape[1] == columns else None
-
-
 def _joined(node: Node) -> Node | None:
     """Where the three gradients are first contiguous in memory, if nobody else reads them."""
     results = {user.args[1]: user for user in node.users if is_call(user, operator.getitem)}
@@ -71,23 +52,23 @@ def _joined(node: Node) -> Node | None:
         return None
     pieces = [results[position] for position in range(3)]
     whole = _only_user(pieces[0])
-    if whole is None or not is_call(whole, aten.cat.default) or whole.args != (pieces, 1):
-        return None
     permuted = _only_user(whole)
-    if permuted is None or not is_call(permuted, aten.permute.default):
-        return None
-    if [axis % 4 for axis in ints_of(permuted.args[1])] != [0, 2, 1, 3]:
-        return None
     joined = _only_user(permuted)
-    if joined is None or joined.target not in (aten.clone.default, *_VIEWS):
-        return None
-    contiguous = "val" in joined.meta and value_of(joined).is_contiguous()
-    exclusive = all(_only_user(piece) is whole for piece in pieces)
-    return joined if contiguous and exclusive else None
+    fits = (
+        is_call(whole, aten.cat.default)
+        and whole.args == (pieces, 1)
+        and all(_only_user(piece) is whole for piece in pieces)
+        and is_call(permuted, aten.permute.default)
+        and [axis % 4 for axis in ints_of(permuted.args[1])] == [0, 2, 1, 3]
+        and has_value(joined)
+        and joined.target in (aten.clone.default, *VIEWS)
+        and value_of(joined).is_contiguous()
+    )
+    return joined if fits else None
 
 
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def _only_user(node: Node | None) -> Node | None:
+    return next(iter(node.users)) if node is not None and len(node.users) == 1 else None
 
 
 def _options(node: Node) -> tuple[object, bool, bool]:
@@ -100,7 +81,7 @@ def _options(node: Node) -> tuple[object, bool, bool]:
 
 def _fits(node: Node) -> bool:
     """Whether our kernels can compute an attention; results of other rewrites have no value."""
-    if any(not isinstance(item, Node) or "val" not in item.meta for item in node.args[:6]):
+    if not all(map(has_value, node.args[:6])):
         return False
     values = [value_of(item) for item in node.args[:5]]
     dropout, _, plain = _options(node)
@@ -121,20 +102,16 @@ def _fits(node: Node) -> bool:
 
 
 def _replace(node: Node, joined: Node) -> None:
-    # Registers the op; needs Triton.
-    from purine.kernels import attention  # noqa: F401
-
     _, causal, _ = _options(node)
     scale = node.kwargs.get("scale")
     if scale is None:
         scale = value_of(node.args[1]).shape[3] ** -0.5
     add = adder(node)
-    call = add(torch.ops.purine.attention_gradient.default, *node.args[:6], causal, scale)
+    call = add(own_op("attention", "attention_gradient"), *node.args[:6], causal, scale)
     set_result(call, *map(value_of, node.args[:6]), causal, scale)
-    value, whole = value_of(joined), add(operator.getitem, call, 0)
-    result = add(aten.view.default, whole, list(value.shape))
-    joined.replace_all_uses_with(with_value(result, value))
     (permuted,) = joined.all_input_nodes
     (concatenated,) = permuted.all_input_nodes
-    for old in (joined, permuted, concatenated, *node.users, node):
+    whole = add(operator.getitem, call, 0)
+    replace(joined, add(aten.view.default, whole, list(value_of(joined).shape)))
+    for old in (permuted, concatenated, *node.users, node):
         node.graph.erase_node(old)

@@ -1,8 +1,7 @@
 """Copies of weights in low precision that are cached between steps.
 
-A step in mixed precision rounds every weight before it reads it. The update at the end of the step
-has the new weight in registers, so it writes the rounded copy too, and the next step reads that:
-the results have the same bits. If anyone else writes a weight, torch's version counter tells, and
+The update at the end of a step has the new weight in registers, so it writes the rounded copy too.
+The results have the same bits. If anyone else writes a weight, torch's version counter tells, and
 the copy is computed again, in the same memory, because a captured step has its address.
 """
 
@@ -18,16 +17,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Target, map_arg
 
-from purine.compile.rewrites._recorded import (
-    LOW,
-    CachedCast,
-    Recorded,
-    adder,
-    ints_of,
-    is_call,
-    is_mutable,
-    value_of,
-)
+from purine.compile.rewrites._nodes import LOW, ints_of, is_call, is_mutable, value_of
+from purine.compile.rewrites._recorded import CachedCast, Recorded, adder
 
 __all__ = ["WeightCache", "cache_casts"]
 
@@ -51,6 +42,9 @@ def cache_casts(recorded: Recorded) -> int:
     """Let a function that updates weights read and write cached copies of them.
 
     The function gets one more argument for each of `recorded.casts`.
+
+    Each step would round every weight to low precision; the update writes the rounded copy for the
+    next step.
     """
     nodes, weights = list(recorded.graph.nodes), recorded.placeholders
     order = {node: position for position, node in enumerate(nodes)}
@@ -133,18 +127,13 @@ def _casts(argument: int, cast: Node) -> list[tuple[CachedCast, Node]]:
         return []
     if not cast.kwargs.keys() <= {"dtype", "device"} or cast.kwargs.get("device", device) != device:
         return []
-    copies = [(CachedCast(argument, dtype), cast)] if _is_cacheable(cast) else []
+    copies = [(CachedCast(argument, dtype), cast)]
     for pad in cast.users:
-        if is_call(pad, aten.constant_pad_nd.default) and len(pad.args) == 2 and _is_cacheable(pad):
+        if is_call(pad, aten.constant_pad_nd.default) and len(pad.args) == 2:
             pads = tuple(ints_of(pad.args[1]))
             if min(pads) >= 0:
                 copies.append((CachedCast(argument, dtype, pads), pad))
-    return copies
-
-
-def _is_cacheable(node: Node) -> bool:
-    """Whether some library reads a result from memory, and the function does not return it."""
-    return _is_read(node) and not _is_returned(node)
+    return [(copy, end) for copy, end in copies if _is_read(end) and not _is_returned(end)]
 
 
 def _is_returned(node: Node) -> bool:

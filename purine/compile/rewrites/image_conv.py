@@ -1,9 +1,9 @@
 """Convolutions of images, which have three channels, in forms that are fast on a GPU.
 
-Libraries pad the three channels to eight and multiply mostly by zero. A convolution with stride 2
-is also one with stride 1 and half the window over squares of 2 x 2 pixels, each taken as a pixel
-with twelve channels. One with stride 1 is a matrix product with the windows as rows. Both are used
-where the image needs no gradient and is channels-last, as their results are.
+A convolution with stride 2 is also one with stride 1 and half the window over squares of 2 x 2
+pixels, each taken as a pixel with twelve channels. One with stride 1 is a matrix product with the
+windows as rows. Both are used where the image needs no gradient and is channels-last, as their
+results are.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from purine.compile.rewrites._recorded import (
-    Add,
-    Recorded,
-    adder,
-    ints_of,
-    node_arg,
-    replace,
-    value_of,
-)
+from purine.compile.rewrites._nodes import ints_of, node_arg, value_of
+from purine.compile.rewrites._recorded import Add, Recorded, adder, replace
 
 __all__ = ["reshape_image_convolutions"]
 
@@ -34,7 +27,11 @@ matrix of windows, which is stored for the backward, is made."""
 
 
 def reshape_image_convolutions(recorded: Recorded) -> int:
-    """Replace convolutions of a few channels in low precision by the faster forms."""
+    """Replace convolutions of a few channels in low precision by the faster forms.
+
+    Libraries pad the three channels of an image to eight; squares of pixels as channels, or a
+    matrix of windows, waste nothing.
+    """
     count = 0
     for node in recorded.calls(aten.convolution.default):
         gradients = _gradients(node)
@@ -52,7 +49,6 @@ def reshape_image_convolutions(recorded: Recorded) -> int:
 
 
 def _gradients(node: Node) -> list[Node]:
-    """The calls that compute the gradients of a convolution."""
     x, w = node_arg(node, 0), node_arg(node, 1)
     return [
         user
@@ -64,7 +60,6 @@ def _gradients(node: Node) -> list[Node]:
 
 
 def _form(node: Node, gradients: list[Node]) -> _Form | None:
-    """The faster form of a convolution, if there is one."""
     x, w = node_arg(node, 0), node_arg(node, 1)
     strides, pads, dilation = map(ints_of, node.args[3:6])
     transposed, groups = node.args[6], node.args[8]
@@ -93,6 +88,11 @@ class _Form:
 
     def weight_gradient(self, add: Add, gradient: Node) -> Node:
         raise NotImplementedError
+
+    def _merged(self, add: Add, value: Node, sizes: list[int]) -> Node:
+        """Merge the last three dimensions, and pad them with zeros to a multiple of 16."""
+        value = add(aten.reshape.default, value, sizes)
+        return add(aten.constant_pad_nd.default, value, [0, -sizes[-1] % 16])
 
     def replace_gradients(self, add: Add, node: Node) -> None:
         """Replace the gradients that a call computes."""
@@ -127,17 +127,12 @@ class _Squares(_Form):
         sizes = [self.outputs, self.channels, half_h, 2, half_w, 2]
         w = add(aten.permute.default, add(aten.reshape.default, w, sizes), [0, 2, 4, 3, 5, 1])
         self.half = [half_h, half_w]
-        self.squares = self._pixels(add, x, [self.batch, high, wide])
-        self.filters = self._pixels(add, w, [self.outputs, half_h, half_w])
+        count = 4 * self.channels
+        x = self._merged(add, x, [self.batch, high, wide, count])
+        w = self._merged(add, w, [self.outputs, half_h, half_w, count])
+        self.squares, self.filters = (add(aten.permute.default, y, [0, 3, 1, 2]) for y in (x, w))
         rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
         return add(aten.convolution.default, self.squares, self.filters, self.bias, *rest)
-
-    def _pixels(self, add: Add, value: Node, sizes: list[int]) -> Node:
-        """Make the last three dimensions the channels, padded with zeros."""
-        count = 4 * self.channels
-        value = add(aten.reshape.default, value, [*sizes, count])
-        value = add(aten.constant_pad_nd.default, value, [0, -count % 16])
-        return add(aten.permute.default, value, [0, 3, 1, 2])
 
     def weight_gradient(self, add: Add, gradient: Node) -> Node:
         rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
@@ -160,8 +155,10 @@ class _Windows(_Form):
         x = add(aten.constant_pad_nd.default, self.x, pads)
         x = add(aten.unfold.default, x, 2, self.kernel_h, 1)
         x = add(aten.unfold.default, x, 3, self.kernel_w, 1)
-        self.windows = self._rows(add, add(aten.permute.default, x, [0, 2, 3, 4, 5, 1]))
-        w = self._rows(add, add(aten.permute.default, self.w, [0, 2, 3, 1]))
+        x = add(aten.permute.default, x, [0, 2, 3, 4, 5, 1])
+        w = add(aten.permute.default, self.w, [0, 2, 3, 1])
+        self.count = int(self.kernel_h * self.kernel_w * self.channels)
+        self.windows, w = (self._merged(add, y, [-1, self.count]) for y in (x, w))
         both = (self.windows, add(aten.t.default, w))
         if self.bias is None:
             y = add(aten.mm.default, *both)
@@ -170,19 +167,10 @@ class _Windows(_Form):
         y = add(aten.reshape.default, y, [self.batch, self.height, self.width, self.outputs])
         return add(aten.permute.default, y, [0, 3, 1, 2])
 
-    def _rows(self, add: Add, value: Node) -> Node:
-        """Make the last three dimensions one, padded with zeros."""
-        count = self._count()
-        value = add(aten.reshape.default, value, [-1, count])
-        return add(aten.constant_pad_nd.default, value, [0, -count % 16])
-
-    def _count(self) -> int:
-        return int(self.kernel_h * self.kernel_w * self.channels)
-
     def weight_gradient(self, add: Add, gradient: Node) -> Node:
         rows = add(aten.permute.default, gradient, [0, 2, 3, 1])
         rows = add(aten.reshape.default, rows, [-1, self.outputs])
         w = add(aten.mm.default, add(aten.t.default, rows), self.windows)
-        w = add(aten.slice.Tensor, w, 1, 0, self._count())
+        w = add(aten.slice.Tensor, w, 1, 0, self.count)
         sizes = [self.outputs, self.kernel_h, self.kernel_w, self.channels]
         return add(aten.permute.default, add(aten.reshape.default, w, sizes), [0, 3, 1, 2])

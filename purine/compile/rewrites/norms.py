@@ -10,25 +10,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from typing import TypeGuard
 
 import torch
 from torch.fx import Node
 
-from purine.compile.rewrites._recorded import (
-    LOW,
-    Recorded,
-    adder,
-    ints_of,
-    is_call,
-    node_arg,
-    node_of,
-    replace,
-    set_result,
-    uses,
-    value_of,
-    with_value,
-)
+from purine.compile.rewrites._nodes import LOW, has_value, is_call, node_arg, uses, value_of
+from purine.compile.rewrites._recorded import Recorded, adder, own_op, replace, set_result
 from purine.compile.rewrites.sums import totals_of
 
 __all__ = ["fuse_norm_gradients"]
@@ -39,24 +26,25 @@ _MANY_ROWS, _MOST_COLUMNS = 1024, 8192
 
 
 def fuse_norm_gradients(recorded: Recorded) -> int:
-    """Compute gradients of layer norms in low precision by our own kernel."""
-    # Slow to import.
-    from torch._inductor.pattern_matcher import stable_topological_sort
+    """Compute gradients of layer norms in low precision by our own kernel.
 
-    count = 0
-    for node in recorded.calls(aten.native_layer_norm_backward.default):
-        if _fits(node):
-            _replace(node)
-            count += 1
-    stable_topological_sort(recorded.graph)
-    return count
+    The gradient of a layer norm would take one pass for each of its sums; our kernel takes one for
+    all of them and the residual.
+    """
+    calls = recorded.calls(aten.native_layer_norm_backward.default)
+    gradients = [node for node in calls if _fits(node)]
+    for node in gradients:
+        _replace(node)
+    recorded.sort()
+    return len(gradients)
 
 
 def _fits(node: Node) -> bool:
-    gradient, x, shape, mean, scale, weight, *_ = node.args
-    if not all(map(_has_value, (gradient, x, mean, scale, weight))):
+    gradient, x, _, mean, scale, weight, *_ = node.args
+    if not all(map(has_value, (gradient, x, mean, scale, weight))):
         return False
-    values, sizes = [value_of(item) for item in (gradient, x, weight)], ints_of(shape)
+    values = [value_of(item) for item in (gradient, x, weight)]
+    sizes = values[2].shape
     rows = values[1].numel() // math.prod(sizes)
     return (
         len(sizes) == 1
@@ -71,19 +59,15 @@ def _fits(node: Node) -> bool:
 
 
 def _replace(node: Node) -> None:
-    # Registers the op; needs Triton.
-    from purine.kernels import norm  # noqa: F401
-
-    gradient, x, _, mean, scale, weight, *_ = node.args
+    gradient, x, _, mean, scale, *_ = node.args
     results = {user.args[1]: user for user in node.users}
     own = results[0]
-    total = _sum_with_residual(own)
-    last, residual = (own, None) if total is None else (total, _other(total, own))
+    last, residual = _sum_with_residual(own)
     add = adder(last)
-    arguments = (gradient, x, mean, scale, _before_cast(node_of(weight)), residual)
-    call = add(torch.ops.purine.layer_norm_gradient.default, *arguments)
+    arguments = (gradient, x, mean, scale, _before_cast(node_arg(node, 5)), residual)
+    call = add(own_op("norm", "layer_norm_gradient"), *arguments)
     set_result(call, *(None if item is None else value_of(item) for item in arguments))
-    result = with_value(add(operator.getitem, call, 0), value_of(last))
+    result = add(operator.getitem, call, 0)
     totals: dict[torch.dtype, Node] = {}
 
     def take_sum(old: Node, row: int) -> None:
@@ -91,8 +75,7 @@ def _replace(node: Node) -> None:
         if value.dtype not in totals:
             totals[value.dtype] = totals_of(add, call, value.dtype)
         sums = add(aten.select.int, totals[value.dtype], 1, row)
-        sums = add(aten.view.default, sums, list(value.shape))
-        replace(old, with_value(sums, value))
+        replace(old, add(aten.view.default, sums, list(value.shape)))
 
     for position in (1, 2):
         if position in results:
@@ -107,43 +90,33 @@ def _replace(node: Node) -> None:
 
 def _before_cast(weight: Node) -> Node:
     """A weight before it is rounded: the kernel rounds it, which saves the cast."""
-    if not is_call(weight, aten._to_copy.default):
-        return weight
-    source = weight.args[0]
-    return source if _has_value(source) else weight
+    source = weight.args[0] if is_call(weight, aten._to_copy.default) else None
+    return source if has_value(source) else weight
 
 
-def _sum_with_residual(own: Node) -> Node | None:
-    """The sum of a norm's gradient with that of the residual branch, if nobody else reads both."""
-    users = list(own.users)
-    if len(users) != 1 or not is_call(users[0], aten.add.Tensor) or users[0].kwargs:
-        return None
-    other = _other(users[0], own)
-    if not _has_value(other) or uses(other, node_arg(own, 0)):
-        return None
-    mine, theirs = value_of(own), value_of(other)
+def _sum_with_residual(own: Node) -> tuple[Node, Node | None]:
+    """The sum of a norm's gradient with that of the residual branch, and the latter.
+
+    The gradient itself and None where there is no such sum, or someone else reads the gradient.
+    """
+    total = next(iter(own.users), None)
+    if len(own.users) != 1 or not is_call(total, aten.add.Tensor) or total.kwargs:
+        return own, None
+    mine, others = value_of(own), [item for item in total.args if item is not own]
+    if len(others) != 1 or not has_value(others[0]) or uses(others[0], node_arg(own, 0)):
+        return own, None
+    theirs = value_of(others[0])
     alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype and theirs.is_contiguous()
-    return users[0] if alike else None
-
-
-def _other(total: Node, own: Node) -> Node | None:
-    others = [item for item in total.args if item is not own]
-    return others[0] if len(others) == 1 and isinstance(others[0], Node) else None
+    return (total, others[0]) if alike else (own, None)
 
 
 def _row_sums(node: Node) -> Iterator[Node]:
-    """The sums over all rows of a result."""
     columns = value_of(node).shape[-1]
     shape = (value_of(node).numel() // columns, columns)
     for user in node.users:
-        view = is_call(user, aten.view.default) and _has_value(user)
+        view = is_call(user, aten.view.default) and has_value(user)
         if view and value_of(user).shape == shape:
             for total in user.users:
                 summed = is_call(total, aten.sum.dim_IntList) and total.args[1] == [0]
                 if summed and not total.kwargs:
                     yield total
-
-
-def _has_value(node: object) -> TypeGuard[Node]:
-    """Whether the shape of a node's result is known; nodes that rewrites add may have none."""
-    return isinstance(node, Node) and "val" in node.meta

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
-from purine.compile.rewrites._recorded import (
-    LOW,
-    Recorded,
-    adder,
-    ints_of,
-    is_call,
-    node_arg,
-    replace,
-    value_of,
-)
+from purine.compile.rewrites._nodes import LOW, ints_of, is_call, node_arg, value_of
+from purine.compile.rewrites._recorded import Recorded, adder, own_op, replace
 
 __all__ = ["replace_max_pools"]
 
@@ -25,58 +18,41 @@ _LEAST_CHANNELS = 8
 
 
 def replace_max_pools(recorded: Recorded) -> int:
-    """Replace max pools in low precision and channels-last, if only gradients read the indices."""
-    pools = [_Pool.of(node) for node in recorded.calls(aten.max_pool2d_with_indices.default)]
-    matches = [pool for pool in pools if pool is not None]
-    for pool in matches:
-        pool.replace()
-    return len(matches)
+    """Replace max pools in low precision and channels-last, if only gradients read the indices.
+
+    ATen stores 64-bit positions of maxima; our channels-last kernels store bytes.
+    """
+    return sum(map(_replace, recorded.calls(aten.max_pool2d_with_indices.default)))
 
 
-class _Pool:
-    """A max pool with the calls that compute its gradients."""
-
-    def __init__(self, node: Node, gradients: list[Node]) -> None:
-        options = dict(zip(("strides", "pads", "dilation"), node.args[2:], strict=False))
-        self.node, self.x, self.gradients = node, node_arg(node, 0), gradients
-        self.kernel, self.pads = _pair(node.args[1]), _pair(options.get("pads", 0))
-        self.strides = _pair(options.get("strides") or self.kernel)
-        self.dilated = _pair(options.get("dilation", 1)) != [1, 1]
-
-    @classmethod
-    def of(cls, node: Node) -> _Pool | None:
-        """The pool that a node computes; None if our kernels cannot."""
-        indices = [user for user in node.users if user.args[1] == 1]
-        gradients = [user for item in indices for user in item.users]
-        pool = cls(node, gradients)
-        value = value_of(pool.x)
-        fits = (
-            value.dim() == 4
-            and value.stride(1) == 1
-            and node.meta["val"][0].is_contiguous(memory_format=torch.channels_last)
-            and value.shape[1] >= _LEAST_CHANNELS
-            and value.dtype in LOW
-            and not pool.dilated
-            and pool.kernel[0] * pool.kernel[1] < 255
-            and all(
-                is_call(user, aten.max_pool2d_with_indices_backward.default) for user in gradients
-            )
-        )
-        return pool if fits else None
-
-    def replace(self) -> None:
-        # Registers the ops; needs Triton.
-        from purine.kernels import pool  # noqa: F401
-
-        own = torch.ops.purine
-        sizes = list(self.node.meta["val"][0].shape[2:])
-        windows = (self.kernel, self.strides, self.pads)
-        result = adder(self.node)(own.max_pool.default, self.x, *windows, sizes)
-        for node in self.gradients:
-            gradient, indices, image = node.args[0], node.args[-1], list(value_of(self.x).shape[2:])
-            add = adder(node)
-            replace(node, add(own.max_pool_gradient.default, gradient, indices, *windows, image))
-        replace(self.node, result)
+def _replace(node: Node) -> bool:
+    """Replace a max pool and its gradients; False if our kernels cannot compute them."""
+    x, value = node_arg(node, 0), value_of(node.args[0])
+    options = dict(zip(("strides", "pads", "dilation"), node.args[2:], strict=False))
+    kernel, pads = _pair(node.args[1]), _pair(options.get("pads", 0))
+    windows = (kernel, _pair(options.get("strides") or kernel), pads)
+    indices = [user for user in node.users if user.args[1] == 1]
+    gradients = [user for item in indices for user in item.users]
+    pull = aten.max_pool2d_with_indices_backward.default
+    result: Tensor = node.meta["val"][0]
+    fits = (
+        value.dim() == 4
+        and value.stride(1) == 1
+        and result.is_contiguous(memory_format=torch.channels_last)
+        and value.shape[1] >= _LEAST_CHANNELS
+        and value.dtype in LOW
+        and _pair(options.get("dilation", 1)) == [1, 1]
+        and kernel[0] * kernel[1] < 255
+        and all(is_call(user, pull) for user in gradients)
+    )
+    if fits:
+        own, own_pull = own_op("pool", "max_pool"), own_op("pool", "max_pool_gradient")
+        pooled = adder(node)(own, x, *windows, list(result.shape[2:]))
+        for gradient in gradients:
+            given = (gradient.args[0], gradient.args[-1], *windows, list(value.shape[2:]))
+            replace(gradient, adder(gradient)(own_pull, *given))
+        replace(node, pooled)
+    return fits
 
 
 def _pair(argument: object) -> list[int]:

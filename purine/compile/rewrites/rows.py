@@ -1,8 +1,7 @@
 """Sums of embedding rows are added by the kernels that read them, without a gradient table.
 
 `purine.kinds.add_at` computes the sums of the rows of a batch, and gathers them into a table. The
-compiler fuses the gather into its reader if there is one. With several, as an update has, it would
-store the table.
+compiler fuses the gather only into a single reader, and an update has several.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from purine.compile.rewrites._recorded import Recorded, is_call, is_mutable, node_arg
+from purine.compile.rewrites._nodes import is_call, is_mutable
+from purine.compile.rewrites._recorded import Recorded
 from purine.kinds.add_at import row_sums
 
 __all__ = ["duplicate_row_gathers"]
@@ -36,6 +36,9 @@ def duplicate_row_gathers(recorded: Recorded) -> int:
 
     A gather stays as it is if a reader needs the table in memory, or if a reader comes behind a
     call that writes into its arguments.
+
+    The gradient of an embedding would be stored as a whole table; each reader gathers the rows of
+    the batch itself.
     """
     before_writes: set[Node] = set()
     chain: list[Node] = []
@@ -61,9 +64,8 @@ def duplicate_row_gathers(recorded: Recorded) -> int:
 
 def _is_gather(node: Node) -> bool:
     """Whether a call gathers results of `row_sums`."""
-    if not is_call(node, aten._unsafe_index.Tensor) or not is_call(node.args[0], operator.getitem):
-        return False
-    return is_call(node_arg(node, 0).args[0], row_sums._opoverload)
+    sums = node.args[0] if is_call(node, aten._unsafe_index.Tensor) else None
+    return is_call(sums, operator.getitem) and is_call(sums.args[0], row_sums._opoverload)
 
 
 def _is_fusible(node: Node) -> bool:

@@ -1,8 +1,4 @@
-"""Scalars of a step are computed once, by a function of their own.
-
-The compiler would inline learning rates and powers of the iteration into the kernels of updates,
-which would compute them again for each element.
-"""
+"""Scalars of a step are computed once, by a function of their own."""
 
 from __future__ import annotations
 
@@ -14,13 +10,18 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from purine.compile.rewrites._recorded import Recorded, is_mutable
+from purine.compile.rewrites._nodes import is_mutable
+from purine.compile.rewrites._recorded import Recorded
 
 __all__ = ["hoist_scalars"]
 
 
 def hoist_scalars(recorded: Recorded) -> int:
-    """Move the calls that compute scalars from scalars alone into `recorded.scalars`."""
+    """Move the calls that compute scalars from scalars alone into `recorded.scalars`.
+
+    Learning rates and powers of the iteration would be computed again for every element; a kernel
+    of their own computes them once per step.
+    """
     hoisted: dict[Node, Node] = {}
     known: dict[tuple[object, ...], Node] = {}
     scalars = Graph()

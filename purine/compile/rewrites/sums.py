@@ -3,8 +3,7 @@
 The gradient of a bias is the sum of the rows of a matrix. Where the matrix is the gradient of a
 GELU, or a concatenation (the gradients of queries, keys and values), the kernels of
 `purine.kernels.sums` write it and its sums in one pass; the kernel for gradients of attention has
-computed them already. Each kernel leaves a few partial sums per column. One launch adds up those of
-a whole step.
+computed them already. Each kernel leaves a few partial sums per column.
 """
 
 from __future__ import annotations
@@ -17,21 +16,18 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from purine.compile.rewrites._recorded import (
+from purine.compile.rewrites._nodes import (
     LOW,
-    Add,
-    Recorded,
-    adder,
+    VIEWS,
     ints_of,
     is_call,
+    is_result,
     node_arg,
     nodes_of,
-    replace,
-    set_result,
     value_of,
-    with_value,
+    without_views,
 )
-from purine.compile.rewrites.attention import attention_gradient_of
+from purine.compile.rewrites._recorded import Add, Recorded, adder, own_op, replace, set_result
 
 __all__ = ["batch_totals", "fuse_bias_sums", "totals_of"]
 
@@ -41,48 +37,47 @@ _ALIGNED, _MANY_ROWS, _MOST_PIECES = 8, 1024, 8
 """Columns: multiples of `_ALIGNED`. Rows: at least `_MANY_ROWS`. Pieces: at most `_MOST_PIECES`."""
 _MOST_TOTALS = 128
 """Matrices that one call adds up: each is a pointer among the arguments of the kernel."""
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-_DEFERRABLE = {*_VIEWS, aten.select.int, aten.slice.Tensor, aten._to_copy.default}
+_DEFERRABLE = {*VIEWS, aten.select.int, aten.slice.Tensor, aten._to_copy.default}
 """Calls that can be moved behind others, to where their results are read."""
 
 
 def fuse_bias_sums(recorded: Recorded) -> int:
-    """Compute matrices in low precision whose rows are summed together with these sums."""
+    """Compute matrices in low precision whose rows are summed together with these sums.
+
+    Gradients of biases would read a matrix again; the kernel that writes it adds up its columns.
+    """
     sums: dict[Node, list[Node]] = {}
     for node in recorded.calls(aten.sum.dim_IntList):
         if _is_of_columns(node):
             sums.setdefault(node_arg(node, 0), []).append(node)
     count = 0
     for matrix, nodes in sums.items():
-        call = attention_gradient_of(matrix) or _gelu_gradient(matrix) or _concatenation(matrix)
+        call = _attention_gradient(matrix) or _gelu_gradient(matrix) or _concatenation(matrix)
         if call is None:
             continue
         for node in nodes:
             add, value = adder(node), value_of(node)
             total = totals_of(add, call, value.dtype)
-            replace(node, with_value(add(aten.view.default, total, list(value.shape)), value))
+            replace(node, add(aten.view.default, total, list(value.shape)))
         count += 1
     return count
 
 
 def totals_of(add: Add, call: Node, dtype: torch.dtype) -> Node:
     """Add up the partial sums that a call of one of our kernels returns."""
-    # Registers the op; needs Triton.
-    from purine.kernels import sums  # noqa: F401
-
     parts = add(operator.getitem, call, 1)
     parts.meta["val"] = call.meta["val"][1]
-    return add(torch.ops.purine.totals.default, [parts], dtype)
+    return add(own_op("sums", "totals"), [parts], dtype)
 
 
 def batch_totals(recorded: Recorded) -> int:
     """Add up partial sums of one shape in one call, if no total is read before the last of them.
 
     All other calls keep their order, so no write moves in front of a read.
-    """
-    # Slow to import.
-    from torch._inductor.pattern_matcher import stable_topological_sort
 
+    The rewrites before leave partial sums for each matrix; one launch adds up those of a whole
+    step.
+    """
     order = {node: position for position, node in enumerate(recorded.graph.nodes)}
     groups: dict[tuple[torch.dtype, torch.device, torch.Size], list[Node]] = {}
     for node in order:
@@ -100,11 +95,11 @@ def batch_totals(recorded: Recorded) -> int:
         for first in range(0, len(late), _MOST_TOTALS):
             batch = late[first : first + _MOST_TOTALS]
             every = [nodes_of(node.args[0])[0] for node in batch]
-            totals = add(torch.ops.purine.totals.default, every, dtype)
+            totals = add(own_op("sums", "totals"), every, dtype)
             for row, node in enumerate(batch):
                 replace(node, add(aten.slice.Tensor, totals, 0, row, row + 1))
             count += len(batch) > 1
-    stable_topological_sort(recorded.graph)
+    recorded.sort()
     return count
 
 
@@ -131,11 +126,21 @@ def _is_of_columns(node: Node) -> bool:
     )
 
 
+def _attention_gradient(matrix: Node) -> Node | None:
+    """The call of our kernel whose result a matrix is, if there is one."""
+    columns = value_of(matrix).shape[-1]
+    matrix = without_views(matrix)
+    if not is_result(matrix, 0):
+        return None
+    call = node_arg(matrix, 0)
+    # By name, since the op is registered only where it is used.
+    ours = str(call.target) == "purine.attention_gradient.default"
+    return call if ours and call.meta["val"][0].shape[1] == columns else None
+
+
 def _gelu_gradient(matrix: Node) -> Node | None:
     """Replace a matrix that is the gradient of a GELU by a call of our kernel, and return that."""
-    node = matrix
-    while node.target in _VIEWS:
-        node = node.all_input_nodes[0]
+    node = without_views(matrix)
     if not is_call(node, aten.gelu_backward.default):
         return None
     value, shape = value_of(node), list(value_of(matrix).shape)
@@ -145,25 +150,21 @@ def _gelu_gradient(matrix: Node) -> Node | None:
         for source in sources
     ):
         return None
-    # Registers the op; needs Triton.
-    from purine.kernels import sums  # noqa: F401
-
     add = adder(node)
     views = [add(aten.view.default, source, shape) for source in node.args]
     form = node.kwargs.get("approximate", "none")
-    call = add(torch.ops.purine.gelu_gradient.default, *views, form)
+    call = add(own_op("sums", "gelu_gradient"), *views, form)
     set_result(call, *(source.view(shape) for source in sources), form)
-    result = with_value(add(operator.getitem, call, 0), value_of(matrix))
-    if matrix is not node:
-        result = with_value(add(aten.view.default, result, list(value.shape)), value)
-    replace(node, result)
+    result = add(operator.getitem, call, 0)
+    result.meta["val"] = value_of(matrix)
+    replace(node, result if matrix is node else add(aten.view.default, result, list(value.shape)))
     return call
 
 
 def _concatenation(matrix: Node) -> Node | None:
     """Replace a matrix that is a concatenation by a call of our kernel, and return that."""
     path = [matrix]
-    while path[-1].target in (*_VIEWS, aten.clone.default):
+    while path[-1].target in (*VIEWS, aten.clone.default):
         path.append(path[-1].all_input_nodes[0])
     permutation = path[-1] if is_call(path[-1], aten.permute.default) else None
     if permutation is not None:
@@ -177,9 +178,6 @@ def _concatenation(matrix: Node) -> Node | None:
     pieces = _pieces(whole, order, value_of(matrix))
     if pieces is None:
         return None
-    # Registers the op; needs Triton.
-    from purine.kernels import sums  # noqa: F401
-
     add, nodes = adder(matrix), nodes_of(whole.args[0])
     if permutation is not None:
         nodes = [add(aten.permute.default, node, order) for node in nodes]
@@ -187,10 +185,9 @@ def _concatenation(matrix: Node) -> Node | None:
         add(aten.view.default, node, list(piece.shape))
         for node, piece in zip(nodes, pieces, strict=True)
     ]
-    call = add(torch.ops.purine.joined.default, nodes)
+    call = add(own_op("sums", "joined"), nodes)
     set_result(call, pieces)
-    result = with_value(add(operator.getitem, call, 0), value_of(matrix))
-    matrix.replace_all_uses_with(result)
+    replace(matrix, add(operator.getitem, call, 0))
     return call
 
 

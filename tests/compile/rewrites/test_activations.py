@@ -1,4 +1,4 @@
-"""Gradients of rectifiers behind batch norms, by what the norms were given."""
+"""Activation functions in other forms: the same numbers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,39 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from purine.compile.rewrites._recorded import Recorded
-from purine.compile.rewrites.masks import recompute_relu_masks
+from purine.compile.rewrites.activations import recompute_relu_masks, shorten_gelu
 
 aten = torch.ops.aten
 
 
-def step(
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_gelus_are_gelus(dtype: torch.dtype) -> None:
+    def gelu(x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x, approximate="tanh")
+
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-6e4, 6e4, 0.0])]).to(dtype)
+    module = make_fx(gelu, tracing_mode="fake")(x)
+    shorten_gelu(Recorded(module))
+    module.recompile()
+    assert "gelu" not in module.code
+    exact = gelu(x.double())
+    assert module(x).dtype == dtype
+    torch.testing.assert_close(module(x).double(), exact, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "form"), [(torch.float32, "tanh"), (torch.bfloat16, "none")])
+def test_other_gelus_are_left_alone(dtype: torch.dtype, form: str) -> None:
+    def gelu(x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x, approximate=form)
+
+    module = make_fx(gelu, tracing_mode="fake")(torch.randn(5).to(dtype))
+    before = module.code
+    shorten_gelu(Recorded(module))
+    module.recompile()
+    assert module.code == before
+
+
+def norm_and_relu(
     x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, pulled: Tensor
 ) -> tuple[Tensor, ...]:
     normed, *saved = aten._native_batch_norm_legit_functional(
@@ -29,7 +56,7 @@ def step(
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
 )
 @pytest.mark.parametrize("broken", [False, True], ids=["numbers", "NaN"])
-def test_the_numbers_stay_as_they_are(dtype: torch.dtype, broken: bool) -> None:
+def test_gradients_of_rectifiers_keep_their_numbers(dtype: torch.dtype, broken: bool) -> None:
     channels = 6
     wide = torch.promote_types(dtype, torch.float32)
     x = torch.randn(4, channels, 5, 5, dtype=torch.float64)
@@ -41,11 +68,11 @@ def test_the_numbers_stay_as_they_are(dtype: torch.dtype, broken: bool) -> None:
         *(torch.zeros(channels, dtype=wide), torch.ones(channels, dtype=wide)),
         torch.randn(4, channels, 5, 5).to(dtype),
     ]
-    module = make_fx(step, tracing_mode="fake")(*given)
+    module = make_fx(norm_and_relu, tracing_mode="fake")(*given)
     recompute_relu_masks(Recorded(module))
     module.recompile()
     assert not module.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
-    for found, wanted in zip(module(*given), step(*given), strict=True):
+    for found, wanted in zip(module(*given), norm_and_relu(*given), strict=True):
         torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
