@@ -18,9 +18,10 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeAlias, TypeVar, overload
 
+import torch
 from torch import Tensor
 
 from purine.arguments import checked, conforms, describe, shown
@@ -42,6 +43,7 @@ __all__ = [
     "Variants",
     "generation",
     "kind",
+    "opaque",
     "register",
 ]
 
@@ -260,6 +262,26 @@ def kind(
         return function
 
     return add if function is None else add(function)
+
+
+def opaque(fake: Callable[..., Tensor]) -> Callable[[F], F]:
+    """Make a function the operator `purine::NAME` of torch, which no trace looks into.
+
+    `fake` gives for the same arguments an empty tensor like the result.
+    """
+
+    def declare(function: F) -> F:
+        name = f"purine::{function.__name__}"
+        operator = torch.library.custom_op(name, function, mutates_args=())
+        operator.register_fake(fake)
+
+        @wraps(function)
+        def call(*inputs: Tensor, **settings: Attribute) -> Any:
+            return operator(*inputs, **settings)
+
+        return typing.cast(F, call)
+
+    return declare
 
 
 def _signature(function: Kernel) -> tuple[tuple[str, ...], int, bool, dict[str, Attr]]:

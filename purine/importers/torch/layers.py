@@ -74,8 +74,8 @@ def _ctc_loss(
         torch.as_tensor(value, dtype=torch.int64, device=log_probs.device).reshape(-1)
         for value in (input_lengths, target_lengths)
     )
-    losses: Tensor = torch.ops.purine.ctc_losses(
-        log_probs, targets, times, counts, blank, zero_infinity
+    losses: Tensor = torch.ops.purine.CtcLosses(
+        log_probs, targets, times, counts, blank=blank, zero_infinity=zero_infinity
     )
     if reduction in ("mean", 1):
         return (losses / counts.clamp(min=1).to(losses.dtype)).mean()
@@ -93,7 +93,7 @@ def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, **more: o
         or any(v is not None for v in more.values())
     ):
         return grouped(x, weight, offs, **more)
-    return torch.ops.purine.grouped_product(x, weight, offs)
+    return torch.ops.purine.GroupedProduct(x, weight, offs)
 
 
 FUNCTIONS: Mapping[str, AnyFunction] = {
@@ -121,8 +121,8 @@ def _ctc_losses(t: Emitter, node: Node) -> bool:
 
 
 LAYERS: Mapping[str, Callable[[Emitter, Node], bool]] = {
-    "purine.ctc_losses": _ctc_losses,
-    "purine.grouped_product": _grouped_product,
+    "purine.CtcLosses": _ctc_losses,
+    "purine.GroupedProduct": _grouped_product,
     "transformers.grouped_mm_fallback": _grouped_product,
 }
 """How nodes of layers become ops; False leaves them to the general rule."""
