@@ -6,12 +6,7 @@ Each program works on a tile of columns and a block of rows, and accumulates the
 columns. The sums of all blocks, `parts`, are a small matrix; `totals` adds up those of a whole step
 in one launch. The sums are of the numbers as they are stored, in float32, in an order that is the
 same from run to run.
-
-Importing this module needs Triton.
 """
-
-# Triton gives the arguments of kernels their types.
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
 
@@ -112,38 +107,15 @@ def _join(
         tiles = (SIZES[i] + TILE - 1) // TILE
         if (tile >= 0) & (tile < tiles):
             _copy(
-                pieces[i],
-                strides[i],
-                whole,
-                parts,
-                rows,
-                tile,
-                to,
-                SIZES[i],
-                COLUMNS,
-                ROWS,
-                STEP,
-                TILE,
+                *(pieces[i], strides[i], whole, parts, rows, tile, to),
+                *(SIZES[i], COLUMNS, ROWS, STEP, TILE),
             )
         tile -= tiles
         to += SIZES[i]
 
 
 @triton.jit
-def _copy(
-    piece,
-    stride,
-    whole,
-    parts,
-    rows,
-    tile,
-    to,
-    SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def _copy(piece, stride, whole, parts, rows, tile, to, SIZE, COLUMNS, ROWS, STEP, TILE):
     """Copy a tile of columns of a piece to behind `to` columns of the whole."""
     column = tile * TILE + tl.arange(0, TILE)
     block = tl.program_id(1)
@@ -159,15 +131,7 @@ def _copy(
 
 
 @triton.jit
-def _total(
-    matrices,
-    results,
-    rows,
-    columns,
-    planes,
-    STEP: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def _total(matrices, results, rows, columns, planes, STEP: tl.constexpr, TILE: tl.constexpr):
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     plane = tl.program_id(1)
     known = (column < columns)[None, :]
