@@ -157,12 +157,8 @@ def _launch(
     grid = (triton.cdiv(pixels, _PIXELS), triton.cdiv(channels, _CHANNELS))
     strides = (strided.stride(0), strided.stride(2), strided.stride(3))
     sizes = (pixels, channels, *images.shape[2:], *pooled)
-    kernel[grid](
-        *(*tensors, sizes, strides, *map(tuple, window)),
-        PIXELS=_PIXELS,
-        CHANNELS=_CHANNELS,
-        num_warps=_WARPS,
-    )
+    constants = {"PIXELS": _PIXELS, "CHANNELS": _CHANNELS, "num_warps": _WARPS}
+    kernel[grid](*tensors, sizes, strides, *map(tuple, window), **constants)
 
 
 def _by_channel(value: Tensor) -> Tensor:

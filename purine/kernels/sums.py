@@ -36,6 +36,11 @@ class Tiling:
         blocks = max(1, self.programs // tiles)
         return -(-shape[0] // (blocks * self.step)) * self.step
 
+    def constants(self, shape: Sequence[int]) -> dict[str, int]:
+        """The constants of a kernel for a matrix [rows, columns]."""
+        sizes = {"COLUMNS": shape[1], "ROWS": self.rows(shape), "STEP": self.step}
+        return sizes | {"TILE": self.columns, "num_warps": self.warps}
+
 
 GELU = Tiling(columns=64, step=16, programs=1056, warps=4)
 JOINED = Tiling(columns=64, step=64, programs=528, warps=8)
@@ -152,15 +157,8 @@ def gelu_gradient(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tens
     """The gradient of a GELU of a matrix, and its partial column sums."""
     dy, x = dy.contiguous(), x.contiguous()
     dx, parts = _results(x, x.shape, GELU)
-    rows, columns = x.shape
-    _pull[(triton.cdiv(columns, GELU.columns), parts.shape[0])](
-        *(dy, x, dx, parts, rows),
-        COLUMNS=columns,
-        TANH=approximate == "tanh",
-        ROWS=GELU.rows(x.shape),
-        STEP=GELU.step,
-        TILE=GELU.columns,
-        num_warps=GELU.warps,
+    _pull[(triton.cdiv(x.shape[1], GELU.columns), parts.shape[0])](
+        *(dy, x, dx, parts, x.shape[0]), TANH=approximate == "tanh", **GELU.constants(x.shape)
     )
     return dx, parts
 
@@ -181,11 +179,7 @@ def joined(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     _join[(tiles, parts.shape[0])](
         *(tuple(near), tuple(piece.stride(0) for piece in near), whole, parts, shape[0]),
         SIZES=sizes,
-        COLUMNS=shape[1],
-        ROWS=JOINED.rows(shape),
-        STEP=JOINED.step,
-        TILE=JOINED.columns,
-        num_warps=JOINED.warps,
+        **JOINED.constants(shape),
     )
     return whole, parts
 

@@ -22,25 +22,15 @@ from purine.registry.kind import kind
 from purine.registry.spec import Settings, Shape, Shapes
 
 __all__ = [
-    "Accuracy",
-    "EuclideanLoss",
-    "HingeLoss",
-    "Normalization",
-    "ScalarLoss",
-    "SigmoidCrossEntropyLoss",
-    "Softmax",
-    "SoftmaxLoss",
     "accuracy",
-    "class_labels",
-    "divided",
     "euclidean_loss",
     "hinge_loss",
-    "same_shape",
     "sigmoid_cross_entropy_loss",
     "softmax",
     "softmax_loss",
 ]
 
+Norm = Literal[1, 2]
 Normalization = Literal["valid", "full", "batch", "none"]
 """What a sum of losses is divided by: labels that count, all labels, samples, or nothing."""
 
@@ -126,7 +116,7 @@ def EuclideanLoss(x: Tensor, target: Tensor) -> Tensor:
 
 
 @kind(loss=True, facts=Facts(Precision.WIDE))
-def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
+def HingeLoss(x: Tensor, label: Tensor, *, norm: Norm = 1) -> Tensor:
     """The one-against-all hinge loss of scores [N, K], per sample.
 
     Every score should be at least 1 at the label and at most -1 elsewhere; what is missing is
@@ -220,12 +210,7 @@ def euclidean_loss(
 
 @checked
 def hinge_loss(
-    x: Var,
-    label: Var,
-    *,
-    norm: Literal[1, 2] = 1,
-    loss_weight: float = 1.0,
-    name: str | None = None,
+    x: Var, label: Var, *, norm: Norm = 1, loss_weight: float = 1.0, name: str | None = None
 ) -> Var:
     """The one-against-all hinge loss of scores and labels."""
     settings: dict[str, Attribute] = {"norm": norm, "loss_weight": loss_weight}

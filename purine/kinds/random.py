@@ -180,9 +180,7 @@ def _dropout_shape(settings: Settings, shapes: Shapes) -> Shape | None:
 @kind(
     evaluation="pass",
     facts=Facts(
-        Precision.FOLLOW,
-        ShardRule.DROPOUT,
-        SampleRule.ROWS,
+        *(Precision.FOLLOW, ShardRule.DROPOUT, SampleRule.ROWS),
         shape=_dropout_shape,
         dtypes=with_labels,
     ),
@@ -201,17 +199,8 @@ def Dropout(
     """Zero each element with probability `ratio` and scale the others up; nothing at test time."""
     if not 0 <= ratio < 1:
         raise ValueError(f"ratio is {ratio}: it must be at least 0 and below 1")
-    mask = RandomMask(
-        seed,
-        iteration,
-        shape=tuple(x.shape),
-        keep=1.0 - ratio,
-        stream=stream,
-        dtype=dtype_name(x.dtype),
-        offset=offset,
-        part=part,
-    )
-    return x * mask
+    draw = partial(RandomMask, seed, iteration, shape=tuple(x.shape), dtype=dtype_name(x.dtype))
+    return x * draw(keep=1.0 - ratio, stream=stream, offset=offset, part=part)
 
 
 def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Tensor) -> Tensor:
@@ -242,16 +231,10 @@ def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
     ratio = op.attributes.get("ratio", 0.5)
     assert isinstance(ratio, float | int)
     assert blob.shape is not None
-    settings: dict[str, Attribute] = {
-        "shape": blob.shape,
-        "keep": 1.0 - ratio,
-        "stream": op.attributes.get("stream", ""),
-        "dtype": blob.dtype,
-        "offset": op.attributes.get("offset", 0),
-    }
-    for name in ("part", "shared"):
-        if name in op.attributes:
-            settings[name] = op.attributes[name]
+    settings: dict[str, Attribute] = {"shape": blob.shape, "keep": 1.0 - ratio}
+    settings |= {"stream": op.attributes.get("stream", ""), "dtype": blob.dtype}
+    settings |= {"offset": op.attributes.get("offset", 0)}
+    settings |= {k: v for k, v in op.attributes.items() if k in ("part", "shared")}
     (mask,) = emit("RandomMask", [seed, iteration], settings, label="mask")
     emit("aten.mul.Tensor", [x, mask], outputs=op.outputs)
     return (mask,)
