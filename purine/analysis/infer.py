@@ -227,9 +227,10 @@ def _infer_checked(op: Op, blobs: Mapping[str, Blob]) -> tuple[Spec | None, ...]
         raise error
     if kind.function is None:
         missing = next(name for name in op.outputs if blobs[name].shape is None)
-        what, expected = f"writes blob {missing!r} of unknown size", f"a blob entry for {missing!r}"
+        what = f"writes blob {missing!r} of unknown size"
+        expected = f"a blob entry for {missing!r} with its size"
         remedy = f"declare blob {missing!r}: {op.kind} cannot tell its size"
-        raise op_error(op, what, f"{expected} with its size", "none", remedy, blob=missing)
+        raise op_error(op, what, expected, "none", remedy, blob=missing)
     return _infer_all(op, [spec_of(blobs[name]) for name in op.inputs])
 
 

@@ -111,9 +111,7 @@ def watched(inputs: Sequence[Tensor]) -> Iterator[None]:
 class _Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.memory = {
-            value.untyped_storage()._cdata: n for n, value in reversed([*enumerate(inputs)])
-        }
+        self.memory = {t.untyped_storage()._cdata: n for n, t in reversed([*enumerate(inputs)])}
 
     def __torch_dispatch__(
         self,

@@ -144,9 +144,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
     count = len(inputs)
     fake = FakeTensorMode()
     with _quiet(), fake:
-        values = [
-            _empty(spec).requires_grad_(want) for spec, want in zip(inputs, wanted, strict=True)
-        ]
+        values = [_empty(s).requires_grad_(want) for s, want in zip(inputs, wanted, strict=True)]
         results = _as_tuple(function(*values))
         pulled = tuple(result.requires_grad for result in results)
         cotangents = [torch.empty_like(r.detach()) for r in results if r.requires_grad]

@@ -43,7 +43,7 @@ def _softmax_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return None if axis_of(settings["axis"], x) is None else x
 
 
-def _of_labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+def _labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     x, labels = shapes
     axis = axis_of(settings["axis"], x)
     if axis is None or len(x) < 2 or labels != (*x[:axis], *x[axis + 1 :]):
@@ -51,9 +51,7 @@ def _of_labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return () if 1 <= settings.get("top_k", 1) <= x[axis] else None
 
 
-_OF_LABELS = Facts(
-    Precision.WIDE, samples=SampleRule.LABELS, shape=_of_labels_shape, dtypes=with_labels
-)
+_LABELS = Facts(Precision.WIDE, samples=SampleRule.LABELS, shape=_labels_shape, dtypes=with_labels)
 
 
 @kind(facts=Facts(Precision.WIDE, ShardRule.ALONG_AXIS, SampleRule.ROWS, shape=_softmax_shape))
@@ -63,7 +61,7 @@ def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     return F.softmax(x, axis)
 
 
-@kind(loss=True, facts=_OF_LABELS)
+@kind(loss=True, facts=_LABELS)
 def SoftmaxLoss(
     x: Tensor,
     label: Tensor,
@@ -138,7 +136,7 @@ def ScalarLoss(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@kind(facts=_OF_LABELS)
+@kind(facts=_LABELS)
 def Accuracy(
     x: Tensor,
     label: Tensor,

@@ -276,9 +276,14 @@ def _bind(overload: OpOverload, op: Op, *, out: str | None = None) -> Kernel:
 def _argument(argument: Argument, op: Op) -> object:
     if argument.name == "device":
         return device_of(op.location)
-    if argument.name in op.attributes:
-        return _decode(argument, op.attributes[argument.name])
-    return argument.default_value if argument.has_default_value() else None
+    if argument.name not in op.attributes:
+        return argument.default_value if argument.has_default_value() else None
+    value, real = op.attributes[argument.name], str(argument.real_type)
+    if "ScalarType" in real and isinstance(value, str):
+        return dtype_of(value)
+    if "MemoryFormat" in real and isinstance(value, str):
+        return _FORMATS[value]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _encode(value: object) -> Attribute:
@@ -289,17 +294,6 @@ def _encode(value: object) -> Attribute:
     if isinstance(value, list | tuple):
         return tuple(_encode(item) for item in value)
     assert value is None or isinstance(value, bool | int | float | str), value
-    return value
-
-
-def _decode(argument: Argument, value: Attribute) -> object:
-    real = str(argument.real_type)
-    if "ScalarType" in real and isinstance(value, str):
-        return dtype_of(value)
-    if "MemoryFormat" in real and isinstance(value, str):
-        return _FORMATS[value]
-    if isinstance(value, tuple):
-        return list(value)
     return value
 
 

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -204,10 +204,10 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
     for key, value in filler.attributes.items():
         if key not in known:
             fits = False
-            what, remedy = f"has unknown setting {key!r}", f"remove {key!r} or change the kind"
+            what = f"({filler.kind}) has unknown setting {key!r}"
             expected = f"settings of {filler.kind}: {', '.join(known) or 'none'}"
-            given = f"{key} = {value!r}"
-            yield problem(f"({filler.kind}) {what}", expected, given, f"{remedy} of filler")
+            remedy = f"remove {key!r} or change the kind of filler"
+            yield problem(what, expected, f"{key} = {value!r}", remedy)
         elif not conforms(value, known[key].annotation):
             fits = False
             expected = f"{key} to be {describe(known[key].annotation)}"
@@ -226,9 +226,7 @@ def _settings(draw: Draw) -> dict[str, Attr]:
     return signature_of(draw)[-1]
 
 
-def _disagreements(
-    kind: str, settings: dict[str, typing.Any], blob: Blob
-) -> Iterator[tuple[str, str]]:
+def _disagreements(kind: str, settings: dict[str, Any], blob: Blob) -> Iterator[tuple[str, str]]:
     """Settings out of range, and blobs that a filler cannot fill, as (expected, found)."""
     real = blob.dtype.startswith(("float", "bfloat"))
     if not real and kind != "constant":

@@ -179,9 +179,8 @@ class TensorList:
     def _with(
         self, foreach: Callable[..., tuple[Tensor, ...]], other: TensorList | Tensor | float
     ) -> TensorList:
-        return TensorList(
-            foreach(self.tensors, other.tensors if isinstance(other, TensorList) else other)
-        )
+        values = other.tensors if isinstance(other, TensorList) else other
+        return TensorList(foreach(self.tensors, values))
 
     def __add__(self, other: TensorList | float) -> TensorList:
         return self._with(torch._foreach_add, other)

@@ -72,9 +72,7 @@ def update(
             results: Results = formula(IN_PLACE, *inputs, **settings)
             return results
 
-        def many_in_place(
-            *columns: Sequence[Tensor], **settings: Attribute
-        ) -> list[Sequence[Tensor]]:
+        def update_all(*columns: Sequence[Tensor], **settings: Attribute) -> list[Sequence[Tensor]]:
             first = [column[0] for column in columns[tensors:]]
             same = all(v is column[0] for column in columns[tensors:] for v in column)
             if not (same and run_fused(columns[:tensors], first, settings)):
@@ -89,7 +87,7 @@ def update(
             return [result.tensors for result in (results if slots else (results,))]
 
         vars(pure)["__signature__"] = inspect.Signature(parameters)
-        several = (many_in_place, each) if many else ()
+        several = (update_all, each) if many else ()
         variants = Variants(in_place, over, *several)
         role = Role.ELEMENTWISE_UPDATE if elementwise else None
         return kind(variants=variants, facts=Facts(role=role))(pure)
