@@ -16,7 +16,7 @@ from purine.graph.verify import problems as structural
 from purine.registry.aten import canonical, device_of, dtype_of
 from purine.registry.clock import add_clock
 from purine.registry.fillers import filler_problems
-from purine.registry.kind import IMPLIED, Kind, generation
+from purine.registry.kind import IMPLIED, Kind, generation, op_error
 from purine.registry.lookup import lookup
 
 __all__ = [
@@ -142,14 +142,10 @@ class RegisteredKinds:
     ) -> Iterator[GraphError]:
         try:
             kind = lookup(op)
-        except KindError as error:
-            yield error
-            return
-        wrong = list(kind.problems(op))
-        if wrong or kind.function is None:
-            yield from wrong
-            return
-        try:
+            wrong = list(kind.problems(op))
+            if wrong or kind.function is None:
+                yield from wrong
+                return
             specs = _infer_all(op, [spec_of(blob) for blob in inputs])
         except KindError as error:
             yield error
@@ -201,13 +197,10 @@ def _refused(op: Op, inputs: Sequence[Spec], error: Exception) -> KindError:
         f"{name}: {spec.dtype} {list(spec.shape)}"
         for name, spec in zip(op.inputs, inputs, strict=True)
     )
-    return KindError(
-        f"op {op.name!r} ({op.kind}) at {op.location} cannot take its inputs",
-        op=op,
-        expected=f"inputs that fit together for {op.kind}",
-        found=f"{given} ({message[0] if message else type(error).__name__})",
-        remedy="change the sizes or dtypes of these blobs, or the op's attributes",
-    )
+    expected = f"inputs that fit together for {op.kind}"
+    found = f"{given} ({message[0] if message else type(error).__name__})"
+    remedy = "change the sizes or dtypes of these blobs, or the op's attributes"
+    return op_error(op, "cannot take its inputs", expected, found, remedy)
 
 
 def spec_of(blob: Blob) -> Spec:
@@ -234,14 +227,10 @@ def _infer_checked(op: Op, blobs: Mapping[str, Blob]) -> tuple[Spec | None, ...]
         raise error
     if kind.function is None:
         missing = next(name for name in op.outputs if blobs[name].shape is None)
-        raise KindError(
-            f"op {op.name!r} ({op.kind}) at {op.location} writes blob {missing!r} of unknown size",
-            op=op,
-            blob=missing,
-            expected=f"a blob entry for {missing!r} with its size",
-            found="none",
-            remedy=f"declare blob {missing!r}: {op.kind} cannot tell its size",
-        )
+        what = f"writes blob {missing!r} of unknown size"
+        expected = f"a blob entry for {missing!r} with its size"
+        remedy = f"declare blob {missing!r}: {op.kind} cannot tell its size"
+        raise op_error(op, what, expected, "none", remedy, blob=missing)
     return _infer_all(op, [spec_of(blobs[name]) for name in op.inputs])
 
 
@@ -249,13 +238,9 @@ def _infer_all(op: Op, inputs: Sequence[Spec]) -> tuple[Spec | None, ...]:
     """As `infer_op`; an error where the op does not name each of its results."""
     specs = infer_op(op, inputs)
     if len(specs) != len(op.outputs):
-        raise KindError(
-            f"op {op.name!r} ({op.kind}) at {op.location} has {len(op.outputs)} outputs",
-            op=op,
-            expected=f"{len(specs)}",
-            found=", ".join(name or "~" for name in op.outputs) or "none",
-            remedy="name every result; write ~ for one that nobody needs",
-        )
+        what, found = f"has {len(op.outputs)} outputs", ", ".join(n or "~" for n in op.outputs)
+        remedy = "name every result; write ~ for one that nobody needs"
+        raise op_error(op, what, str(len(specs)), found or "none", remedy)
     return specs
 
 

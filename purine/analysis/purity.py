@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from purine.errors import KindError
 from purine.graph import Op
 from purine.registry import aten
-from purine.registry.kind import Kind
+from purine.registry.kind import Kind, op_error
 from purine.registry.lookup import kinds
 
 __all__ = ["ImpureCall", "is_foreign", "refuse_impure", "refused_call", "watched"]
@@ -79,8 +79,7 @@ def refuse_impure(op: Op, kind: Kind) -> None:
     absent = [name for name, value in op.attributes.items() if value is None]
     tensors = [item.name for item in overload._schema.arguments if "Tensor" in str(item.type)]
     given = [name for name in tensors if name not in absent]
-    written = _written(overload, settings)
-    for name in written:
+    for name in _written(overload, settings):
         if name in given and len(op.inputs) > given.index(name):
             blob = op.inputs[given.index(name)]
             pure = _pure_form(overload) or "a kind that returns a new value"
@@ -112,9 +111,7 @@ def watched(inputs: Sequence[Tensor]) -> Iterator[None]:
 class _Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.memory = {
-            value.untyped_storage()._cdata: n for n, value in reversed([*enumerate(inputs)])
-        }
+        self.memory = {t.untyped_storage()._cdata: n for n, t in reversed([*enumerate(inputs)])}
 
     def __torch_dispatch__(
         self,
@@ -191,21 +188,11 @@ def _generators() -> tuple[object, ...]:
 
 
 def _drawing(op: Op, found: str, remedy: str) -> KindError:
-    return KindError(
-        f"op {op.name!r} ({op.kind}) at {op.location} draws random numbers that no seed decides",
-        op=op,
-        expected="random numbers that are the same for the same seed of the run",
-        found=found,
-        remedy=remedy,
-    )
+    what = "draws random numbers that no seed decides"
+    expected = "random numbers that are the same for the same seed of the run"
+    return op_error(op, what, expected, found, remedy)
 
 
 def _writing(op: Op, blob: str, found: str, remedy: str) -> KindError:
-    return KindError(
-        f"op {op.name!r} ({op.kind}) at {op.location} writes over its input {blob!r}",
-        op=op,
-        blob=blob,
-        expected="an op that leaves its inputs as they are: others may read them too",
-        found=found,
-        remedy=remedy,
-    )
+    expected = "an op that leaves its inputs as they are: others may read them too"
+    return op_error(op, f"writes over its input {blob!r}", expected, found, remedy, blob=blob)

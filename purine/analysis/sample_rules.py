@@ -193,13 +193,6 @@ def _own_reshape(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> 
     return given[0] if kept and given[0] == Samples(0) else None
 
 
-def _linear(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    x = given[0]
-    if not isinstance(x, Samples) or x.axis == len(shapes[0]) - 1:
-        return None
-    return x if all(relation is SAME for relation in given[1:]) else None
-
-
 def _product(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
     """Products of the last two inputs, added to those before."""
     *added, left, right = given
@@ -227,8 +220,9 @@ def _embedding(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Re
     return given[1 - table] if given[table] is SAME else None
 
 
-def _layer_norm(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-    x, sizes = given[0], op.attributes.get("normalized_shape", op.attributes.get("shape", ()))
+def _along_last(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
+    """Ops along the last axes: those of a norm's shape, or the last one of a linear layer."""
+    x, sizes = given[0], op.attributes.get("normalized_shape", op.attributes.get("shape", (0,)))
     if not isinstance(x, Samples) or not isinstance(sizes, tuple):
         return None
     inside = x.axis < len(shapes[0]) - len(sizes)
@@ -334,8 +328,8 @@ _RULES: Mapping[SampleRule, Rule] = {
     SampleRule.RESHAPE_ROWS: _own_reshape,
     SampleRule.PERMUTE: _moved(_permuted),
     SampleRule.TRANSPOSE: _moved(_transposed),
-    SampleRule.LAYER_NORM: _layer_norm,
-    SampleRule.LINEAR: _linear,
+    SampleRule.LAYER_NORM: _along_last,
+    SampleRule.LINEAR: _along_last,
     SampleRule.MATRIX_PRODUCT: _product,
     SampleRule.ATTENTION: _attention,
     SampleRule.EMBEDDING: _embedding,

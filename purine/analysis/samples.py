@@ -185,12 +185,8 @@ def _relation(*values: Tensor | None) -> Relation | None:
     if len(present) < len(values):
         return None if present else SAME
     *parts, whole = present
-    if parts[0].shape == whole.shape:
-        return _reduced(parts, whole)
-    return next(_sides(parts, whole), None)
-
-
-def _reduced(parts: Sequence[Tensor], whole: Tensor) -> Relation | None:
+    if parts[0].shape != whole.shape:
+        return next(_sides(parts, whole), None)
     if all(_equal(part, whole) for part in parts):
         return SAME
     if whole.is_floating_point() and _equal(_total(parts, MEAN), whole):
@@ -219,9 +215,7 @@ def _sides(parts: Sequence[Tensor], whole: Tensor) -> Iterator[Samples]:
     if each == 1 and not whole.is_floating_point():
         numbers = Samples(axis, numbers=True)
         every = zip((*parts, whole), (*_PARTS, _WHOLE), strict=True)
-        if all(
-            value.equal(_numbers(numbers, value.shape, n).to(value.dtype)) for value, n in every
-        ):
+        if all(part.equal(_numbers(numbers, part.shape, n).to(part.dtype)) for part, n in every):
             yield numbers
 
 

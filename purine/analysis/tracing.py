@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from operator import getitem
 from typing import Any
 
@@ -43,15 +44,15 @@ _META = "meta"
 def _quiet() -> Iterator[None]:
     """Without torch's log of a call that fails: the caller turns the failure into an error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.addFilter(_drop)
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    log.addFilter(drop)
     try:
         yield
     finally:
-        log.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
+        log.removeFilter(drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +144,16 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
     count = len(inputs)
     fake = FakeTensorMode()
     with _quiet(), fake:
-        values = [
-            _empty(spec).requires_grad_(want) for spec, want in zip(inputs, wanted, strict=True)
-        ]
+        values = [_empty(s).requires_grad_(want) for s, want in zip(inputs, wanted, strict=True)]
         results = _as_tuple(function(*values))
         pulled = tuple(result.requires_grad for result in results)
-        cotangents = [
-            torch.empty_like(result.detach())
-            for result, pull in zip(results, pulled, strict=True)
-            if pull
-        ]
+        cotangents = [torch.empty_like(r.detach()) for r in results if r.requires_grad]
 
     def joint(*arguments: Tensor) -> tuple[Tensor | None, ...]:
         values, cotangents = arguments[:count], arguments[count:]
         results = _as_tuple(function(*values))
-        sources = [value for value, want in zip(values, wanted, strict=True) if want]
-        pulls = [result for result, pull in zip(results, pulled, strict=True) if pull]
+        sources = list(compress(values, wanted))
+        pulls = list(compress(results, pulled))
         gradients = iter(torch.autograd.grad(pulls, sources, cotangents, allow_unused=True))
         return (*results, *(next(gradients) if want else None for want in wanted))
 
@@ -172,24 +167,24 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
 
 def _writes_through_view(node: Node) -> bool:
     """Whether a call writes in place to memory that another value shares."""
-    overload: Any = node.target
-    if node.op != "call_function" or not getattr(overload, "_schema", None):
-        return False
-    return any(
+    schema = _schema_of(node)
+    return schema is not None and any(
         argument.alias_info is not None
         and argument.alias_info.is_write
         and isinstance(value, Node)
         and any(_is_view(other) for other in (value, *value.users))
-        for argument, value in zip(overload._schema.arguments, node.args, strict=False)
+        for argument, value in zip(schema.arguments, node.args, strict=False)
     )
 
 
 def _is_view(node: Node) -> bool:
-    overload: Any = node.target
-    if node.op != "call_function" or not getattr(overload, "_schema", None):
-        return False
-    shown = [result.alias_info for result in overload._schema.returns]
+    schema = _schema_of(node)
+    shown = [result.alias_info for result in schema.returns] if schema is not None else []
     return any(info is not None and not info.is_write for info in shown)
+
+
+def _schema_of(node: Node) -> Any:
+    return getattr(node.target, "_schema", None) if node.op == "call_function" else None
 
 
 class _Recorder:
@@ -227,13 +222,8 @@ class _Recorder:
         live = {number for number in final if number is not None}
         backward = _without_dead(backward, live)
         forward = _without_dead(forward, live)
-        return Joint(
-            tuple(forward),
-            tuple(backward),
-            tuple(number for number in results if number is not None),
-            tuple(gradients),
-            self.pulled,
-        )
+        outputs = tuple(number for number in results if number is not None)
+        return Joint(tuple(forward), tuple(backward), outputs, tuple(gradients), self.pulled)
 
     def _new(self) -> int:
         self.next += 1

@@ -10,7 +10,6 @@ import purine.kinds.fused
 import purine.kinds.grouped
 import purine.kinds.loss_scale
 import purine.kinds.rates
-import purine.kinds.reduce
 import purine.kinds.sync_norm
 import purine.kinds.update  # noqa: F401  (these register kinds or kernels, and have no layers)
 from purine.kinds.activation import elu, gelu, leaky_relu, relu, relu6, sigmoid, tanh

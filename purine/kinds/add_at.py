@@ -134,9 +134,7 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: flo
 
 
 @_on_gpus(aten.index_add_.default)
-def _index_add_over(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
-) -> Tensor:
+def _index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     values = source if alpha == 1 else alpha * source
     if not _fit(x, dim, index, values):
         return _call(aten.index_add_.default, x, dim, index, source, alpha=alpha)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -174,9 +175,8 @@ def attention(
             remedy="change heads, or the width of the blob",
         )
     width = x.shape[2]
-    qkv = inner_product(
-        x, 3 * width, axis=2, bias=bias, name=f"{name}/qkv", weight_filler=weight_filler
-    )
+    layer = partial(inner_product, axis=2, bias=bias)
+    qkv = layer(x, 3 * width, name=f"{name}/qkv", weight_filler=weight_filler)
     by_head = reshape(qkv, (0, 0, 3 * heads, width // heads), name=f"{name}/heads")
     by_head = transpose(by_head, (0, 2, 1, 3), name=f"{name}/transpose")
     settings: dict[str, Attribute] = {"causal": causal, "scale": scale}
@@ -184,5 +184,4 @@ def attention(
     mixed = x.net.apply("Attention", parts, settings, name=f"{name}/attend")
     mixed = transpose(mixed, (0, 2, 1, 3), name=f"{name}/back")
     mixed = reshape(mixed, (0, 0, width), name=f"{name}/join")
-    filler = out_filler or weight_filler
-    return inner_product(mixed, width, axis=2, bias=bias, name=f"{name}/out", weight_filler=filler)
+    return layer(mixed, width, name=f"{name}/out", weight_filler=out_filler or weight_filler)

@@ -88,7 +88,8 @@ def conv(
     at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "conv")
     shape = (outputs, x.extent(1) // groups, *pair(kernel))
-    inputs = _inputs(x, name, shape, outputs if bias else 0, weight_filler, bias_filler)
+    weight_filler = weight_filler or Filler("msra")
+    inputs = x.with_weights(name, shape, outputs if bias else 0, weight_filler, bias_filler)
     settings = {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups}
     return x.net.apply("Conv", inputs, settings, name=name)
 
@@ -113,20 +114,7 @@ def deconv(
     at_least("groups", groups, 1)
     name = x.net.builder.fresh(name or "deconv")
     shape = (x.extent(1), outputs // groups, *pair(kernel))
-    inputs = _inputs(x, name, shape, outputs if bias else 0, weight_filler, bias_filler)
+    weight_filler = weight_filler or Filler("msra")
+    inputs = x.with_weights(name, shape, outputs if bias else 0, weight_filler, bias_filler)
     settings = {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups}
     return x.net.apply("Deconv", inputs, {**settings, "output_pad": output_pad}, name=name)
-
-
-def _inputs(
-    x: Var,
-    name: str,
-    shape: tuple[int, ...],
-    biases: int,
-    weight_filler: Filler | None,
-    bias_filler: Filler | None,
-) -> list[Var]:
-    inputs = [x, x.net.parameter(f"{name}/weight", shape, weight_filler or Filler("msra"))]
-    if biases:
-        inputs.append(x.net.parameter(f"{name}/bias", (biases,), bias_filler or Filler()))
-    return inputs

@@ -13,48 +13,13 @@ import torch
 from torch import Tensor
 
 from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
-from purine.registry.kind import kind
+from purine.registry.kind import kind, opaque
 
 aten = torch.ops.aten
 
 
-@torch.library.custom_op("purine::ctc_losses", mutates_args=())
-def ctc_losses(
-    scores: Tensor, labels: Tensor, times: Tensor, counts: Tensor, blank: int, zero_infinity: bool
-) -> Tensor:
-    return torch.ctc_loss(scores, labels, times, counts, blank, 0, zero_infinity)
-
-
-@ctc_losses.register_fake
-def _(scores: Tensor, *rest: object) -> Tensor:
-    return scores.new_empty(scores.shape[1])
-
-
-@torch.library.custom_op("purine::ctc_losses_gradient", mutates_args=())
-def ctc_losses_gradient(
-    cotangent: Tensor,
-    scores: Tensor,
-    labels: Tensor,
-    times: Tensor,
-    counts: Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> Tensor:
-    given = scores, labels, times, counts
-    losses, alpha = aten._ctc_loss.Tensor(*given, blank, zero_infinity)
-    if zero_infinity:
-        cotangent = cotangent.where(losses != math.inf, 0)
-    settings = blank, zero_infinity
-    gradient: Tensor = aten._ctc_loss_backward.Tensor(cotangent, *given, losses, alpha, *settings)
-    return gradient
-
-
-@ctc_losses_gradient.register_fake
-def _(cotangent: Tensor, scores: Tensor, *rest: object) -> Tensor:
-    return torch.empty_like(scores)
-
-
 @kind
+@opaque(lambda scores, *rest, **settings: scores.new_empty(scores.shape[1]))
 def CtcLosses(
     scores: Tensor,
     labels: Tensor,
@@ -69,11 +34,11 @@ def CtcLosses(
     `times` and `counts` are how many of the T steps and of the L labels a sample has.
     `zero_infinity` lets samples whose labels do not fit into their steps count for nothing.
     """
-    losses: Tensor = ctc_losses(scores, labels, times, counts, blank, zero_infinity)
-    return losses
+    return torch.ctc_loss(scores, labels, times, counts, blank, 0, zero_infinity)
 
 
 @kind
+@opaque(lambda cotangent, scores, *rest, **settings: torch.empty_like(scores))
 def CtcLossesGradient(
     cotangent: Tensor,
     scores: Tensor,
@@ -86,14 +51,17 @@ def CtcLossesGradient(
 ) -> Tensor:
     """The gradient of the scores."""
     given = scores, labels, times, counts
-    gradient: Tensor = ctc_losses_gradient(cotangent, *given, blank, zero_infinity)
+    losses, alpha = aten._ctc_loss.Tensor(*given, blank, zero_infinity)
+    if zero_infinity:
+        cotangent = cotangent.where(losses != math.inf, 0)
+    settings = blank, zero_infinity
+    gradient: Tensor = aten._ctc_loss_backward.Tensor(cotangent, *given, losses, alpha, *settings)
     return gradient
 
 
 def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
     inputs = [pull.cotangent, *pull.op.inputs]
-    (gradient,) = emit("CtcLossesGradient", inputs, pull.op.attributes)
-    return gradient, None, None, None
+    return (*emit("CtcLossesGradient", inputs, pull.op.attributes), None, None, None)
 
 
 RULES["CtcLosses"] = Rule(lower_unchanged, _pull)

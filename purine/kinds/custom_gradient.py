@@ -198,6 +198,7 @@ def add_custom_gradient(
 
 
 RULES[CUSTOM_GRADIENT] = Rule(_lower, _pull)
+_INDICES = Attr(tuple[int, ...], ())
 
 register(
     Kind(
@@ -205,11 +206,7 @@ register(
         _bind,
         ("x",),
         variadic=True,
-        attributes={
-            "rule": Attr(str),
-            "sources": Attr(tuple[int, ...], ()),
-            "saved": Attr(tuple[int, ...], ()),
-        },
+        attributes={"rule": Attr(str), "sources": _INDICES, "saved": _INDICES},
         facts=Facts(Precision.WIDE),
         per_op=PerOp(_bind),
         view=True,

@@ -21,10 +21,8 @@ Operation = Literal["sum", "product", "max"]
 
 
 def _eltwise_shape(settings: Settings, shapes: Shapes) -> Shape | None:
-    coefficients = settings["coefficients"]
-    fit = coefficients is None or (
-        settings["operation"] == "sum" and len(coefficients) == len(shapes)
-    )
+    factors = settings["coefficients"]
+    fit = factors is None or (settings["operation"] == "sum" and len(factors) == len(shapes))
     return shapes[0] if fit and len(shapes) > 1 and len(set(shapes)) == 1 else None
 
 

@@ -205,7 +205,7 @@ def _call(member: Op, kernel: Kernel | None = None) -> _Call:
 def _grouped(members: Sequence[Op]) -> _Call:
     """One call for several ops that differ in their tensors alone."""
     kind = lookup(members[0])
-    run, width = kind.bind_each(members[0]), len(members[0].inputs)
+    run, width = kind.bind_many(members[0], in_place=False), len(members[0].inputs)
 
     def kernel(*tensors: Tensor) -> Results:
         columns = run(*(list(tensors[index::width]) for index in range(width)))

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
-from purine.registry.kind import kind
+from purine.registry.kind import kind, opaque
 
 
-@torch.library.custom_op("purine::grouped_product", mutates_args=())
-def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+@kind
+@opaque(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[2]))
+def GroupedProduct(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Each row of x [N, K] times the matrix of its group, of weight [G, K, M]; else zeros."""
     product = x.new_zeros(x.shape[0], weight.shape[2])
     for group, rows in _groups(ends, x.shape[0]):
         if isinstance(rows, slice):
@@ -27,23 +29,15 @@ def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return product
 
 
-@grouped_product.register_fake
-def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[2])
-
-
-@torch.library.custom_op("purine::grouped_product_gradient", mutates_args=())
-def grouped_product_gradient(x: Tensor, cotangent: Tensor, ends: Tensor) -> Tensor:
+@kind
+@opaque(lambda x, cotangent, ends: x.new_empty(ends.shape[0], x.shape[1], cotangent.shape[1]))
+def GroupedProductGradient(x: Tensor, cotangent: Tensor, ends: Tensor) -> Tensor:
+    """The gradient of the weight of a `GroupedProduct`."""
     gradient = x.new_zeros(ends.shape[0], x.shape[1], cotangent.shape[1])
     for group, rows in _groups(ends, x.shape[0]):
         own = cotangent[rows] if isinstance(rows, slice) else cotangent.where(rows, 0)
         torch.mm(x[rows].t() if isinstance(rows, slice) else x.t(), own, out=gradient[group])
     return gradient
-
-
-@grouped_product_gradient.register_fake
-def _(x: Tensor, cotangent: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(ends.shape[0], x.shape[1], cotangent.shape[1])
 
 
 def _groups(ends: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
@@ -58,20 +52,6 @@ def _groups(ends: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
     for group in range(ends.shape[0]):
         below = row < ends[group]
         yield group, below if group == 0 else below & (row >= ends[group - 1])
-
-
-@kind
-def GroupedProduct(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Each row of x [N, K] times the matrix of its group, of weight [G, K, M]; else zeros."""
-    product: Tensor = grouped_product(x, weight, ends)
-    return product
-
-
-@kind
-def GroupedProductGradient(x: Tensor, cotangent: Tensor, ends: Tensor) -> Tensor:
-    """The gradient of the weight of a `GroupedProduct`."""
-    gradient: Tensor = grouped_product_gradient(x, cotangent, ends)
-    return gradient
 
 
 def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -119,11 +120,8 @@ def normalize(
     name: str | None = None,
 ) -> Var:
     """x shifted, scaled and cast, by default to the dtype of the net."""
-    settings: dict[str, Attribute] = {
-        "mean": tuple(mean) if isinstance(mean, Sequence) else mean,
-        "scale": scale,
-        "dtype": dtype or x.net.dtype,
-    }
+    means = tuple(mean) if isinstance(mean, Sequence) else mean
+    settings: dict[str, Attribute] = {"mean": means, "scale": scale, "dtype": dtype or x.net.dtype}
     return x.net.apply("Normalize", [x], settings, name=name)
 
 
@@ -155,20 +153,15 @@ def _pull_crop(emit: Emit, pull: Pull) -> Sequence[str | None]:
     return (*emit("CropGradient", [pull.cotangent, *clock], settings, label="crop"), None, None)
 
 
-def _pull_crop_gradient(emit: Emit, pull: Pull) -> Sequence[str | None]:
+def _pull_alike(emit: Emit, pull: Pull) -> Sequence[str | None]:
+    """The gradient of `CropGradient` is a crop, and that of a mirror image is mirrored alike."""
     settings = {k: v for k, v in pull.op.attributes.items() if k not in ("height", "width")}
-    return (*emit("Crop", [pull.cotangent, *pull.op.inputs[1:]], settings), None, None)
-
-
-def _pull_mirror(emit: Emit, pull: Pull) -> Sequence[str | None]:
-    # A mirror image of a mirror image is the image: the gradient is mirrored alike.
     inputs = [pull.cotangent, *pull.op.inputs[1:]]
-    return (*emit("Mirror", inputs, pull.op.attributes), None, None)
+    return (*emit(pull.op.kind.removesuffix("Gradient"), inputs, settings), None, None)
 
 
 RULES["Crop"] = Rule(lower_unchanged, _pull_crop)
-RULES["CropGradient"] = Rule(lower_unchanged, _pull_crop_gradient)
-RULES["Mirror"] = Rule(lower_unchanged, _pull_mirror)
+RULES["CropGradient"] = RULES["Mirror"] = Rule(lower_unchanged, _pull_alike)
 
 
 def _free_space(shape: tuple[int, ...], size: Pair, pad: int) -> tuple[int, int]:
@@ -197,9 +190,7 @@ def _places(
     top = (drawn[:, 0] * (rows - height + 1)) >> 32
     left = (drawn[:, 1] * (columns - width + 1)) >> 32
 
-    def count(extent: int) -> Tensor:
-        return torch.arange(extent, device=padded.device)
-
+    count = partial(torch.arange, device=padded.device)
     return (
         count(samples).reshape(-1, 1, 1, 1),
         count(channels).reshape(1, -1, 1, 1),

@@ -93,12 +93,10 @@ def inner_product(
     >>> inner_product(x, 10, name="fc").shape
     (8, 10)
     """
-    net, name = x.net, x.net.builder.fresh(name or "fc")
-    shape = (outputs, math.prod(x.shape[axis:]))
-    inputs = [x, net.parameter(f"{name}/weight", shape, weight_filler or Filler("xavier"))]
-    if bias:
-        inputs.append(net.parameter(f"{name}/bias", (outputs,), bias_filler or Filler()))
-    return net.apply("InnerProduct", inputs, {"axis": axis}, name=name)
+    name = x.net.builder.fresh(name or "fc")
+    shape, filler = (outputs, math.prod(x.shape[axis:])), weight_filler or Filler("xavier")
+    inputs = x.with_weights(name, shape, outputs if bias else 0, filler, bias_filler)
+    return x.net.apply("InnerProduct", inputs, {"axis": axis}, name=name)
 
 
 @checked

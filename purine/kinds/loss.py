@@ -22,25 +22,15 @@ from purine.registry.kind import kind
 from purine.registry.spec import Settings, Shape, Shapes
 
 __all__ = [
-    "Accuracy",
-    "EuclideanLoss",
-    "HingeLoss",
-    "Normalization",
-    "ScalarLoss",
-    "SigmoidCrossEntropyLoss",
-    "Softmax",
-    "SoftmaxLoss",
     "accuracy",
-    "class_labels",
-    "divided",
     "euclidean_loss",
     "hinge_loss",
-    "same_shape",
     "sigmoid_cross_entropy_loss",
     "softmax",
     "softmax_loss",
 ]
 
+Norm = Literal[1, 2]
 Normalization = Literal["valid", "full", "batch", "none"]
 """What a sum of losses is divided by: labels that count, all labels, samples, or nothing."""
 
@@ -53,7 +43,7 @@ def _softmax_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return None if axis_of(settings["axis"], x) is None else x
 
 
-def _of_labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
+def _labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     x, labels = shapes
     axis = axis_of(settings["axis"], x)
     if axis is None or len(x) < 2 or labels != (*x[:axis], *x[axis + 1 :]):
@@ -61,9 +51,7 @@ def _of_labels_shape(settings: Settings, shapes: Shapes) -> Shape | None:
     return () if 1 <= settings.get("top_k", 1) <= x[axis] else None
 
 
-_OF_LABELS = Facts(
-    Precision.WIDE, samples=SampleRule.LABELS, shape=_of_labels_shape, dtypes=with_labels
-)
+_LABELS = Facts(Precision.WIDE, samples=SampleRule.LABELS, shape=_labels_shape, dtypes=with_labels)
 
 
 @kind(facts=Facts(Precision.WIDE, ShardRule.ALONG_AXIS, SampleRule.ROWS, shape=_softmax_shape))
@@ -73,7 +61,7 @@ def Softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     return F.softmax(x, axis)
 
 
-@kind(loss=True, facts=_OF_LABELS)
+@kind(loss=True, facts=_LABELS)
 def SoftmaxLoss(
     x: Tensor,
     label: Tensor,
@@ -126,7 +114,7 @@ def EuclideanLoss(x: Tensor, target: Tensor) -> Tensor:
 
 
 @kind(loss=True, facts=Facts(Precision.WIDE))
-def HingeLoss(x: Tensor, label: Tensor, *, norm: Literal[1, 2] = 1) -> Tensor:
+def HingeLoss(x: Tensor, label: Tensor, *, norm: Norm = 1) -> Tensor:
     """The one-against-all hinge loss of scores [N, K], per sample.
 
     Every score should be at least 1 at the label and at most -1 elsewhere; what is missing is
@@ -148,7 +136,7 @@ def ScalarLoss(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@kind(facts=_OF_LABELS)
+@kind(facts=_LABELS)
 def Accuracy(
     x: Tensor,
     label: Tensor,
@@ -220,12 +208,7 @@ def euclidean_loss(
 
 @checked
 def hinge_loss(
-    x: Var,
-    label: Var,
-    *,
-    norm: Literal[1, 2] = 1,
-    loss_weight: float = 1.0,
-    name: str | None = None,
+    x: Var, label: Var, *, norm: Norm = 1, loss_weight: float = 1.0, name: str | None = None
 ) -> Var:
     """The one-against-all hinge loss of scores and labels."""
     settings: dict[str, Attribute] = {"norm": norm, "loss_weight": loss_weight}

@@ -105,31 +105,24 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
     for old, new in renamed.items():
         builder.add(replace(builder.blobs[old], name=new))
     for op in graph.ops.values():
-        builder.ops[op.name] = replace(
-            op,
-            inputs=tuple(renamed.get(name, name) for name in op.inputs),
-            outputs=tuple(renamed.get(name, name) for name in op.outputs),
-        )
+        read = tuple(renamed.get(name, name) for name in op.inputs)
+        written = tuple(renamed.get(name, name) for name in op.outputs)
+        builder.ops[op.name] = replace(op, inputs=read, outputs=written)
     flags = []
     for name, scaled in renamed.items():
         location, flag = builder.blobs[name].location, NOTHING
         if owner_of[name] in parameters:
             flag = builder.blob(builder.fresh(f"{name}/finite"), (), "bool", location)
             flags.append(flag)
-        builder.op(
-            builder.fresh(f"{name}/unscale"),
-            "Unscale",
-            [scaled, LOSS_SCALE],
-            [name, flag],
-            location=location,
-            origin=Origin(owner_of[name], "update"),
-        )
+        op_name, origin = builder.fresh(f"{name}/unscale"), Origin(owner_of[name], "update")
+        inputs, outputs = [scaled, LOSS_SCALE], [name, flag]
+        builder.op(op_name, "Unscale", inputs, outputs, location=location, origin=origin)
     if not flags:
         return builder.graph()
     home = builder.blobs[LOSS_SCALE].location
     builder.blob(FINITE, (), "bool", home)
     builder.op(FINITE, "AllTrue", flags, [FINITE], location=home, origin=Origin(FINITE, "update"))
-    for name, update, read in (
+    for name, update, inputs in (
         (LOSS_SCALE, "LossScaleUpdate", [LOSS_SCALE, _GOOD, _INTERVAL, FINITE]),
         (_GOOD, "CountGood", [_GOOD, _INTERVAL, FINITE]),
         (UPDATES, "CountUpdates", [UPDATES, FINITE]),
@@ -137,7 +130,7 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
         following = builder.blob(f"{name}/next", (), builder.blobs[name].dtype, home)
         builder.states[name] = replace(builder.states[name], next=following)
         origin = Origin(name, "update")
-        builder.op(update_of(name), update, read, [following], location=home, origin=origin)
+        builder.op(update_of(name), update, inputs, [following], location=home, origin=origin)
     if LOSS_SCALE not in builder.outputs:
         builder.outputs.append(LOSS_SCALE)
     return builder.graph()

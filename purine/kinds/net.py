@@ -45,14 +45,19 @@ class Var:
     def extent(self, axis: int) -> int:
         """The size along an axis, which a layer needs to make its parameters."""
         if axis >= len(self.shape):
-            raise ConfigError(
-                f"blob {self.name!r} has no axis {axis}",
-                blob=self.name,
-                expected=f"{axis + 1} dimensions or more",
-                found=f"shape {list(self.shape)}",
-                remedy="reshape it, or use a layer for such blobs",
-            )
+            expected, found = f"{axis + 1} dimensions or more", f"shape {list(self.shape)}"
+            remedy = "reshape it, or use a layer for such blobs"
+            raise _misuse(self.name, f"has no axis {axis}", expected, found, remedy)
         return self.shape[axis]
+
+    def with_weights(
+        self, name: str, shape: Sequence[int], biases: int, weight: Filler, bias: Filler | None
+    ) -> list[Var]:
+        """The inputs of the layer `name`: this blob, its weight, and a bias of `biases` values."""
+        inputs = [self, self.net.parameter(f"{name}/weight", shape, weight)]
+        if biases:
+            inputs.append(self.net.parameter(f"{name}/bias", (biases,), bias or Filler()))
+        return inputs
 
 
 class Net:
@@ -123,13 +128,9 @@ class Net:
     def carry(self, state: Var, following: Var) -> None:
         """Let the next iteration read `following` where this one reads `state`."""
         if state.name not in self.builder.states:
-            raise ConfigError(
-                f"blob {state.name!r} is no state",
-                blob=state.name,
-                expected="a parameter of this net",
-                found=", ".join(self.builder.states) or "no states",
-                remedy="make it with Net.parameter",
-            )
+            found = ", ".join(self.builder.states) or "no states"
+            remedy = "make it with Net.parameter"
+            raise _misuse(state.name, "is no state", "a parameter of this net", found, remedy)
         old = self.builder.states.pop(state.name)
         self.builder.add(replace(old, next=following.name))
 
@@ -163,13 +164,10 @@ class Net:
         """
         for variable in inputs:
             if variable.net is not self:
-                raise ConfigError(
-                    f"blob {variable.name!r} belongs to another net",
-                    blob=variable.name,
-                    expected="blobs of the net that the op is added to",
-                    found=f"{variable.name!r} of another Net",
-                    remedy="write a net with one Net object",
-                )
+                expected = "blobs of the net that the op is added to"
+                what, found = "belongs to another net", f"{variable.name!r} of another Net"
+                remedy = "write a net with one Net object"
+                raise _misuse(variable.name, what, expected, found, remedy)
         name = self.builder.fresh(name or kind.lower())
         outputs = [
             NOTHING if label is None else f"{name}/{label}" if label else name for label in labels
@@ -205,13 +203,13 @@ class Net:
 
 
 def _wrong_size(name: str, shape: Sequence[int]) -> ConfigError:
-    return ConfigError(
-        f"blob {name!r} has the shape {list(shape)}",
-        blob=name,
-        expected="sizes of 1 or more",
-        found=str(list(shape)),
-        remedy="change the batch size, or the sizes of the layer",
-    )
+    found, remedy = str(list(shape)), "change the batch size, or the sizes of the layer"
+    return _misuse(name, f"has the shape {found}", "sizes of 1 or more", found, remedy)
+
+
+def _misuse(blob: str, what: str, expected: str, found: str, remedy: str) -> ConfigError:
+    what = f"blob {blob!r} {what}"
+    return ConfigError(what, blob=blob, expected=expected, found=found, remedy=remedy)
 
 
 def _without_defaults(kind: Kind, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:

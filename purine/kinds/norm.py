@@ -106,15 +106,11 @@ def batch_norm(x: Var, *, momentum: float = 0.1, eps: float = 1e-5, name: str | 
     bias = net.parameter(f"{name}/bias", size, Filler())
     mean = net.parameter(f"{name}/mean", size, Filler(), trainable=False)
     variance = net.parameter(f"{name}/variance", size, one, trainable=False)
-    y, mean_next, variance_next = net.apply_many(
-        "BatchNorm",
-        [x, weight, bias, mean, variance],
-        {"momentum": momentum, "eps": eps},
-        name=name,
-        labels=("", "mean_next", "variance_next"),
-    )
-    net.carry(mean, mean_next)
-    net.carry(variance, variance_next)
+    inputs, settings = [x, weight, bias, mean, variance], {"momentum": momentum, "eps": eps}
+    labels = ("", "mean_next", "variance_next")
+    y, *following = net.apply_many("BatchNorm", inputs, settings, name=name, labels=labels)
+    for state, value in zip((mean, variance), following, strict=True):
+        net.carry(state, value)
     return y
 
 
@@ -155,14 +151,9 @@ def lrn(
 
 
 def _lower_batch_norm(emit: Emit, op: Op) -> tuple[str, ...]:
-    settings = {
-        "training": True,
-        "momentum": op.attributes.get("momentum", 0.1),
-        "eps": op.attributes.get("eps", 1e-5),
-    }
-    y, mean_next, variance_next = op.outputs
-    kind = "aten._native_batch_norm_legit_functional"
-    outputs = [y, None, None, mean_next, variance_next]
+    settings = {"training": True, "momentum": 0.1, "eps": 1e-5, **op.attributes}
+    y, *following = op.outputs
+    kind, outputs = "aten._native_batch_norm_legit_functional", [y, None, None, *following]
     _, mean, invstd, _, _ = emit(kind, op.inputs, settings, outputs=outputs)
     return (mean, invstd)
 
@@ -179,12 +170,10 @@ def _pull_batch_norm(emit: Emit, pull: Pull) -> Sequence[str | None]:
             found=f"a loss that depends on {op.outputs[1]!r} or {op.outputs[2]!r}",
             remedy="put a StopGradient before the ops that read the statistics",
         )
-    gradients = emit(
-        "aten.native_batch_norm_backward",
-        [cotangent, x, weight, mean, variance, *pull.saved],
-        {"train": True, "eps": op.attributes.get("eps", 1e-5), "output_mask": tuple(wanted)},
-        outputs=[None if want else NOTHING for want in wanted],
-    )
+    inputs = [cotangent, x, weight, mean, variance, *pull.saved]
+    eps, outputs = op.attributes.get("eps", 1e-5), [None if want else NOTHING for want in wanted]
+    settings = {"train": True, "eps": eps, "output_mask": tuple(wanted)}
+    gradients = emit("aten.native_batch_norm_backward", inputs, settings, outputs=outputs)
     return (*(name or None for name in gradients), None, None)
 
 

@@ -80,13 +80,10 @@ def with_packed(op: Op, blobs: Mapping[str, Blob]) -> Op:
         return op
     images, filters = op.inputs[0], op.inputs[place]
     more = op.inputs[2:] if op.kind == "aten.convolution" else ()
-    attributes: dict[str, Attribute] = {**_settings(op, blobs), **_PLAIN}
-    if not more:
-        attributes["B"] = None
-    inputs = (images, filters, *more)
-    return replace(
-        op, kind=_CONVOLUTION, inputs=inputs, outputs=op.outputs[:1], attributes=attributes
-    )
+    absent = {} if more else {"B": None}
+    settings: dict[str, Attribute] = {**_settings(op, blobs), **_PLAIN, **absent}
+    inputs, outputs = (images, filters, *more), op.outputs[:1]
+    return replace(op, kind=_CONVOLUTION, inputs=inputs, outputs=outputs, attributes=settings)
 
 
 def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:

@@ -155,18 +155,14 @@ def RandomIntegers(
     return (low + (whole * (high - low) >> 32)).to(dtype_of(dtype))
 
 
-def _unsigned(
-    seed: Tensor, iteration: Tensor, shape: tuple[int, ...], stream: str, offset: int
-) -> Tensor:
+def _unsigned(seed: Tensor, iteration: Tensor, shape: Shape, stream: str, offset: int) -> Tensor:
     """For every element of `shape` a whole number of 32 random bits, as int64."""
     start = offset * math.prod(shape[1:])
     bits = random_bits(seed, iteration, math.prod(shape), stream=stream, offset=start)
     return (bits.to(torch.int64) + 2**31).view(shape)
 
 
-def _open_unit(
-    seed: Tensor, iteration: Tensor, shape: tuple[int, ...], stream: str, offset: int
-) -> Tensor:
+def _open_unit(seed: Tensor, iteration: Tensor, shape: Shape, stream: str, offset: int) -> Tensor:
     """Uniform float64 numbers strictly between 0 and 1."""
     return (_unsigned(seed, iteration, shape, stream, offset).to(torch.float64) + 0.5) * 2.0**-32
 
@@ -180,9 +176,7 @@ def _dropout_shape(settings: Settings, shapes: Shapes) -> Shape | None:
 @kind(
     evaluation="pass",
     facts=Facts(
-        Precision.FOLLOW,
-        ShardRule.DROPOUT,
-        SampleRule.ROWS,
+        *(Precision.FOLLOW, ShardRule.DROPOUT, SampleRule.ROWS),
         shape=_dropout_shape,
         dtypes=with_labels,
     ),
@@ -201,17 +195,8 @@ def Dropout(
     """Zero each element with probability `ratio` and scale the others up; nothing at test time."""
     if not 0 <= ratio < 1:
         raise ValueError(f"ratio is {ratio}: it must be at least 0 and below 1")
-    mask = RandomMask(
-        seed,
-        iteration,
-        shape=tuple(x.shape),
-        keep=1.0 - ratio,
-        stream=stream,
-        dtype=dtype_name(x.dtype),
-        offset=offset,
-        part=part,
-    )
-    return x * mask
+    draw = partial(RandomMask, seed, iteration, shape=tuple(x.shape), dtype=dtype_name(x.dtype))
+    return x * draw(keep=1.0 - ratio, stream=stream, offset=offset, part=part)
 
 
 def _places(shape: tuple[int, ...], part: tuple[int, ...], offset: int, seed: Tensor) -> Tensor:
@@ -242,16 +227,9 @@ def _lower_dropout(emit: Emit, op: Op) -> tuple[str, ...]:
     ratio = op.attributes.get("ratio", 0.5)
     assert isinstance(ratio, float | int)
     assert blob.shape is not None
-    settings: dict[str, Attribute] = {
-        "shape": blob.shape,
-        "keep": 1.0 - ratio,
-        "stream": op.attributes.get("stream", ""),
-        "dtype": blob.dtype,
-        "offset": op.attributes.get("offset", 0),
-    }
-    for name in ("part", "shared"):
-        if name in op.attributes:
-            settings[name] = op.attributes[name]
+    settings: dict[str, Attribute] = {"shape": blob.shape, "keep": 1.0 - ratio, "stream": ""}
+    settings |= {"dtype": blob.dtype, "offset": 0}
+    settings |= {key: value for key, value in op.attributes.items() if key != "ratio"}
     (mask,) = emit("RandomMask", [seed, iteration], settings, label="mask")
     emit("aten.mul.Tensor", [x, mask], outputs=op.outputs)
     return (mask,)

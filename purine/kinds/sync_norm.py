@@ -28,28 +28,23 @@ def BatchNormStatistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @kind
 def CombineStatistics(
-    mean: Tensor,
-    variance: Tensor,
-    *statistics: Tensor,
-    counts: tuple[int, ...],
-    momentum: float = 0.1,
+    mean: Tensor, variance: Tensor, *parts: Tensor, counts: tuple[int, ...], momentum: float = 0.1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The statistics of all samples from those of each part, and the next running ones.
 
-    `mean` and `variance` are the running statistics. `statistics` are mean and variance of each
+    `mean` and `variance` are the running statistics. `parts` are the mean and variance of each
     part in turn, and `counts` says of how many values. The running variance divides by one less.
 
     >>> zero, one = torch.zeros(1), torch.ones(1)
     >>> CombineStatistics(zero, one, zero, zero, one, zero, counts=(1, 1), momentum=1.0)
     (tensor([0.5000]), tensor([0.2500]), tensor([0.5000]), tensor([0.5000]))
     """
-    if len(statistics) != 2 * len(counts) or not counts:
-        raise ValueError(f"{len(statistics)} statistics are not those of {len(counts)} parts")
+    if len(parts) != 2 * len(counts) or not counts:
+        raise ValueError(f"{len(parts)} statistics are not those of {len(counts)} parts")
     total = sum(counts)
-    means, variances = torch.stack(statistics[::2]), torch.stack(statistics[1::2])
-    shares = torch.tensor(
-        [[count / total] for count in counts], dtype=means.dtype, device=means.device
-    )
+    means, variances = torch.stack(parts[::2]), torch.stack(parts[1::2])
+    each = [[count / total] for count in counts]
+    shares = torch.tensor(each, dtype=means.dtype, device=means.device)
     centre = (means * shares).sum(0)
     spread = ((variances + (means - centre).square_()) * shares).sum(0)
     unbiased = spread * (total / max(total - 1, 1))

@@ -111,11 +111,11 @@ def kind_of(name: str) -> Kind | None:
 def bind_over(op: Op, index: int) -> Kernel:
     """The kernel of an elementwise ATen op, with its result written over input `index`."""
     assert index in OVERWRITES[op.kind], op
-    _, name, *overload = op.kind.split(".")
     # Some `out` overloads compute elsewhere first and then copy, so in-place ones are preferred.
-    in_place = _overload(".".join(["aten", f"{name}_", *overload])) if index == 0 else None
+    in_place = _in_place(op.kind) if index == 0 else None
     if in_place is not None:
         return _bind(in_place, op)
+    name = op.kind.split(".")[1]
     out = "grad_input" if name.endswith("_backward") else "out"
     call = _bind(getattr(getattr(torch.ops.aten, name), out), op, out=out)
 
@@ -182,6 +182,11 @@ def _overload(name: str) -> OpOverload | None:
     return overload
 
 
+def _in_place(kind: str) -> OpOverload | None:
+    _, name, *overload = kind.split(".")
+    return _overload(".".join(["aten", f"{name}_", *overload]))
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """Stands for one of the op's inputs in the arguments of a call."""
@@ -201,11 +206,8 @@ def written_over(op: Op, index: int | None) -> tuple[OpOverload, list[tuple[int,
 
     Arguments are pairs (position in the schema, value).
     """
-    overload = _overload(op.kind)
+    overload = (_in_place(op.kind) if index == 0 else None) or _overload(op.kind)
     assert overload is not None, op
-    if index == 0:
-        _, name, *suffix = op.kind.split(".")
-        overload = _overload(".".join(["aten", f"{name}_", *suffix])) or overload
     return overload, _arguments(overload, op)
 
 
@@ -274,9 +276,14 @@ def _bind(overload: OpOverload, op: Op, *, out: str | None = None) -> Kernel:
 def _argument(argument: Argument, op: Op) -> object:
     if argument.name == "device":
         return device_of(op.location)
-    if argument.name in op.attributes:
-        return _decode(argument, op.attributes[argument.name])
-    return argument.default_value if argument.has_default_value() else None
+    if argument.name not in op.attributes:
+        return argument.default_value if argument.has_default_value() else None
+    value, real = op.attributes[argument.name], str(argument.real_type)
+    if "ScalarType" in real and isinstance(value, str):
+        return dtype_of(value)
+    if "MemoryFormat" in real and isinstance(value, str):
+        return _FORMATS[value]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _encode(value: object) -> Attribute:
@@ -287,17 +294,6 @@ def _encode(value: object) -> Attribute:
     if isinstance(value, list | tuple):
         return tuple(_encode(item) for item in value)
     assert value is None or isinstance(value, bool | int | float | str), value
-    return value
-
-
-def _decode(argument: Argument, value: Attribute) -> object:
-    real = str(argument.real_type)
-    if "ScalarType" in real and isinstance(value, str):
-        return dtype_of(value)
-    if "MemoryFormat" in real and isinstance(value, str):
-        return _FORMATS[value]
-    if isinstance(value, tuple):
-        return list(value)
     return value
 
 

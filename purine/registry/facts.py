@@ -28,32 +28,13 @@ class Precision(Enum):
     """All in float32. This is what a kind without the fact gets."""
 
 
-class ShardRule(Enum):
-    """Which rule of `parallel._shard_rules` divides an op among devices."""
-
-    ELEMENTWISE = auto()
-    CHANNEL_SCALE = auto()
-    PRELU = auto()
-    DROPOUT = auto()
-    BATCH_NORM = auto()
-    LAYER_NORM = auto()
-    LOCAL_RESPONSE = auto()
-    POOL = auto()
-    MEAN = auto()
-    ATTENTION = auto()
-    TRANSPOSE = auto()
-    RESHAPE = auto()
-    SPLIT = auto()
-    CONCAT = auto()
-    ALONG_AXIS = auto()
-    SELECT = auto()
-    BATCHED_PRODUCT = auto()
-    LINEAR = auto()
-    ADDMM = auto()
-    MM = auto()
-    MATMUL = auto()
-    CONVOLUTION = auto()
-    EMBEDDING = auto()
+ShardRule = Enum(
+    "ShardRule",
+    "ELEMENTWISE CHANNEL_SCALE PRELU DROPOUT BATCH_NORM LAYER_NORM LOCAL_RESPONSE POOL MEAN "
+    "ATTENTION TRANSPOSE RESHAPE SPLIT CONCAT ALONG_AXIS SELECT BATCHED_PRODUCT LINEAR ADDMM MM "
+    "MATMUL CONVOLUTION EMBEDDING",
+)
+"""Which rule of `parallel._shard_rules` divides an op among devices."""
 
 
 class SampleRule(Enum):

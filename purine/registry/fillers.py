@@ -8,13 +8,12 @@ state that is a shard of another draws the whole and keeps its part.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -23,6 +22,8 @@ from purine.arguments import checked, conforms, describe
 from purine.errors import KindError
 from purine.graph import Blob, Filler, Graph, State, verify
 from purine.registry.aten import dtype_of
+from purine.registry.kind import Attr, signature_of
+from purine.registry.spec import Shape
 
 __all__ = ["Shard", "fill", "filler_problems", "shard_of"]
 
@@ -91,19 +92,17 @@ def filler_problems(state: State, blob: Blob) -> Iterator[KindError]:
     yield from _problems(state.filler, blob, state.where or blob.where)
 
 
-def _constant(shape: tuple[int, ...], generator: Generator, *, value: float = 0.0) -> Tensor:
+def _constant(shape: Shape, generator: Generator, *, value: float = 0.0) -> Tensor:
     exact = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=exact).expand(shape)
 
 
-def _uniform(
-    shape: tuple[int, ...], generator: Generator, *, min: float = 0.0, max: float = 1.0
-) -> Tensor:
+def _uniform(shape: Shape, generator: Generator, *, min: float = 0.0, max: float = 1.0) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64) * (max - min) + min
 
 
 def _gaussian(
-    shape: tuple[int, ...],
+    shape: Shape,
     generator: Generator,
     *,
     mean: float = 0.0,
@@ -118,24 +117,22 @@ def _gaussian(
     return torch.where(drawn * shape[0] < sparse, value, torch.zeros_like(value))
 
 
-def _xavier(
-    shape: tuple[int, ...], generator: Generator, *, variance: Variance = "fan_in"
-) -> Tensor:
+def _xavier(shape: Shape, generator: Generator, *, variance: Variance = "fan_in") -> Tensor:
     limit = math.sqrt(3 / _fan(shape, variance))
     return _uniform(shape, generator, min=-limit, max=limit)
 
 
-def _msra(shape: tuple[int, ...], generator: Generator, *, variance: Variance = "fan_in") -> Tensor:
+def _msra(shape: Shape, generator: Generator, *, variance: Variance = "fan_in") -> Tensor:
     return _gaussian(shape, generator, std=math.sqrt(2 / _fan(shape, variance)))
 
 
-def _positive_unitball(shape: tuple[int, ...], generator: Generator) -> Tensor:
+def _positive_unitball(shape: Shape, generator: Generator) -> Tensor:
     """Positive values, which add up to 1 for each index of the first dimension."""
     value = torch.rand(shape, generator=generator, dtype=torch.float64)
     return value / value.flatten(1).sum(1).reshape(-1, *[1] * (len(shape) - 1))
 
 
-def _bilinear(shape: tuple[int, ...], generator: Generator) -> Tensor:
+def _bilinear(shape: Shape, generator: Generator) -> Tensor:
     """The kernel with which a transposed convolution interpolates between pixels."""
     size = shape[-1]
     factor = (size + 1) // 2
@@ -150,7 +147,7 @@ _FILLERS: dict[str, Draw] = {
 }
 
 
-def _fan(shape: tuple[int, ...], variance: Variance) -> float:
+def _fan(shape: Shape, variance: Variance) -> float:
     """The fan as Caffe counts it, which takes a missing dimension for 1."""
     count = math.prod(shape)
     fan_in = count / shape[0] if shape and shape[0] else 1.0
@@ -203,44 +200,33 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
         what, remedy = f"is of unknown kind {filler.kind!r}", f"change the filler of {blob.name!r}"
         yield problem(what, f"one of {', '.join(_FILLERS)}", repr(filler.kind), remedy)
         return
-    hints, known = _hints(draw), _settings(draw)
-    fits = True
+    known, fits = _settings(draw), True
     for key, value in filler.attributes.items():
         if key not in known:
             fits = False
-            yield problem(
-                f"({filler.kind}) has unknown setting {key!r}",
-                f"settings of {filler.kind}: {', '.join(known) or 'none'}",
-                f"{key} = {value!r}",
-                f"remove {key!r} or change the kind of filler",
-            )
-        elif not conforms(value, hints[key]):
+            what = f"({filler.kind}) has unknown setting {key!r}"
+            expected = f"settings of {filler.kind}: {', '.join(known) or 'none'}"
+            remedy = f"remove {key!r} or change the kind of filler"
+            yield problem(what, expected, f"{key} = {value!r}", remedy)
+        elif not conforms(value, known[key].annotation):
             fits = False
-            what, expected = f"has {key} = {value!r}", f"{key} to be {describe(hints[key])}"
-            given = f"{type(value).__name__} {value!r}"
+            expected = f"{key} to be {describe(known[key].annotation)}"
+            what, given = f"has {key} = {value!r}", f"{type(value).__name__} {value!r}"
             yield problem(f"({filler.kind}) {what}", expected, given, f"change {key}")
     if fits:
-        settings = known | dict(filler.attributes)
+        settings = {key: attr.default for key, attr in known.items()} | dict(filler.attributes)
         what, remedy = f"({filler.kind}) does not fit", "change the filler or the blob"
         for expected, found in _disagreements(filler.kind, settings, blob):
             yield problem(what, expected, found, remedy)
 
 
 @cache
-def _hints(draw: Draw) -> dict[str, typing.Any]:
-    return typing.get_type_hints(draw)
+def _settings(draw: Draw) -> dict[str, Attr]:
+    """The settings that a filler takes."""
+    return signature_of(draw)[-1]
 
 
-@cache
-def _settings(draw: Draw) -> dict[str, object]:
-    """The settings that a filler takes, with their defaults."""
-    parameters = inspect.signature(draw).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def _disagreements(
-    kind: str, settings: dict[str, typing.Any], blob: Blob
-) -> Iterator[tuple[str, str]]:
+def _disagreements(kind: str, settings: dict[str, Any], blob: Blob) -> Iterator[tuple[str, str]]:
     """Settings out of range, and blobs that a filler cannot fill, as (expected, found)."""
     real = blob.dtype.startswith(("float", "bfloat"))
     if not real and kind != "constant":

@@ -18,9 +18,10 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeAlias, TypeVar, overload
 
+import torch
 from torch import Tensor
 
 from purine.arguments import checked, conforms, describe, shown
@@ -42,7 +43,10 @@ __all__ = [
     "Variants",
     "generation",
     "kind",
+    "op_error",
+    "opaque",
     "register",
+    "signature_of",
 ]
 
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -140,15 +144,11 @@ class Kind:
         """The inputs that the variant of `bind_overwrite` writes over."""
         return self.variants.over if self.per_op.overwrites is None else self.per_op.overwrites(op)
 
-    def bind_many(self, op: Op) -> Many:
-        """As `bind_overwrite`, for several ops with the attributes of this one."""
-        assert self.variants.many is not None
-        return partial(self.variants.many, **self._settings(op))
-
-    def bind_each(self, op: Op) -> Many:
-        """As `bind_many`, for the variant that does not write over its inputs."""
-        assert self.variants.each is not None
-        return partial(self.variants.each, **self._settings(op))
+    def bind_many(self, op: Op, *, in_place: bool = True) -> Many:
+        """As `bind_overwrite`, or as `bind`, for several ops with the attributes of this one."""
+        many = self.variants.many if in_place else self.variants.each
+        assert many is not None
+        return partial(many, **self._settings(op))
 
     def _settings(self, op: Op) -> dict[str, Attribute]:
         weight = "loss_weight" if self.loss else None
@@ -160,27 +160,21 @@ class Kind:
         for key, value in op.attributes.items():
             attr = self.attributes.get(key)
             if attr is None:
-                yield _problem(
-                    op,
-                    f"has unknown attribute {key!r}",
-                    f"attributes of {op.kind}: {', '.join(self.attributes) or 'none'}",
-                    f"{key} = {value!r}",
-                    nearest_name(key, self.attributes, f"remove {key!r}", cutoff=0.5),
-                )
+                expected = f"attributes of {op.kind}: {', '.join(self.attributes) or 'none'}"
+                remedy = nearest_name(key, self.attributes, f"remove {key!r}", cutoff=0.5)
+                what = f"has unknown attribute {key!r}"
+                yield op_error(op, what, expected, f"{key} = {value!r}", remedy)
             elif not conforms(value, attr.annotation):
-                yield _problem(
-                    op,
-                    f"has attribute {key} = {value!r}",
-                    f"{key} to be {describe(attr.annotation)}",
-                    f"{type(value).__name__} {value!r}",
-                    f"change {key} of op {op.name!r}",
-                )
+                what, remedy = f"has attribute {key} = {value!r}", f"change {key} of op {op.name!r}"
+                given = f"{type(value).__name__} {value!r}"
+                expected = f"{key} to be {describe(attr.annotation)}"
+                yield op_error(op, what, expected, given, remedy)
         for key, attr in self.attributes.items():
             if attr.required and key not in op.attributes:
                 expected = f"{key}, which is {describe(attr.annotation)}"
                 given = ", ".join(op.attributes) or "no attributes"
                 remedy = f"add {key} to op {op.name!r}"
-                yield _problem(op, f"has no attribute {key}", expected, given, remedy)
+                yield op_error(op, f"has no attribute {key}", expected, given, remedy)
 
 
 REGISTERED: dict[str, Kind] = {}
@@ -212,13 +206,10 @@ def generation() -> int:
 
 def _redefines(kind: Kind, first: Kind) -> bool:
     """Whether a function is defined again in its module, as when a notebook cell is rerun."""
-    return (
-        kind.function is not None
-        and first.function is not None
-        and not kind.function.__module__.startswith("purine.")
-        and (kind.function.__module__, kind.function.__qualname__)
-        == (first.function.__module__, first.function.__qualname__)
-    )
+    one, other = kind.function, first.function
+    if one is None or other is None or one.__module__.startswith("purine."):
+        return False
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 @overload
@@ -252,7 +243,7 @@ def kind(
     """
 
     def add(function: Kernel) -> Kernel:
-        inputs, optional, variadic, attributes = _signature(function)
+        inputs, optional, variadic, attributes = signature_of(function)
         if loss:
             attributes["loss_weight"] = Attr(float, 1.0)
         arguments = (function.__name__, function, inputs, optional, variadic, attributes)
@@ -262,7 +253,27 @@ def kind(
     return add if function is None else add(function)
 
 
-def _signature(function: Kernel) -> tuple[tuple[str, ...], int, bool, dict[str, Attr]]:
+def opaque(fake: Callable[..., Tensor]) -> Callable[[F], F]:
+    """Make a function the operator `purine::NAME` of torch, which no trace looks into.
+
+    `fake` gives for the same arguments an empty tensor like the result.
+    """
+
+    def declare(function: F) -> F:
+        name = f"purine::{function.__name__}"
+        operator = torch.library.custom_op(name, function, mutates_args=())
+        operator.register_fake(fake)
+
+        @wraps(function)
+        def call(*inputs: Tensor, **settings: Attribute) -> Any:
+            return operator(*inputs, **settings)
+
+        return typing.cast(F, call)
+
+    return declare
+
+
+def signature_of(function: Kernel) -> tuple[tuple[str, ...], int, bool, dict[str, Attr]]:
     """The inputs, how many of them are optional, whether more may follow, and the attributes."""
     if not inspect.isfunction(function) or not function.__name__.isidentifier():
         raise ConfigError(
@@ -314,9 +325,12 @@ def _input_problems(kind: Kind, op: Op) -> Iterator[KindError]:
             count = f"{least} or more"
         expected = f"{count} ({names})" if names else count
         found, remedy = ", ".join(op.inputs) or "none", f"change the inputs of op {op.name!r}"
-        yield _problem(op, f"has {given} inputs", expected, found, remedy)
+        yield op_error(op, f"has {given} inputs", expected, found, remedy)
 
 
-def _problem(op: Op, what: str, expected: str, found: str, remedy: str) -> KindError:
+def op_error(
+    op: Op, what: str, expected: str, found: str, remedy: str, *, blob: str | None = None
+) -> KindError:
+    """The error for an op, whose name, kind and location stand before `what`."""
     what = f"op {op.name!r} ({op.kind}) at {op.location} {what}"
-    return KindError(what, op=op, expected=expected, found=found, remedy=remedy)
+    return KindError(what, op=op, blob=blob, expected=expected, found=found, remedy=remedy)

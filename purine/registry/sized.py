@@ -85,7 +85,9 @@ def counted(value: Attribute, batch: int) -> Attribute:
     times, plus, over = match.groups()
     if over is not None:
         return float(over) / batch
-    total = _number(times or "1") * batch + int(plus or 0)
+    times = times or "1"
+    factor = int(times) if times.lstrip("-").isdigit() else float(times)
+    total = factor * batch + int(plus or 0)
     if total < 0:
         raise ValueError(f"{value} is {total} for a batch of {batch}")
     return total
@@ -119,7 +121,3 @@ def _bind(base: Kind, op: Op, implied: int) -> Kernel:
         return kernel(tensors[own].shape[0])(*tensors[:own], *tensors[own + 1 :])
 
     return call
-
-
-def _number(text: str) -> int | float:
-    return int(text) if text.lstrip("-").isdigit() else float(text)

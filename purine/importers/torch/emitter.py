@@ -233,7 +233,7 @@ SPECIAL: Mapping[str, Handler] = {
     "aten.detach": _stop,
     "aten.instance_norm": _instance_norm,
     "aten.lift_fresh_copy": _pass,
-    "purine.ctc_losses": _ctc_losses,
-    "purine.grouped_product": _grouped_product,
+    "purine.CtcLosses": _ctc_losses,
+    "purine.GroupedProduct": _grouped_product,
     "transformers.grouped_mm_fallback": _grouped_product,
 }

@@ -73,7 +73,7 @@ def _ctc_loss(
         torch.as_tensor(value, dtype=torch.int64, device=log_probs.device).reshape(-1)
         for value in (input_lengths, target_lengths)
     )
-    losses: Tensor = torch.ops.purine.ctc_losses(
+    losses: Tensor = torch.ops.purine.CtcLosses(
         log_probs, targets, times, counts, blank, zero_infinity
     )
     if reduction in ("mean", 1):
@@ -88,7 +88,7 @@ def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, **more: o
     grouped: AnyFunction = torch._grouped_mm
     plain = offs is not None and all(value is None for value in more.values())
     if plain and (x.dim(), weight.dim()) == (2, 3):
-        return torch.ops.purine.grouped_product(x, weight, offs)
+        return torch.ops.purine.GroupedProduct(x, weight, offs)
     return grouped(x, weight, offs, **more)
 
 

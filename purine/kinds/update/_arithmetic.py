@@ -8,7 +8,7 @@ to rounding, because torch's in-place operations of two steps round once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,9 +42,8 @@ class Arithmetic:
 
     def total(self, terms: Sequence[Term]) -> Tensor:
         """The sum of the terms, of which the first has no factor."""
-        first, *others = terms
-        value = first.value
-        for term in others:
+        value = terms[0].value
+        for term in terms[1:]:
             value = value + term.factor * term.value
         return value
 
@@ -101,9 +100,8 @@ class _InPlace(Arithmetic):
         return Term(value, rate=rate)  # multiplied where it is added, without a tensor of its own
 
     def total(self, terms: Sequence[Term]) -> Tensor:
-        first, *others = terms
-        value = first.value
-        for term in others:
+        value = terms[0].value
+        for term in terms[1:]:
             value = value.add(term.value, alpha=term.factor)
         return value
 
@@ -178,26 +176,26 @@ class TensorList:
     def sqrt(self) -> TensorList:
         return TensorList(torch._foreach_sqrt(self.tensors))
 
+    def _with(
+        self, foreach: Callable[..., tuple[Tensor, ...]], other: TensorList | Tensor | float
+    ) -> TensorList:
+        values = other.tensors if isinstance(other, TensorList) else other
+        return TensorList(foreach(self.tensors, values))
+
     def __add__(self, other: TensorList | float) -> TensorList:
-        if isinstance(other, TensorList):
-            return TensorList(torch._foreach_add(self.tensors, other.tensors))
-        return TensorList(torch._foreach_add(self.tensors, other))
+        return self._with(torch._foreach_add, other)
 
     def __sub__(self, other: TensorList) -> TensorList:
-        return TensorList(torch._foreach_sub(self.tensors, other.tensors))
+        return self._with(torch._foreach_sub, other)
 
     def __mul__(self, other: TensorList | Tensor | float) -> TensorList:
-        if isinstance(other, TensorList):
-            return TensorList(torch._foreach_mul(self.tensors, other.tensors))
-        if isinstance(other, Tensor):
-            return TensorList(torch._foreach_mul(self.tensors, other))
-        return TensorList(torch._foreach_mul(self.tensors, other))
+        return self._with(torch._foreach_mul, other)
 
     def __rmul__(self, other: Tensor | float) -> TensorList:
         return self * other
 
     def __truediv__(self, other: TensorList) -> TensorList:
-        return TensorList(torch._foreach_div(self.tensors, other.tensors))
+        return self._with(torch._foreach_div, other)
 
 
 PURE = Arithmetic()

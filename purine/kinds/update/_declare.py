@@ -8,7 +8,7 @@ and of one dtype.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -20,13 +20,14 @@ from purine.kinds.update._arithmetic import EACH, IN_PLACE, PURE, TensorList
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Kernel, Results, Variants, kind
 
-__all__ = ["in_order", "update"]
+__all__ = ["update"]
 
 Formula: TypeAlias = Callable[..., Any]
 """A function of an `Arithmetic` and of the inputs and attributes of the kind."""
 Fused: TypeAlias = Callable[..., bool]
 """Updates parameters in place by torch's fused kernel, given lists of weights, gradients and each
-slot, then the scalars, then all attributes. It returns False where the kernel cannot do it."""
+slot, then by name `lr` times `lr_mult`, other scalars, and all other attributes. It returns False
+where the kernel cannot do it."""
 
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
@@ -45,8 +46,20 @@ def update(
     """The inputs before the scalars, which are the rate and the number of the iteration."""
 
     def declare(formula: Formula) -> Kernel:
-        parameters = inspect.signature(formula).parameters.values()
+        _, *parameters = inspect.signature(formula).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        names = [p.name for p in parameters[tensors:]]
+
+        def run_fused(
+            lists: Sequence[Sequence[Tensor]],
+            scalars: Sequence[Tensor],
+            settings: Mapping[str, Attribute],
+        ) -> bool:
+            if fused is None or not all(map(_fusable, zip(*lists, strict=True))):
+                return False
+            given = {**defaults, **settings, **dict(zip(names, scalars, strict=False))}
+            given["lr"] = given["lr"].item() * given.pop("lr_mult")
+            return fused(*map(_in_order, lists), **given)
 
         @wraps(formula)
         def pure(*inputs: Tensor, **settings: Attribute) -> Results:
@@ -54,26 +67,16 @@ def update(
             return results
 
         def in_place(*inputs: Tensor, **settings: Attribute) -> Results:
-            if fused is not None and _fusable(inputs[:tensors]):
-                lists = ([tensor] for tensor in inputs[:tensors])
-                if fused(*lists, *inputs[tensors:], **{**defaults, **settings}):
-                    return tuple(inputs[k] for k in over) if slots else inputs[0]
+            if run_fused([[tensor] for tensor in inputs[:tensors]], inputs[tensors:], settings):
+                return tuple(inputs[k] for k in over) if slots else inputs[0]
             results: Results = formula(IN_PLACE, *inputs, **settings)
             return results
 
-        def many_in_place(
-            *columns: Sequence[Tensor], **settings: Attribute
-        ) -> list[Sequence[Tensor]]:
-            rows = list(zip(*columns, strict=True))
-            scalars = columns[tensors:]
-            together = (
-                fused is not None
-                and all(value is column[0] for column in scalars for value in column)
-                and all(_fusable(row[:tensors]) for row in rows)
-                and fused(*columns[:tensors], *(c[0] for c in scalars), **{**defaults, **settings})
-            )
-            if not together:
-                for row in rows:
+        def update_all(*columns: Sequence[Tensor], **settings: Attribute) -> list[Sequence[Tensor]]:
+            first = [column[0] for column in columns[tensors:]]
+            same = all(v is column[0] for column in columns[tensors:] for v in column)
+            if not (same and run_fused(columns[:tensors], first, settings)):
+                for row in zip(*columns, strict=True):
                     in_place(*row, **settings)
             return [columns[k] for k in over]
 
@@ -83,10 +86,9 @@ def update(
             results = formula(EACH, *lists, *scalars, **settings)
             return [result.tensors for result in (results if slots else (results,))]
 
-        vars(pure)["__signature__"] = inspect.Signature(list(parameters)[1:])
-        variants = Variants(in_place, over)
-        if many:
-            variants = Variants(in_place, over, many_in_place, each)
+        vars(pure)["__signature__"] = inspect.Signature(parameters)
+        several = (update_all, each) if many else ()
+        variants = Variants(in_place, over, *several)
         role = Role.ELEMENTWISE_UPDATE if elementwise else None
         return kind(variants=variants, facts=Facts(role=role))(pure)
 
@@ -108,6 +110,6 @@ def _fusable(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Views whose axes are in the order of memory: fused kernels are slow on any other."""
     return [item if item.is_contiguous() else item.permute(0, 2, 3, 1) for item in tensors]

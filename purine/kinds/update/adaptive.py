@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from purine.kinds.update._arithmetic import Arithmetic, Term
-from purine.kinds.update._declare import in_order, update
+from purine.kinds.update._declare import update
 from purine.kinds.update.sgd import decayed, rate_of
 
 __all__ = ["AdaDeltaUpdate", "AdaGradUpdate", "AdamUpdate", "RmsPropUpdate"]
 
 
-def _fused_adagrad(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    totals: Sequence[Tensor],
-    lr: Tensor,
-    *,
-    eps: float,
-    weight_decay: float,
-    lr_mult: float,
-) -> bool:
-    torch._fused_adagrad_(
-        in_order(weights),
-        in_order(gradients),
-        in_order(totals),
-        [torch.ones(())] * len(weights),
-        lr=lr.item() * lr_mult,
-        lr_decay=0.0,
-        weight_decay=weight_decay,
-        eps=eps,
-        maximize=False,
-    )
+def _fused_adagrad(*lists: list[Tensor], **settings: Any) -> bool:
+    weights, gradients, totals = lists
+    steps = [torch.ones(())] * len(weights)
+    settings |= {"lr_decay": 0.0, "maximize": False}
+    torch._fused_adagrad_(weights, gradients, totals, steps, **settings)
     return True
 
 
@@ -104,39 +88,15 @@ def AdaDeltaUpdate(
 
 
 def _fused_adam(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    lr: Tensor,
-    iteration: Tensor,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-    correct_eps: bool,
-    lr_mult: float,
+    *lists: list[Tensor], iteration: Tensor, decoupled: bool, correct_eps: bool, **settings: Any
 ) -> bool:
     if correct_eps:
         return False
     fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    fused(
-        in_order(weights),
-        in_order(gradients),
-        in_order(means),
-        in_order(squares),
-        [],
-        [(iteration + 1).float()] * len(weights),
-        lr=lr.item() * lr_mult,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+    weights, gradients, means, squares = lists
+    steps = [(iteration + 1).float()] * len(weights)
+    settings |= {"amsgrad": False, "maximize": False}
+    fused(weights, gradients, means, squares, [], steps, **settings)
     return True
 
 

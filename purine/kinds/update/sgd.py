@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from purine.kinds.update._arithmetic import Arithmetic, Term
-from purine.kinds.update._declare import in_order, update
+from purine.kinds.update._declare import update
 
 __all__ = ["LarsUpdate", "MomentumUpdate", "SgdUpdate", "decayed", "rate_of"]
 
@@ -24,31 +25,20 @@ def decayed(ops: Arithmetic, weight: Tensor, gradient: Tensor, weight_decay: flo
 
 
 def _fused(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    *inputs: Tensor | Sequence[Tensor],
-    lr_mult: float,
-    weight_decay: float,
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    velocities: Sequence[Tensor] = (),
+    *,
     momentum: float = 0.0,
     nesterov: bool = False,
     lr_in_momentum: bool = False,
+    **settings: Any,
 ) -> bool:
     if lr_in_momentum:
         return False
-    *slots, lr = inputs
-    assert isinstance(lr, Tensor)
-    torch._fused_sgd_(
-        in_order(weights),
-        in_order(gradients),
-        in_order([velocity for slot in slots for velocity in slot]),
-        weight_decay=weight_decay,
-        momentum=momentum,
-        lr=lr.item() * lr_mult,
-        dampening=0.0,
-        nesterov=nesterov,
-        maximize=False,
-        is_first_step=False,
-    )
+    settings |= {"momentum": momentum, "dampening": 0.0, "nesterov": nesterov}
+    settings |= {"maximize": False, "is_first_step": False}
+    torch._fused_sgd_(weights, gradients, list(velocities), **settings)
     return True
 
 
