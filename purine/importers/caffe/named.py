@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from purine.data import Source
+from purine.data import Field
 from purine.data.lmdb import is_leveldb
 from purine.data.stored import Stored
 from purine.errors import DataError
@@ -32,57 +32,43 @@ class NamedSource:
     color: bool | None = None
     folder: str = ""
 
-    def readable(self, roots: Sequence[Path]) -> bool:
-        """Whether there is something at the path that `open` may be able to read."""
+    def fields(self, roots: Sequence[Path]) -> tuple[Field, ...]:
+        """The fields of the samples; none if there is nothing that can be read at the path."""
         path = located(self.path, roots)
-        return path is not None and not is_leveldb(path)
-
-    def open(self, roots: Sequence[Path]) -> Source:
-        """The source itself; relative paths begin at the first of the roots that has them."""
-        return self.stored(roots).open()
+        return () if path is None or is_leveldb(path) else self.stored(roots).open().fields
 
     def stored(self, roots: Sequence[Path]) -> Stored:
-        """Where the source is and how it is read."""
+        """Where the source is and how it is read; the first of the roots that has it counts."""
         if self.type == "MemoryData":
-            raise DataError(
-                f"layer {self.layer!r} (MemoryData) names no source",
-                where=self.where,
-                op=self.layer,
-                expected="a source that can be opened",
-                found="arrays that the program gives",
-                remedy="give the run data=DataSet('name', ArraySource(images, labels)); "
-                "a job takes --data",
-            )
+            what = f"layer {self.layer!r} (MemoryData) names no source"
+            expected, given = "a source that can be opened", "arrays that the program gives"
+            remedy = "give the run data=DataSet('name', ArraySource(images, labels)); a job takes "
+            raise self._error(what, expected, given, remedy + "--data")
         path = located(self.path, roots)
         if path is None:
-            raise DataError(
-                f"the source of layer {self.layer!r} ({self.type}) is not there",
-                where=self.where,
-                op=self.layer,
-                expected=f"{self.path!r} {within(roots)}",
-                found="nothing at this path",
-                remedy="in Python pass root= with the folder where the path begins, or give the "
-                "run data of your own; on the command line --data",
-            )
-        labels: dict[str, object] = {} if len(self.dtypes) > 1 else {"labels": False}
+            what = f"the source of layer {self.layer!r} ({self.type}) is not there"
+            remedy = "in Python pass root= with the folder where the path begins, or give the run "
+            remedy += "data of your own; on the command line --data"
+            expected = f"{self.path!r} {within(roots)}"
+            raise self._error(what, expected, "nothing at this path", remedy)
+        labels = None if len(self.dtypes) > 1 else False
+        options: dict[str, object]
         if self.type == "HDF5Data":
-            names = {"names": tuple(self.dtypes), "dtypes": tuple(self.dtypes.values())}
-            return Stored("hdf5", path, {**names, **_root(self._listed_at(path, roots))})
-        if self.type == "ImageData":
-            size = {} if self.size is None else {"size": self.size}
-            color = {} if self.color is not False else {"color": False}
-            return Stored(
-                "image-list", path, {**size, **color, **self._folder(path, roots), **labels}
-            )
-        color = {} if self.color is None else {"color": self.color}
-        return Stored("lmdb", path, {**color, **labels})
+            kind, root = "hdf5", self._listed_at(path, roots)
+            dtypes = tuple(self.dtypes.values())
+            options = {"names": tuple(self.dtypes), "dtypes": dtypes, "root": root}
+        elif self.type == "ImageData":
+            kind, folder = "image-list", located(self.folder, roots) or self.folder
+            root = str(folder) if self.folder else self._listed_at(path, roots)
+            color = None if self.color else self.color
+            options = {"size": self.size, "color": color, "root": root, "labels": labels}
+        else:
+            kind, options = "lmdb", {"color": self.color, "labels": labels}
+        return Stored(kind, path, {k: v for k, v in options.items() if v is not None})
 
-    def _folder(self, path: Path, roots: Sequence[Path]) -> dict[str, str]:
-        """What comes before the names of pictures."""
-        if not self.folder:
-            return _root(self._listed_at(path, roots))
-        folder = located(self.folder, roots)
-        return _root(self.folder if folder is None else str(folder))
+    def _error(self, what: str, expected: str, found: str, remedy: str) -> DataError:
+        where, op = self.where, self.layer
+        return DataError(what, where=where, op=op, expected=expected, found=found, remedy=remedy)
 
     def _listed_at(self, path: Path, roots: Sequence[Path]) -> str | None:
         """Where the names in a list begin: the only root, or the first if it has what is listed.
@@ -99,7 +85,3 @@ class NamedSource:
             name = name.replace("\t", " ").rpartition(" ")[0].strip()
         there = name and not Path(name).is_absolute() and (roots[0] / name).exists()
         return f"{roots[0]}/" if there else None
-
-
-def _root(folder: str | None) -> dict[str, str]:
-    return {} if folder is None else {"root": folder}

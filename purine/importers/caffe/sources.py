@@ -31,9 +31,8 @@ def image_data(layer: Layer) -> None:
     height, width = settings.get("new_height", 0), settings.get("new_width", 0)
     channels = 3 if settings.get("is_color", True) else 1
     size = (height, width) if height and width else None
-    named = _named(
-        layer, settings, size=size, color=channels == 3, folder=settings.get("root_folder", "")
-    )
+    folder = settings.get("root_folder", "")
+    named = _named(layer, settings, size=size, color=channels == 3, folder=folder)
     _images(layer, settings, (channels, *size) if size else None, named)
 
 
@@ -45,14 +44,14 @@ def memory_data(layer: Layer) -> None:
 
 def hdf5_data(layer: Layer) -> None:
     settings = layer.settings("hdf5_data_param")
-    batch = layer.scope.batch or settings.positive("batch_size")
+    options = layer.scope.options
+    batch = options.batch or settings.positive("batch_size")
     named = _named(layer, settings)
-    given = dict(layer.scope.shapes)
-    if layer.scope.image is not None:
-        given.setdefault(layer.tops[0], layer.scope.image)
-    if any(top not in given for top in layer.tops) and named.readable(layer.scope.roots):
-        source = named.open(layer.scope.roots)
-        given = {item.name: item.shape for item in source.fields} | given
+    given = dict(options.shapes)
+    if options.image is not None:
+        given.setdefault(layer.tops[0], options.image)
+    if any(top not in given for top in layer.tops):
+        given = {item.name: item.shape for item in named.fields(options.roots)} | given
     layer.scope.sources.append(named)
     shapes: list[tuple[int, ...]] = []
     for top in layer.tops:
@@ -64,11 +63,9 @@ def hdf5_data(layer: Layer) -> None:
 
 
 def input_layer(layer: Layer) -> None:
-    shapes = layer.settings("input_param").all("shape")
-    if len(shapes) not in (1, len(layer.tops)):
-        what = f"layer {layer.name!r} has {len(shapes)} shapes"
-        expected = f"1, or {len(layer.tops)}: one for each top"
-        raise layer.node.error(what, "input_param", expected, str(len(shapes)))
+    settings = layer.settings("input_param")
+    shapes = settings.all("shape")
+    _check_one_each(layer, settings, "shape", len(shapes))
     for index, top in enumerate(layer.tops):
         shape = _dims(shapes[index] if len(shapes) > 1 else shapes[0])
         layer.put(top, _blob(layer, top, layer.scope.shape(top, shape)), report=False)
@@ -84,11 +81,8 @@ def dummy_data(layer: Layer) -> None:
             raise settings.error(what, "shape", "shape { dim: ... }", "none")
         shapes = [tuple(row) for row in zip(*columns, strict=True)]
     fillers = settings.all("data_filler")
-    for what, count in (("shape", len(shapes)), ("data_filler", len(fillers) or 1)):
-        if count not in (1, len(layer.tops)):
-            expected = f"1, or {len(layer.tops)}: one for each top"
-            message = f"layer {layer.name!r} has {count} of {what}"
-            raise settings.error(message, what, expected, str(count))
+    _check_one_each(layer, settings, "shape", len(shapes))
+    _check_one_each(layer, settings, "data_filler", len(fillers) or 1)
     for index, top in enumerate(layer.tops):
         shape = layer.scope.shape(top, shapes[index if len(shapes) > 1 else 0])
         filler = filler_of(fillers[index if len(fillers) > 1 else 0] if fillers else None)
@@ -96,9 +90,8 @@ def dummy_data(layer: Layer) -> None:
         layer.scope.net.builder.state(var.name, filler=filler, where=layer.node.where)
         layer.put(top, var, report=False)
         if filler.kind != "constant":
-            layer.scope.notes.append(
-                f"{layer.node.where}: dummy data {top!r} is drawn once, not for each batch"
-            )
+            note = f"{layer.node.where}: dummy data {top!r} is drawn once, not for each batch"
+            layer.scope.notes.append(note)
 
 
 def _named(
@@ -122,14 +115,14 @@ def _named(
 
 def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: NamedSource) -> None:
     """A source of images, and of labels if there is a second top."""
-    scope = layer.scope
+    scope, options = layer.scope, layer.scope.options
     scope.sources.append(named)
-    batch = scope.batch or settings.positive("batch_size")
-    image = scope.shapes.get(layer.tops[0]) or scope.image or size
-    if image is None and named.readable(scope.roots):
-        image = named.open(scope.roots).fields[0].shape
+    batch = options.batch or settings.positive("batch_size")
+    image = options.shapes.get(layer.tops[0]) or options.image or size
+    if image is None:
+        image = next((field.shape for field in named.fields(options.roots)), None)
     transform = layer.settings("transform_param")
-    crop = scope.crop or transform.get("crop_size", 0)
+    crop = options.crop or transform.get("crop_size", 0)
     if not crop and settings.type != "MemoryDataParameter":
         crop = settings.get("crop_size", 0)
     if image is None or (crop and len(image) != 3):
@@ -139,7 +132,7 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: N
     scope.transforms.append(transform)
     if settings.type != "MemoryDataParameter":
         scope.transforms.append(settings)
-    shapes = [(batch, *image), (batch, *scope.shapes.get(layer.tops[-1], ()))]
+    shapes = [(batch, *image), (batch, *options.shapes.get(layer.tops[-1], ()))]
     _source(layer, shapes[: len(layer.tops)], named)
 
 
@@ -150,14 +143,21 @@ def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], named: NamedSource)
     for top, shape in zip(layer.tops, shapes, strict=True):
         names.append(builder.blob(usable(top), shape, named.dtypes[top], where=layer.node.where))
         layer.put(top, Var(scope.net, names[-1]), report=False)
-    name = builder.fresh(layer.name) if layer.name in builder.ops else layer.name
-    builder.op(name, "Data", [SEED, ITERATION], names, lane="io", where=layer.node.where)
+    clock = [SEED, ITERATION]
+    builder.op(layer.op_name(), "Data", clock, names, lane="io", where=layer.node.where)
 
 
 def _blob(layer: Layer, top: str, shape: Sequence[int]) -> Var:
     """A blob for a top that no op writes."""
     builder, dtype = layer.scope.net.builder, layer.scope.dtype(top)
     return Var(layer.scope.net, builder.blob(usable(top), shape, dtype, where=layer.node.where))
+
+
+def _check_one_each(layer: Layer, settings: Node, field: str, count: int) -> None:
+    if count not in (1, len(layer.tops)):
+        what = f"layer {layer.name!r} has {count} {field}s"
+        expected = f"1, or {len(layer.tops)}: one for each top"
+        raise settings.error(what, field, expected, str(count))
 
 
 def _dims(node: Node) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ def _dims(node: Node) -> tuple[int, ...]:
 
 
 def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
-    roots = layer.scope.roots
+    roots = layer.scope.options.roots
     path = located(named.path, roots)
     what = (
         f"the size of {top!r} is not in the text: layer {layer.name!r} ({layer.type}) reads it "

@@ -67,9 +67,7 @@ def read_file(
     path: Path, layers: Sequence[StoredLayer], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The values of states from one file, and a note of the layers that only the file has."""
-    known: dict[str, StoredLayer] = {}
-    for layer in layers:
-        known.setdefault(layer.name, layer)
+    known = {layer.name: layer for layer in reversed(layers)}  # the first of a name counts
     values: dict[str, Tensor] = {}
     left_out = []
     for name, blobs in _stored(path):
@@ -112,8 +110,10 @@ def write_weights(
             value = _state(states, layer, slot)
             size += value.numel() * value.element_size()
             if size > _LARGEST:
-                what = "the net is too large for a caffemodel"
-                expected = f"at most {_LARGEST:,} bytes"
+                what, expected = (
+                    "the net is too large for a caffemodel",
+                    f"at most {_LARGEST:,} bytes",
+                )
                 remedy = "write a checkpoint instead"
                 raise ConfigError(what, where=path, expected=expected, found="more", remedy=remedy)
             blob = entry.blobs.add()
@@ -155,12 +155,9 @@ def _matched(
     path: Path, layer: StoredLayer, blobs: Sequence[Message]
 ) -> Iterator[tuple[Slot, Tensor]]:
     if len(blobs) != len(layer.slots):
-        raise _misfit(
-            path,
-            layer,
-            f"{len(layer.slots)} blobs: {_list([list(slot.shape) for slot in layer.slots])}",
-            f"{len(blobs)} blobs: {_list([list(shape_of(blob)) for blob in blobs])}",
-        )
+        expected = f"{len(layer.slots)} blobs: {_list([list(slot.shape) for slot in layer.slots])}"
+        stored = f"{len(blobs)} blobs: {_list([list(shape_of(blob)) for blob in blobs])}"
+        raise _misfit(path, layer, expected, stored)
     for index, (slot, blob) in enumerate(zip(layer.slots, blobs, strict=True)):
         shape, values = shape_of(blob), values_of(blob)
         # Older files have four sizes for every blob, with ones before those that count.
