@@ -101,8 +101,8 @@ def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
         stored = info.file_size - file.tell()
     size = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and size != stored:
-        form = f"{dtype} {list(shape)}"
-        raise ValueError(f"{stored:,} bytes of values, where {form} of its header are {size:,}")
+        array = f"{dtype} {list(shape)}"
+        raise ValueError(f"{stored:,} bytes of values, where {array} of its header are {size:,}")
     return stored
 
 

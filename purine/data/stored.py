@@ -138,8 +138,10 @@ def parse_options(
     for item in items:
         key, _, value = item.partition("=")
         if key not in known:
-            texts = {"expected": ", ".join(known) or "no options", "found": repr(item)}
-            raise unknown_name(DataError, "option", key, known, where=spec, **texts)
+            expected = ", ".join(known) or "no options"
+            raise unknown_name(
+                DataError, "option", key, known, expected=expected, found=repr(item), where=spec
+            )
         if key in options:
             raise given_twice(DataError, f"option {key!r}", "option", where=spec, found=repr(item))
         form, convert = forms[key]

@@ -154,13 +154,14 @@ class Imported:
 
     def _only(self, sources: Sequence[NamedSource], phase: str) -> NamedSource:
         if len(sources) != 1:
-            raise DataError(
-                f"phase {phase} of {self.name!r} reads from {len(sources)} sources",
-                where=sources[0].where if sources else None,
-                expected="one layer of type Data, HDF5Data or ImageData",
-                found=", ".join(f"{item.layer} ({item.type})" for item in sources) or "none",
-                remedy="make a data set of your own and give it to the run; a job takes --data",
+            what = f"phase {phase} of {self.name!r} reads from {len(sources)} sources"
+            where, expected = (
+                sources[0].where if sources else None,
+                "one layer of type Data, HDF5Data or ImageData",
             )
+            layers = ", ".join(f"{item.layer} ({item.type})" for item in sources) or "none"
+            remedy = "make a data set of your own and give it to the run; a job takes --data"
+            raise DataError(what, where=where, expected=expected, found=layers, remedy=remedy)
         return sources[0]
 
 

@@ -288,12 +288,24 @@ class Layer:
         return self.step("shared", "Reshape", [owner], shape=shape)
 
 
-def one_op(kind: str, message: str | None = None, **defaults: Attribute) -> Callable[[Layer], None]:
-    """The translation of a layer that is one op: its attributes are fields of a message."""
+def one_op(
+    kind: str, message: str | None = None, *, axis: int | None = None, **defaults: Attribute
+) -> Callable[[Layer], None]:
+    """The translation of a layer that is one op: its attributes are fields of a message.
+
+    `axis` and `defaults` are the values of attributes that the text does not set. A pair is the
+    name of the field, where it is not that of the attribute, and the default.
+    """
 
     def translate(layer: Layer) -> None:
-        settings = None if message is None else layer.settings(message)
-        attributes = {n: settings.get(n, v) for n, v in defaults.items()} if settings else {}
+        attributes = dict(defaults)
+        if message is not None:
+            settings = layer.settings(message)
+            if axis is not None:
+                attributes["axis"] = layer.axis(settings, axis)
+            for name, default in defaults.items():
+                field, value = default if isinstance(default, tuple) else (name, default)
+                attributes[name] = settings.get(str(field), value)
         layer.emit(kind, layer.bottoms, **attributes)
 
     return translate

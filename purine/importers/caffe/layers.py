@@ -165,10 +165,6 @@ def bias(layer: Layer) -> None:
     layer.emit("Bias", [x, _operand(layer, settings, "bias", axis)], axis=axis)
 
 
-def softmax(layer: Layer) -> None:
-    layer.emit("Softmax", layer.bottoms, axis=layer.axis(layer.settings("softmax_param")))
-
-
 def concat(layer: Layer) -> None:
     settings = layer.settings("concat_param")
     field = "concat_dim" if "concat_dim" in settings else "axis"
@@ -212,12 +208,6 @@ def eltwise(layer: Layer) -> None:
         raise settings.error(what, "coeff", expected, str(coefficients))
     name = {"PROD": "product", "SUM": "sum", "MAX": "max"}[operation]
     layer.emit("Eltwise", layer.bottoms, operation=name, coefficients=tuple(coefficients) or None)
-
-
-def flatten(layer: Layer) -> None:
-    settings = layer.settings("flatten_param")
-    end = settings.get("end_axis", -1)
-    layer.emit("Flatten", layer.bottoms, axis=layer.axis(settings), end=end)
 
 
 def reshape(layer: Layer) -> None:
@@ -280,16 +270,6 @@ def arg_max(layer: Layer) -> None:
     layer.emit("ArgMax", layer.bottoms, top_k=top_k, axis=axis, values=values)
 
 
-def mvn(layer: Layer) -> None:
-    settings = layer.settings("mvn_param")
-    variance, across = (
-        settings.get("normalize_variance", True),
-        settings.get("across_channels", False),
-    )
-    eps = settings.get("eps", 1e-9)
-    layer.emit("MVN", layer.bottoms, variance=variance, across=across, eps=eps)
-
-
 def spatial_pyramid(layer: Layer) -> None:
     """Pooling to 1, 4, 16, ... windows whatever the size of the image, side by side."""
     settings, x = layer.settings("spp_param"), layer.bottoms[0]
@@ -323,11 +303,6 @@ def parameter(layer: Layer) -> None:
     if any(dim < 1 for dim in dims):
         raise settings.wrong("shape", dims, "dimensions of 1 or more")
     layer.put(layer.tops[0], layer.parameter("weight", dims, Filler()), report=False)
-
-
-def batch_reindex(layer: Layer) -> None:
-    """Samples of the first bottom in the order that the second gives; some may occur twice."""
-    layer.emit("aten.index_select", layer.bottoms, dim=0)
 
 
 def swish(layer: Layer) -> None:

@@ -22,6 +22,7 @@ __all__ = ["LAYERS", "NetState", "build", "layers_of"]
 Translate: TypeAlias = Callable[[Layer], None]
 Counts: TypeAlias = tuple[int, int]
 _MANY = 999
+_VARIANCE, _ACROSS = ("normalize_variance", True), ("across_channels", False)
 
 LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "AbsVal": (one_op("aten.abs"), (1, 1), (1, 1)),
@@ -29,7 +30,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "ArgMax": (layers.arg_max, (1, 1), (1, 1)),
     "BNLL": (one_op("aten.softplus"), (1, 1), (1, 1)),
     "BatchNorm": (layers.batch_norm, (1, 1), (1, 1)),
-    "BatchReindex": (layers.batch_reindex, (2, 2), (1, 1)),
+    "BatchReindex": (one_op("aten.index_select", dim=0), (2, 2), (1, 1)),
     "Bias": (layers.bias, (1, 2), (1, 1)),
     "Clip": (one_op("aten.clamp", "clip_param", min=0.0, max=0.0), (1, 1), (1, 1)),
     "Concat": (layers.concat, (1, _MANY), (1, 1)),
@@ -45,7 +46,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Embed": (layers.embed, (1, 1), (1, 1)),
     "EuclideanLoss": (losses.euclidean_loss, (2, 2), (0, 1)),
     "Exp": (layers.exp_or_log, (1, 1), (1, 1)),
-    "Flatten": (layers.flatten, (1, 1), (1, 1)),
+    "Flatten": (one_op("Flatten", "flatten_param", axis=1, end=("end_axis", -1)), (1, 1), (1, 1)),
     "HDF5Data": (sources.hdf5_data, (0, 0), (1, _MANY)),
     "HDF5Output": (layers.hdf5_output, (1, _MANY), (0, 0)),
     "HingeLoss": (losses.hinge_loss, (2, 2), (0, 1)),
@@ -56,7 +57,11 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "LRN": (layers.lrn, (1, 1), (1, 1)),
     "LSTM": (recurrent.recurrent, (2, 5), (1, 3)),
     "Log": (layers.exp_or_log, (1, 1), (1, 1)),
-    "MVN": (layers.mvn, (1, 1), (1, 1)),
+    "MVN": (
+        one_op("MVN", "mvn_param", variance=_VARIANCE, across=_ACROSS, eps=1e-9),
+        (1, 1),
+        (1, 1),
+    ),
     "MemoryData": (sources.memory_data, (0, 0), (1, 2)),
     "MultinomialLogisticLoss": (losses.multinomial_logistic_loss, (2, 2), (0, 1)),
     "PReLU": (layers.prelu, (1, 1), (1, 1)),
@@ -73,7 +78,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "SigmoidCrossEntropyLoss": (losses.sigmoid_cross_entropy_loss, (2, 2), (0, 1)),
     "Silence": (layers.silence, (1, _MANY), (0, 0)),
     "Slice": (layers.slice_layer, (1, 1), (1, _MANY)),
-    "Softmax": (layers.softmax, (1, 1), (1, 1)),
+    "Softmax": (one_op("Softmax", "softmax_param", axis=1), (1, 1), (1, 1)),
     "SoftmaxWithLoss": (losses.softmax_loss, (2, 2), (0, 2)),
     "Split": (layers.split, (1, 1), (1, _MANY)),
     "Swish": (layers.swish, (1, 1), (1, 1)),

@@ -56,8 +56,7 @@ def _input(layer: Layer, settings: Node, width: int, exposed: int) -> Var:
         raise layer.node.error(what, "bottom", expected, shapes, remedy)
     if len(others) not in (exposed, exposed + 1):
         what = f"layer {layer.name!r} ({layer.type}) has {len(layer.bottoms)} bottoms"
-        expected = f"{2 + exposed} or {3 + exposed}"
-        remedy = "change the bottoms or expose_hidden"
+        expected, remedy = f"{2 + exposed} or {3 + exposed}", "change the bottoms or expose_hidden"
         raise layer.node.error(what, "bottom", expected, str(len(layer.bottoms)), remedy)
     filler = settings.get("weight_filler")
     weight = layer.parameter("weight", (width, prod(x.shape[2:])), filler)

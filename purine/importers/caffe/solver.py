@@ -23,10 +23,11 @@ __all__ = ["CaffeSolver", "apply_solver", "solver_of"]
 
 _TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 _POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
-_COUNTS = ("max_iter", "test_interval", "display", "snapshot")
+_PLAIN = ("momentum", "momentum2", "rms_decay", "delta", "weight_decay", "max_iter")
+_INTERVALS = ("test_interval", "display", "snapshot")  # 0 switches off
 _BOUNDS = (
     (("momentum", "momentum2", "rms_decay"), 1.0, "at least 0 and below 1"),
-    (("weight_decay", "delta", "base_lr", *_COUNTS), math.inf, "0 or more"),
+    (("weight_decay", "delta", "base_lr", "max_iter", *_INTERVALS), math.inf, "0 or more"),
 )
 """Settings that are 0 or more, what they have to be below, and both in words."""
 
@@ -87,25 +88,19 @@ def solver_of(node: Node) -> CaffeSolver:
     clip: float = node.get("clip_gradients", -1.0)
     if clip == 0 or clip != clip:
         raise node.wrong("clip_gradients", clip, "above 0, or negative for none")
+    given = {name: node.get(name) for name in _PLAIN if name in node}
+    given |= {name: node.get(name) for name in _INTERVALS if node.get(name)}
     return CaffeSolver(
         type=type,
         rate=_rate(node),
-        momentum=momentum,
-        momentum2=node.get("momentum2", 0.999),
-        rms_decay=node.get("rms_decay", 0.99),
-        delta=node.get("delta", 1e-8),
-        weight_decay=node.get("weight_decay", 0.0),
         regularization=regularization,
         clip_gradients=clip if clip > 0 else None,
         iter_size=node.positive("iter_size", 1),
-        max_iter=node.get("max_iter"),
         test_iter=tuple(node.all("test_iter")),
-        test_interval=node.get("test_interval") or None,
-        display=node.get("display") or None,
-        snapshot=node.get("snapshot") or None,
         random_seed=None if seed is None or seed < 0 else seed,
         net=node.get("train_net", node.get("net")),
         test_net=(*node.all("test_net"), None)[0],
+        **given,
     )
 
 
@@ -119,14 +114,9 @@ def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
         graph, decay = _with_l1(graph, decay), 0.0
     rate, momentum = solver.rate, solver.momentum
     if solver.type in ("SGD", "Nesterov"):
-        return solvers.sgd(
-            graph,
-            lr=rate,
-            momentum=momentum,
-            nesterov=solver.type == "Nesterov" and momentum > 0,
-            lr_in_momentum=momentum > 0,
-            weight_decay=decay,
-        )
+        sgd = partial(solvers.sgd, graph, lr=rate, momentum=momentum, weight_decay=decay)
+        nesterov = solver.type == "Nesterov" and momentum > 0
+        return sgd(nesterov=nesterov, lr_in_momentum=momentum > 0)
     eps = solver.delta
     if solver.type == "AdaGrad":
         return solvers.adagrad(graph, lr=rate, eps=eps, weight_decay=decay)

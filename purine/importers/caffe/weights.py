@@ -146,8 +146,7 @@ def _message(type: str, path: Path, expected: str) -> Message:
 
 
 def _damaged(path: Path, expected: str, found: str) -> FormatError:
-    what = "the file is damaged, or of another kind"
-    remedy = "fetch or write the file again"
+    what, remedy = "the file is damaged, or of another kind", "fetch or write the file again"
     return FormatError(what, where=path, expected=expected, found=found, remedy=remedy)
 
 
