@@ -7,7 +7,7 @@ samples of PyTorch's data sets. Nothing is scaled or converted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -27,13 +27,7 @@ from purine.arguments import checked, wrong_value
 from purine.data.open import open_data
 from purine.data.source import DataSet, Source
 from purine.data.tensors import TensorSource, columns_source
-from purine.data.torch_dataset import (
-    IterableSource,
-    MapDataset,
-    TorchSource,
-    count_values,
-    is_map_dataset,
-)
+from purine.data.torch_dataset import IterableSource, TorchSource, is_map_dataset, item_names
 from purine.errors import DataError
 
 __all__ = ["DataLike", "as_dataset"]
@@ -78,18 +72,14 @@ def _source(data: object) -> Source:
     if isinstance(data, TensorDataset) and type(data) is TensorDataset:
         return TensorSource(*data.tensors)
     if isinstance(data, IterableDataset):
-        return IterableSource(data, names=_names(data))
+        return IterableSource(data, names=item_names(data))
     if not is_map_dataset(data) or isinstance(data, Mapping):
         expected = (
             "tensors or arrays, a data set of PyTorch, a DataLoader, or a data set of pu.data"
         )
         remedy = "pass a tuple with a tensor for each input of the net, in the net's order"
         raise wrong_value(DataError, "data", data, f"{expected} or its name", remedy=remedy)
-    return TorchSource(data, names=_names(data))
-
-
-def _names(data: MapDataset | Iterable[object]) -> tuple[str, ...]:
-    return tuple(f"item {index}" for index in range(count_values(data)))
+    return TorchSource(data, names=item_names(data))
 
 
 def _dataset_of(loader: DataLoader[object]) -> object:

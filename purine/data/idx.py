@@ -134,17 +134,13 @@ def _opened(path: Path) -> _File:
     """The file, or what is compressed in it."""
     with _reading(path):
         file = open(path, "rb")  # noqa: SIM115
-        if path.suffix != ".gz":
-            return file
-        magic = file.read(2)
-        file.seek(0)
+        magic = file.peek(2)[:2]
+    if path.suffix != ".gz":
+        return file
     if magic == _GZIP_MAGIC:
         return gzip.open(file)
     file.close()
-    what, expected = (
-        "the file is named .gz and is not gzip",
-        f"{_GZIP_MAGIC.hex(' ')} as first bytes",
-    )
+    what, expected = "the file is named .gz and is not gzip", f"{_GZIP_MAGIC.hex(' ')} first"
     remedy = "take .gz off its name if it is not compressed, else fetch it again"
     raise _wrong_file(path, what, expected, magic.hex(" ") or "0 bytes", remedy)
 

@@ -20,7 +20,7 @@ from purine.data.source import DTYPES, Field, Indices, Source, check_indices
 from purine.errors import DataError, in_a_line
 from purine.registry.aten import dtype_name, dtype_of
 
-__all__ = ["IterableSource", "MapDataset", "TorchSource", "count_values", "is_map_dataset"]
+__all__ = ["IterableSource", "MapDataset", "TorchSource", "is_map_dataset", "item_names"]
 
 
 class MapDataset(Protocol):
@@ -175,9 +175,9 @@ class IterableSource(Source):
         return DataError(what, expected=expected, found=found, remedy=remedy)
 
 
-def count_values(dataset: MapDataset | Iterable[object]) -> int:
-    """How many values a sample of a data set or iterable has."""
-    return len(_values(_first(dataset)))
+def item_names(dataset: MapDataset | Iterable[object]) -> tuple[str, ...]:
+    """Names for the values that a sample of a data set or iterable has."""
+    return tuple(f"item {index}" for index in range(len(_values(_first(dataset)))))
 
 
 def _length_of(dataset: MapDataset) -> int:

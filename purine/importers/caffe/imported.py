@@ -21,9 +21,8 @@ from purine.data.stored import Stored
 from purine.errors import ConfigError, DataError
 from purine.graph import Graph
 from purine.importers.caffe.definition import Definition, read_definition, read_solver
-from purine.importers.caffe.files import located
+from purine.importers.caffe.files import NamedSource, located
 from purine.importers.caffe.layer import Options, Scope
-from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.net import NetState, build, layers_of
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.solver import CaffeSolver
@@ -70,11 +69,9 @@ class Transform:
     @property
     def left_out(self) -> str | None:
         """What to note of a mean image that is not there."""
-        if self.missing_mean is None:
-            return None
         note = "{}: the mean in {!r} is not read, as there is no such file; "
         note += "give it as mean to prepare, or to a job as --mean-file or --mean"
-        return note.format(*self.missing_mean)
+        return None if self.missing_mean is None else note.format(*self.missing_mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,21 +212,20 @@ def from_caffe_solver(path: StrPath) -> CaffeSolver:
 def _imported(definition: Definition, options: Options, weights: Sequence[Path]) -> Imported:
     """The graphs of both phases, with the values that the weight files give to their states."""
     net, scope = build(*definition.train, options)
-    transform, notes = _transform(scope), scope.notes
-    if transform.left_out is not None:
-        notes = [*notes, transform.left_out]
+    transform = _transform(scope)
+    notes = [*scope.notes, *filter(None, [transform.left_out])]
     test: Graph | None = None
     test_sources: tuple[NamedSource, ...] = ()
     if _has_source(*definition.test):
         test, test_scope = build(*definition.test, options)
         test, test_sources = evaluation(test), tuple(test_scope.sources)
-        notes = [*notes, *_differences(transform, _transform(test_scope))]
+        notes += _differences(transform, _transform(test_scope))
     values: dict[str, Tensor] = {}
     if weights:
         shapes = {name: net.blobs[name].shape or () for name in net.states}
         values, unset = read_weights(weights, scope.stored, shapes)
         values = {name: value.to(dtype_of(options.dtype)) for name, value in values.items()}
-        notes = [*notes, *unset]
+        notes += unset
     return Imported(
         definition.train[0].get("name", ""),
         net,

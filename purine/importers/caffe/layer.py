@@ -14,7 +14,7 @@ from pathlib import Path
 from purine.analysis.infer import infer_op, spec_of
 from purine.errors import FormatError
 from purine.graph import Attribute, Filler, Op
-from purine.importers.caffe.named import NamedSource
+from purine.importers.caffe.files import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.weights import Slot, StoredLayer
 from purine.kinds.net import Net, Var
@@ -193,11 +193,6 @@ class Layer:
         if shared:
             self.scope.owners[shared] = (var, place)
         return var
-
-    def loss_weight(self) -> float:
-        """The weight of the first top of a loss layer."""
-        weights = self.node.all("loss_weight")
-        return float(weights[0]) if weights else 1.0
 
     def axis(self, settings: Node, default: int = 1, name: str = "axis") -> int:
         """An axis of the first bottom, counted from 0."""

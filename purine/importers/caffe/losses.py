@@ -67,7 +67,8 @@ def _softmax_loss(layer: Layer, kind: str, settings: Node) -> None:
 
 
 def _emit(layer: Layer, kind: str, inputs: Sequence[Var], **attributes: Attribute) -> None:
-    loss = layer.emit(kind, inputs, **attributes, loss_weight=layer.loss_weight())
+    weight = float([*layer.node.all("loss_weight"), 1.0][0])
+    loss = layer.emit(kind, inputs, **attributes, loss_weight=weight)
     layer.scope.losses.append(loss.name)
 
 

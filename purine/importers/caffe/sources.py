@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from purine.data.lmdb import is_leveldb
 from purine.errors import ConfigError
-from purine.importers.caffe.files import located, within
+from purine.importers.caffe.files import NamedSource, located, within
 from purine.importers.caffe.layer import Layer, filler_of, usable
-from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 from purine.registry.clock import ITERATION, SEED, add_clock
@@ -170,26 +169,22 @@ def _dims(node: Node) -> tuple[int, ...]:
 def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
     roots = layer.scope.options.roots
     path = located(named.path, roots)
-    what = (
-        f"the size of {top!r} is not in the text: layer {layer.name!r} ({layer.type}) reads it "
-        "from its source"
-    )
+    reader = f"layer {layer.name!r} ({layer.type})"
+    what = f"the size of {top!r} is not in the text: {reader} reads it from its source"
     expected = "the size of one image as (channels, height, width)"
     found = "none, and no source to look at"
     if named.path and path is None:
-        what = f"the source {named.path!r} of layer {layer.name!r} ({layer.type}) is not there"
-        expected = f"it {within(roots)}"
+        what, expected = (
+            f"the source {named.path!r} of {reader} is not there",
+            f"it {within(roots)}",
+        )
         found = "nothing at this path, and no size of its images"
     elif path is not None and is_leveldb(path):
         found = f"none, and {path} is a LevelDB, which cannot be read"
+    remedy = f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "
+    remedy += "folder where the path of the source begins; on the command line --image 3,32,32, or "
+    remedy += "--data for purine train"
+    where, op = layer.node.where, layer.name
     return ConfigError(
-        what,
-        where=layer.node.where,
-        op=layer.name,
-        blob=top,
-        expected=expected,
-        found=found,
-        remedy=f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "
-        "folder where the path of the source begins; on the command line --image 3,32,32, or "
-        "--data for purine train",
+        what, where=where, op=op, blob=top, expected=expected, found=found, remedy=remedy
     )
