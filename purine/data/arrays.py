@@ -144,10 +144,8 @@ def _as_labels(
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or (classes is not None and largest >= classes):
         wrong = smallest if smallest < 0 else largest
-        what, label = (
-            f"label {wrong} is out of range",
-            f"{wrong} at sample {np.argmax(array == wrong)}",
-        )
+        what = f"label {wrong} is out of range"
+        label = f"{wrong} at sample {np.argmax(array == wrong)}"
         expected = "0 or more" if classes is None else f"0 to {classes - 1}"
         remedy = "number the classes from 0, and check that the file holds labels"
         raise DataError(what, where=origin, expected=expected, found=label, remedy=remedy)

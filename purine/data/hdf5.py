@@ -56,9 +56,8 @@ class Hdf5Source(Source):
             if fields != self.fields:
                 what, actual = "the files differ in form", ", ".join(map(str, fields))
                 expected = f"{', '.join(map(str, self.fields))} as in {self._files[0]}"
-                raise _wrong(
-                    file, what, expected, actual, "write all files with the same data sets"
-                )
+                remedy = "write all files with the same data sets"
+                raise _wrong(file, what, expected, actual, remedy)
         self._starts = np.cumsum([0, *(count for _, count in forms)])
         self.classes = classes if labels is None else self._count_classes(labels, classes)
 
@@ -114,10 +113,8 @@ class Hdf5Source(Source):
                     raise _wrong(file, what, expected, tables, "write the file with these names")
                 dtype = dtypes.get(name, table.dtype.name)
                 for wrong in {table.dtype.name, dtype} - set(DTYPES):
-                    what, expected = (
-                        f"data set {name!r} cannot be {wrong}",
-                        f"one of {', '.join(DTYPES)}",
-                    )
+                    what = f"data set {name!r} cannot be {wrong}"
+                    expected = f"one of {', '.join(DTYPES)}"
                     raise _wrong(file, what, expected, wrong, "write it with one of these dtypes")
                 shape = tuple(table.shape[1:])
                 fields.append(Field(name, () if name == self._labels else shape, dtype))
@@ -187,10 +184,8 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
     with np.errstate(invalid="ignore", over="ignore"):
         converted = values.astype(field.dtype)
     if converted.dtype.kind in "iu" and not np.array_equal(converted, values):
-        what, expected = (
-            f"values of {field.name!r} are not whole numbers",
-            f"values of dtype {field.dtype}",
-        )
+        what = f"values of {field.name!r} are not whole numbers"
+        expected = f"values of dtype {field.dtype}"
         actual = str(values[converted != values].flat[0])
         raise _wrong(file, what, expected, actual, "write labels and indices as whole numbers")
     return converted

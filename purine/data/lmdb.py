@@ -52,11 +52,10 @@ class LmdbSource(Source):
         self._database = _Database.of(self.path)
         with self._reading() as transaction:
             self._keys = list(transaction.cursor().iternext(keys=True, values=False))
-        if not self._keys:
-            what, expected = "the database is empty", "one sample or more"
-            remedy = "check how the database was made"
-            raise DataError(what, where=self.path, expected=expected, found="none", remedy=remedy)
-        with self._reading() as transaction:
+            if not self._keys:
+                what, remedy = "the database is empty", "check how the database was made"
+                expected, path = "one sample or more", self.path
+                raise DataError(what, where=path, expected=expected, found="none", remedy=remedy)
             first, _ = self._sample(transaction, 0)
         image = Field("image", first.shape, first.dtype.name)
         self.fields = (image, Field("label", (), "int64")) if labels else (image,)

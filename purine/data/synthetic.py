@@ -60,10 +60,8 @@ class SyntheticImages(Source):
         sizes = {"channels": image[0], "height": image[1], "width": image[2]}
         _require(sizes | {"classes": classes, "count": count}, seed)
         if dtype not in ("float32", "uint8"):
-            what, remedy = (
-                f"synthetic images cannot be {dtype}",
-                "use float32, or cast in the graph",
-            )
+            what = f"synthetic images cannot be {dtype}"
+            remedy = "use float32, or cast in the graph"
             raise DataError(what, expected="float32 or uint8", found=dtype, remedy=remedy)
         self.fields = (Field("image", tuple(image), dtype), Field("label", (), "int64"))
         self.classes = self._classes = classes

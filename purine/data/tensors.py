@@ -48,14 +48,12 @@ class TensorSource(Source):
         )
         for column, field in zip(self._columns, self.fields, strict=True):
             if len(column) != len(self):
-                what, expected = (
-                    "the tensors differ in their number of samples",
-                    f"{len(self)} rows",
+                what = "the tensors differ in their number of samples"
+                expected, rows = (
+                    f"{len(self)} rows, as in tensor 0",
+                    f"{len(column)} rows in {field.name}",
                 )
-                rows, remedy = f"{len(column)} rows in {field.name}", _ONE_EACH
-                raise DataError(
-                    what, expected=f"{expected}, as in tensor 0", found=rows, remedy=remedy
-                )
+                raise DataError(what, expected=expected, found=rows, remedy=_ONE_EACH)
 
     def __len__(self) -> int:
         return len(self._columns[0])

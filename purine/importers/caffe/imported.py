@@ -59,12 +59,8 @@ class Transform:
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for `prepare`."""
-        return {
-            "scale": self.scale,
-            "mean": self.mean if self.mean_image is None else self.mean_image,
-            "crop": self.crop,
-            "mirror": self.mirror,
-        }
+        mean = self.mean if self.mean_image is None else self.mean_image
+        return {"scale": self.scale, "mean": mean, "crop": self.crop, "mirror": self.mirror}
 
     @property
     def left_out(self) -> str | None:
@@ -110,10 +106,8 @@ class Imported:
         """The same data as a text for `purine.data.open_data`, with absolute paths."""
         train, test = self._stored(root)
         if test is not None and train.kind != test.kind:
-            what, where = (
-                f"{self.name!r} trains and tests on data of two kinds",
-                self.test_sources[0].where,
-            )
+            what = f"{self.name!r} trains and tests on data of two kinds"
+            where = self.test_sources[0].where
             expected, kinds = f"{train.kind} in both phases", f"{train.kind} and {test.kind}"
             remedy = "name data in one form with --data"
             raise DataError(what, where=where, expected=expected, found=kinds, remedy=remedy)
@@ -152,10 +146,8 @@ class Imported:
     def _only(self, sources: Sequence[NamedSource], phase: str) -> NamedSource:
         if len(sources) != 1:
             what = f"phase {phase} of {self.name!r} reads from {len(sources)} sources"
-            where, expected = (
-                sources[0].where if sources else None,
-                "one layer of type Data, HDF5Data or ImageData",
-            )
+            where = sources[0].where if sources else None
+            expected = "one layer of type Data, HDF5Data or ImageData"
             layers = ", ".join(f"{item.layer} ({item.type})" for item in sources) or "none"
             remedy = "make a data set of your own and give it to the run; a job takes --data"
             raise DataError(what, where=where, expected=expected, found=layers, remedy=remedy)

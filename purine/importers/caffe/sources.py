@@ -6,6 +6,7 @@ The size of stored images is an argument of the import, or that of the database 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from purine.data.lmdb import is_leveldb
 from purine.errors import ConfigError
@@ -22,7 +23,7 @@ def data(layer: Layer) -> None:
     color = False if transform.get("force_gray", False) else None
     if settings.get("force_encoded_color", False) or transform.get("force_color", False):
         color = True
-    _images(layer, settings, None, _named(layer, settings, color=color))
+    _images(layer, settings, None, replace(_named(layer, settings), color=color))
 
 
 def image_data(layer: Layer) -> None:
@@ -31,7 +32,7 @@ def image_data(layer: Layer) -> None:
     channels = 3 if settings.get("is_color", True) else 1
     size = (height, width) if height and width else None
     folder = settings.get("root_folder", "")
-    named = _named(layer, settings, size=size, color=channels == 3, folder=folder)
+    named = replace(_named(layer, settings), size=size, color=channels == 3, folder=folder)
     _images(layer, settings, (channels, *size) if size else None, named)
 
 
@@ -93,14 +94,7 @@ def dummy_data(layer: Layer) -> None:
             layer.scope.notes.append(note)
 
 
-def _named(
-    layer: Layer,
-    settings: Node,
-    *,
-    size: tuple[int, int] | None = None,
-    color: bool | None = None,
-    folder: str = "",
-) -> NamedSource:
+def _named(layer: Layer, settings: Node) -> NamedSource:
     """What a layer says of its source; blobs of it are of these dtypes."""
     path = settings.get("source", "") if settings.type != "MemoryDataParameter" else ""
     images = settings.type != "HDF5DataParameter"
@@ -108,8 +102,7 @@ def _named(
         top: "int64" if images and index == 1 else layer.scope.dtype(top)
         for index, top in enumerate(layer.tops)
     }
-    where = layer.node.where
-    return NamedSource(layer.name, layer.type, path, where, dtypes, size, color, folder)
+    return NamedSource(layer.name, layer.type, path, layer.node.where, dtypes)
 
 
 def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: NamedSource) -> None:
@@ -174,10 +167,8 @@ def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
     expected = "the size of one image as (channels, height, width)"
     found = "none, and no source to look at"
     if named.path and path is None:
-        what, expected = (
-            f"the source {named.path!r} of {reader} is not there",
-            f"it {within(roots)}",
-        )
+        what = f"the source {named.path!r} of {reader} is not there"
+        expected = f"it {within(roots)}"
         found = "nothing at this path, and no size of its images"
     elif path is not None and is_leveldb(path):
         found = f"none, and {path} is a LevelDB, which cannot be read"

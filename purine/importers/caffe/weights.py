@@ -110,10 +110,8 @@ def write_weights(
             value = _state(states, layer, slot)
             size += value.numel() * value.element_size()
             if size > _LARGEST:
-                what, expected = (
-                    "the net is too large for a caffemodel",
-                    f"at most {_LARGEST:,} bytes",
-                )
+                what = "the net is too large for a caffemodel"
+                expected = f"at most {_LARGEST:,} bytes"
                 remedy = "write a checkpoint instead"
                 raise ConfigError(what, where=path, expected=expected, found="more", remedy=remedy)
             blob = entry.blobs.add()
@@ -171,11 +169,9 @@ def _matched(
 
 
 def _misfit(path: Path, layer: StoredLayer, expected: str, found: str) -> FormatError:
-    what = f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net"
+    what, op = f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net", layer.name
     remedy = "take the weights of this net; or rename the layer, and it keeps its fillers"
-    return FormatError(
-        what, where=path, op=layer.name, expected=expected, found=found, remedy=remedy
-    )
+    return FormatError(what, where=path, op=op, expected=expected, found=found, remedy=remedy)
 
 
 def _state(states: Mapping[str, Tensor], layer: StoredLayer, slot: Slot) -> Tensor:
