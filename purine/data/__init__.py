@@ -6,9 +6,8 @@ reading ahead changes nothing.
 
 from purine.data.arrays import ArraySource
 from purine.data.convert import as_dataset
-from purine.data.embedded import fashion_mini
 from purine.data.hdf5 import Hdf5Source, hdf5_dataset
-from purine.data.idx import idx_dataset, read_idx
+from purine.data.idx import fashion_mini, idx_dataset, read_idx
 from purine.data.image_list import ImageListSource, image_list_dataset
 from purine.data.lmdb import LmdbSource, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset

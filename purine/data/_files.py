@@ -9,7 +9,7 @@ from types import ModuleType
 from purine.errors import ConfigError, DataError
 from purine.machine.capacity import available_memory
 
-__all__ = ["extra", "listing", "read_lines", "refuse_larger_than_memory", "unreadable"]
+__all__ = ["extra", "listing", "refuse_larger_than_memory", "unreadable"]
 
 
 def extra(module: str, name: str, what: str) -> ModuleType:
@@ -17,26 +17,20 @@ def extra(module: str, name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            f"{what} needs {module.partition('.')[0]}, which cannot be imported",
-            expected=f"the extra {name!r} of purine",
-            found=str(error),
-            remedy=f'pip install "purine[{name}]"',
-        ) from error
+        what = f"{what} needs {module.partition('.')[0]}, which cannot be imported"
+        expected, remedy = f"the extra {name!r} of purine", f'pip install "purine[{name}]"'
+        raise ConfigError(what, expected=expected, found=str(error), remedy=remedy) from error
 
 
 def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
     """Raise `DataError` where the values of `what`, of `size` bytes, cannot be held in memory."""
     available = available_memory()
     if size > available:
-        raise DataError(
-            f"{what} is too large",
-            where=path,
-            expected=f"at most {available:,} bytes, the memory that is available",
-            found=f"{size:,} bytes of values, by its header",
-            remedy="check the file, or store the arrays as .npy files in a folder, "
-            "which are read as they are needed",
-        )
+        expected = f"at most {available:,} bytes, the memory that is available"
+        found = f"{size:,} bytes of values, by its header"
+        remedy = "check the file, or store the arrays as .npy files, which are read when needed"
+        what = f"{what} is too large"
+        raise DataError(what, where=path, expected=expected, found=found, remedy=remedy)
 
 
 def unreadable(path: Path, expected: str, found: str) -> DataError:
@@ -44,14 +38,6 @@ def unreadable(path: Path, expected: str, found: str) -> DataError:
     what = "the file cannot be read"
     remedy = "check the path and its permissions, or write the file again"
     return DataError(what, where=path, expected=expected, found=found, remedy=remedy)
-
-
-def read_lines(path: Path, expected: str) -> list[str]:
-    """The lines of a text file."""
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, expected, str(error)) from error
 
 
 def listing(folder: Path) -> str:

@@ -66,13 +66,10 @@ class ArraySource(Source):
             columns.append(column)
         for column, name, origin in zip(columns[1:], names[1:], origins[1:], strict=True):
             if len(column) != len(columns[0]):
-                raise DataError(
-                    f"the number of {name}s differs from the number of {names[0]}s",
-                    where=origin,
-                    expected=f"{len(columns[0])}, as in {origins[0]}",
-                    found=str(len(column)),
-                    remedy="check that both files belong to one data set",
-                )
+                what = f"the number of {name}s differs from the number of {names[0]}s"
+                expected, count = f"{len(columns[0])}, as in {origins[0]}", str(len(column))
+                remedy = "check that both files belong to one data set"
+                raise DataError(what, where=origin, expected=expected, found=count, remedy=remedy)
         self._columns = tuple(columns)
         self.fields = tuple(
             Field(name, column.shape[1:], column.dtype.name)
@@ -113,20 +110,16 @@ def _as_numpy(array: Array, origin: str) -> NumpyArray:
         remedy = "convert the array to one of these dtypes"
         raise DataError(what, where=origin, expected=expected, found=dtype, remedy=remedy)
     plain = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
-    return _usable(plain, origin)
+    if plain.ndim == 0 or plain.size == 0:
+        expected = "one row or more, none of them empty"
+        raise _refused("there are no samples", plain, origin, expected, "check how it was made")
+    # numpy.take copies the whole of an array that is not contiguous, at every batch
+    return np.ascontiguousarray(plain, plain.dtype.newbyteorder("="))
 
 
 def _refused(what: str, array: NumpyArray, origin: str, expected: str, remedy: str) -> DataError:
     form = f"{array.dtype.name} of shape {list(array.shape)}"
     return DataError(what, where=origin, expected=expected, found=form, remedy=remedy)
-
-
-def _usable(array: NumpyArray, origin: str) -> NumpyArray:
-    if array.ndim == 0 or array.size == 0:
-        expected = "one row or more, none of them empty"
-        raise _refused("there are no samples", array, origin, expected, "check how it was made")
-    # numpy.take copies the whole of an array that is not contiguous, at every batch
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
 def _as_images(array: NumpyArray, origin: str) -> NumpyArray:
@@ -151,11 +144,9 @@ def _as_labels(
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or (classes is not None and largest >= classes):
         wrong = smallest if smallest < 0 else largest
-        raise DataError(
-            f"label {wrong} is out of range",
-            where=origin,
-            expected="0 or more" if classes is None else f"0 to {classes - 1}",
-            found=f"{wrong} at sample {int(np.argmax(array == wrong))}",
-            remedy="number the classes from 0, and check that the file holds labels",
-        )
+        what = f"label {wrong} is out of range"
+        label = f"{wrong} at sample {np.argmax(array == wrong)}"
+        expected = "0 or more" if classes is None else f"0 to {classes - 1}"
+        remedy = "number the classes from 0, and check that the file holds labels"
+        raise DataError(what, where=origin, expected=expected, found=label, remedy=remedy)
     return array.astype(np.int64), largest + 1 if classes is None else classes

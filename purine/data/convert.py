@@ -23,11 +23,11 @@ from torch.utils.data import (
     default_collate,
 )
 
-from purine.arguments import checked, shown
+from purine.arguments import checked, wrong_value
 from purine.data.open import open_data
 from purine.data.source import DataSet, Source
 from purine.data.tensors import TensorSource, columns_source
-from purine.data.torch_dataset import IterableSource, TorchSource, count_values, is_map_dataset
+from purine.data.torch_dataset import IterableSource, TorchSource, is_map_dataset, item_names
 from purine.errors import DataError
 
 __all__ = ["DataLike", "as_dataset"]
@@ -54,7 +54,8 @@ def as_dataset(data: DataLike, *, test: DataLike | None = None) -> DataSet:
         data = open_data(os.fspath(data))
     if isinstance(data, DataSet):
         return data if test is None else replace(data, test=_source(test))
-    return DataSet(_name(data), _source(data), None if test is None else _source(test))
+    name = "tensors" if isinstance(data, tuple | list) else type(data).__name__
+    return DataSet(name, _source(data), None if test is None else _source(test))
 
 
 def _source(data: object) -> Source:
@@ -71,24 +72,14 @@ def _source(data: object) -> Source:
     if isinstance(data, TensorDataset) and type(data) is TensorDataset:
         return TensorSource(*data.tensors)
     if isinstance(data, IterableDataset):
-        return IterableSource(data, names=_names(count_values(data)))
+        return IterableSource(data, names=item_names(data))
     if not is_map_dataset(data) or isinstance(data, Mapping):
-        raise DataError(
-            f"data is {shown(data)}",
-            expected="tensors or arrays, a data set of PyTorch, a DataLoader, or a data set of "
-            "pu.data or its name",
-            found=shown(data),
-            remedy="pass a tuple with a tensor for each input of the net, in the net's order",
+        expected = (
+            "tensors or arrays, a data set of PyTorch, a DataLoader, or a data set of pu.data"
         )
-    return TorchSource(data, names=_names(count_values(data)))
-
-
-def _names(count: int) -> tuple[str, ...]:
-    return tuple(f"item {index}" for index in range(count))
-
-
-def _name(data: object) -> str:
-    return "tensors" if isinstance(data, tuple | list) else type(data).__name__
+        remedy = "pass a tuple with a tensor for each input of the net, in the net's order"
+        raise wrong_value(DataError, "data", data, f"{expected} or its name", remedy=remedy)
+    return TorchSource(data, names=item_names(data))
 
 
 def _dataset_of(loader: DataLoader[object]) -> object:
@@ -100,14 +91,11 @@ def _dataset_of(loader: DataLoader[object]) -> object:
     ):
         if not plain and not (isinstance(loader.dataset, IterableDataset) and "sampler" in what):
             name = getattr(given, "__name__", type(given).__name__)
-            raise DataError(
-                f"the DataLoader has a {what} of its own, which a run would leave out",
-                expected="a loader of batches of all samples, of which a run uses the data set; "
-                "batch size and order are the run's",
-                found=f"{what} {name}" if given is not None else "no batch size",
-                remedy="let the data set give the samples as they are wanted, and pass it: "
-                "data=loader.dataset",
-            )
+            actual = f"{what} {name}" if given is not None else "no batch size"
+            what = f"the DataLoader has a {what} of its own, which a run would leave out"
+            expected = "all samples in batches: a run uses the data set, in its own order"
+            remedy = "let the data set give the samples as wanted, and pass it: data=loader.dataset"
+            raise DataError(what, expected=expected, found=actual, remedy=remedy)
     return loader.dataset
 
 

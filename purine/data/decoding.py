@@ -11,7 +11,7 @@ import torch
 
 from purine.data._files import extra
 from purine.data.source import NumpyArray
-from purine.errors import DataError
+from purine.errors import DataError, in_a_line
 
 __all__ = ["decode_image"]
 
@@ -34,13 +34,9 @@ def decode_image(
             grey = picture.mode in ("1", "L") if color is None else not color
             array = np.array(picture.convert("L" if grey else "RGB"))
     except Exception as error:  # decoders raise nearly anything for damaged bytes
-        raise DataError(
-            "the picture cannot be decoded",
-            where=where,
-            expected="a picture, such as PNG or JPEG",
-            found=str(error) or type(error).__name__,
-            remedy="check the path, or make the picture again",
-        ) from error
+        what, expected = "the picture cannot be decoded", "a picture, such as PNG or JPEG"
+        cause, remedy = in_a_line(error), "check the path, or make the picture again"
+        raise DataError(what, where=where, expected=expected, found=cause, remedy=remedy) from error
     planes = array[None] if array.ndim == 2 else np.moveaxis(array[:, :, ::-1], 2, 0)
     return np.ascontiguousarray(planes if size is None else _resized(planes, size))
 

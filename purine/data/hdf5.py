@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from purine.arguments import checked
-from purine.data._files import extra, read_lines, unreadable
+from purine.data._files import extra, unreadable
 from purine.data.source import DTYPES, DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
 
@@ -54,11 +54,10 @@ class Hdf5Source(Source):
         self.fields = forms[0][0]
         for file, (fields, _) in zip(self._files, forms, strict=True):
             if fields != self.fields:
-                what = "the files differ in form"
+                what, actual = "the files differ in form", ", ".join(map(str, fields))
                 expected = f"{', '.join(map(str, self.fields))} as in {self._files[0]}"
-                actual = ", ".join(map(str, fields))
                 remedy = "write all files with the same data sets"
-                raise DataError(what, where=file, expected=expected, found=actual, remedy=remedy)
+                raise _wrong(file, what, expected, actual, remedy)
         self._starts = np.cumsum([0, *(count for _, count in forms)])
         self.classes = classes if labels is None else self._count_classes(labels, classes)
 
@@ -81,13 +80,9 @@ class Hdf5Source(Source):
 
     def labelled(self, images: str, labels: str, classes: int | None) -> Hdf5Source:
         """The same rows as images and labels of classes."""
+        dtypes, names = {field.name: field.dtype for field in self.fields}, (images, labels)
         return Hdf5Source(
-            self.path,
-            names=(images, labels),
-            dtypes={field.name: field.dtype for field in self.fields},
-            root=self._root,
-            classes=classes,
-            labels=labels,
+            self.path, names=names, dtypes=dtypes, root=self._root, classes=classes, labels=labels
         )
 
     def _count_classes(self, name: str, most: int | None) -> int:
@@ -103,7 +98,7 @@ class Hdf5Source(Source):
                 expected = "0 or more" if most is None else f"0 to {most - 1}"
                 actual = f"{smallest if smallest < 0 else largest}"
                 remedy = "number the classes from 0, in the test part as in training"
-                raise DataError(what, where=file, expected=expected, found=actual, remedy=remedy)
+                raise _wrong(file, what, expected, actual, remedy)
         return int(largest) + 1 if most is None else most
 
     def _form(self, file: Path, dtypes: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
@@ -113,30 +108,22 @@ class Hdf5Source(Source):
             for name in self._names:
                 table = content.get(name)
                 if not hasattr(table, "shape") or len(table.shape) < 1:
-                    raise DataError(
-                        f"there is no data set {name!r}",
-                        where=file,
-                        expected=f"data sets {', '.join(self._names)}, one row per sample",
-                        found=", ".join(content) or "none",
-                        remedy="write the file with these names",
-                    )
+                    what, tables = f"there is no data set {name!r}", ", ".join(content) or "none"
+                    expected = f"data sets {', '.join(self._names)}, one row per sample"
+                    raise _wrong(file, what, expected, tables, "write the file with these names")
                 dtype = dtypes.get(name, table.dtype.name)
                 for wrong in {table.dtype.name, dtype} - set(DTYPES):
                     what = f"data set {name!r} cannot be {wrong}"
                     expected = f"one of {', '.join(DTYPES)}"
-                    remedy = "write it with one of these dtypes"
-                    raise DataError(what, where=file, expected=expected, found=wrong, remedy=remedy)
+                    raise _wrong(file, what, expected, wrong, "write it with one of these dtypes")
                 shape = tuple(table.shape[1:])
                 fields.append(Field(name, () if name == self._labels else shape, dtype))
                 counts.append(table.shape[0])
         if len(set(counts)) != 1 or counts[0] < 1:
-            raise DataError(
-                "the numbers of rows do not agree",
-                where=file,
-                expected="one row per sample in each data set, one or more",
-                found=", ".join(f"{n}: {c}" for n, c in zip(self._names, counts, strict=True)),
-                remedy="write the file again",
-            )
+            what = "the numbers of rows do not agree"
+            expected = "one row per sample in each data set, one or more"
+            rows = ", ".join(f"{n}: {c}" for n, c in zip(self._names, counts, strict=True))
+            raise _wrong(file, what, expected, rows, "write the file again")
         return tuple(fields), counts[0]
 
 
@@ -169,7 +156,11 @@ def _listed(path: Path, root: Path | None) -> list[Path]:
     if path.suffix in (".h5", ".hdf5"):
         return [path]
     expected = "a text file with the name of an HDF5 file on each line"
-    names = [Path(line.strip()) for line in read_lines(path, expected) if line.strip()]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, expected, str(error)) from error
+    names = [Path(line.strip()) for line in lines if line.strip()]
     if not names:
         raise unreadable(path, expected, "no names")
     if root is not None:
@@ -196,6 +187,9 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
         what = f"values of {field.name!r} are not whole numbers"
         expected = f"values of dtype {field.dtype}"
         actual = str(values[converted != values].flat[0])
-        remedy = "write labels and indices as whole numbers"
-        raise DataError(what, where=file, expected=expected, found=actual, remedy=remedy)
+        raise _wrong(file, what, expected, actual, "write labels and indices as whole numbers")
     return converted
+
+
+def _wrong(file: Path, what: str, expected: str, found: str, remedy: str) -> DataError:
+    return DataError(what, where=file, expected=expected, found=found, remedy=remedy)

@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -22,7 +23,7 @@ from purine.data.arrays import array_dataset
 from purine.data.source import DataSet, NumpyArray
 from purine.errors import DataError
 
-__all__ = ["find_idx", "idx_dataset", "read_idx"]
+__all__ = ["fashion_mini", "find_idx", "idx_dataset", "read_idx"]
 
 _File: TypeAlias = IO[bytes] | gzip.GzipFile
 
@@ -81,25 +82,34 @@ def idx_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     """
     folder = Path(folder)
     train = _read_part(folder, "train")
-    test = _read_part(folder, "t10k") if _has_part(folder, "t10k") else None
+    tested = any(find_idx(folder, "t10k", content) for content in _AXES)
+    test = _read_part(folder, "t10k") if tested else None
     return array_dataset(folder.name, train, test, classes=classes)
+
+
+@checked
+def fashion_mini() -> DataSet:
+    """The data set that comes with the package, so that a first run needs no download.
+
+    6,000 training and 1,000 test images of Fashion-MNIST, the same number of each class.
+
+    >>> data = fashion_mini()
+    >>> print(len(data.train), *data.train.fields, sep=", ")
+    6000, image: uint8 1x28x28, label: int64 scalar
+    """
+    folder = Path(__file__).parent / "fashion_mini"
+    return replace(idx_dataset(folder, classes=10), name="fashion-mini")
 
 
 def find_idx(folder: Path, part: str, content: str) -> Path | None:
     """The IDX file of a part (`train` or `t10k`) with these contents (`images` or `labels`)."""
-    for name in _names(part, content):
-        if (folder / name).is_file():
-            return folder / name
-    return None
+    paths = (folder / name for name in _names(part, content))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _names(part: str, content: str) -> list[str]:
     plain = [f"{part}-{content}{mark}idx{_AXES[content]}-ubyte" for mark in "-."]
     return plain + [f"{name}.gz" for name in plain]
-
-
-def _has_part(folder: Path, part: str) -> bool:
-    return any(find_idx(folder, part, content) for content in _AXES)
 
 
 def _read_part(folder: Path, part: str) -> dict[str, NumpyArray]:
@@ -124,17 +134,13 @@ def _opened(path: Path) -> _File:
     """The file, or what is compressed in it."""
     with _reading(path):
         file = open(path, "rb")  # noqa: SIM115
-        if path.suffix != ".gz":
-            return file
-        magic = file.read(2)
-        file.seek(0)
+        magic = file.peek(2)[:2]
+    if path.suffix != ".gz":
+        return file
     if magic == _GZIP_MAGIC:
         return gzip.open(file)
     file.close()
-    what, expected = (
-        "the file is named .gz and is not gzip",
-        f"the bytes {_GZIP_MAGIC.hex(' ')} first",
-    )
+    what, expected = "the file is named .gz and is not gzip", f"{_GZIP_MAGIC.hex(' ')} first"
     remedy = "take .gz off its name if it is not compressed, else fetch it again"
     raise _wrong_file(path, what, expected, magic.hex(" ") or "0 bytes", remedy)
 
@@ -142,10 +148,7 @@ def _opened(path: Path) -> _File:
 def _read(file: _File, size: int) -> bytes:
     """The next `size` bytes, or those that are left; no more memory is taken than these need."""
     parts = []
-    while size > 0:
-        part = file.read(min(size, _PART))
-        if not part:
-            break
+    while size > 0 and (part := file.read(min(size, _PART))):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -157,11 +160,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        what = "the gzip data is damaged"
-        expected = "a complete gzip stream"
-        actual = f"{error} (in {path.stat().st_size} bytes)"
-        remedy = "fetch the file again"
-        raise DataError(what, where=path, expected=expected, found=actual, remedy=remedy) from error
+        what, actual = "the gzip data is damaged", f"{error} (in {path.stat().st_size} bytes)"
+        raise _wrong_file(path, what, "a complete gzip stream", actual) from error
     except OSError as error:
         raise unreadable(path, "an IDX file", error.strerror or str(error)) from error
 

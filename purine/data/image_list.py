@@ -61,13 +61,10 @@ class ImageListSource(Source):
         for row, number in enumerate(indices):
             picture = self._picture(int(number))
             if picture.shape != images.shape[1:]:
-                raise DataError(
-                    "a picture differs in size from the first",
-                    where=self._located(int(number)),
-                    expected=str(list(images.shape[1:])),
-                    found=str(list(picture.shape)),
-                    remedy="give a size (in Caffe new_height and new_width) for all of them",
-                )
+                what, where = "a picture differs in size from the first", self._located(int(number))
+                expected, size = str(list(images.shape[1:])), str(list(picture.shape))
+                remedy = "give a size (in Caffe new_height and new_width) for all of them"
+                raise DataError(what, where=where, expected=expected, found=size, remedy=remedy)
             images[row] = picture
         columns = (torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
         return columns if self._has_labels else columns[:1]

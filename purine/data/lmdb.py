@@ -52,12 +52,10 @@ class LmdbSource(Source):
         self._database = _Database.of(self.path)
         with self._reading() as transaction:
             self._keys = list(transaction.cursor().iternext(keys=True, values=False))
-        if not self._keys:
-            what = "the database is empty"
-            expected = "one sample or more"
-            remedy = "check how the database was made"
-            raise DataError(what, where=self.path, expected=expected, found="none", remedy=remedy)
-        with self._reading() as transaction:
+            if not self._keys:
+                what, remedy = "the database is empty", "check how the database was made"
+                expected, path = "one sample or more", self.path
+                raise DataError(what, where=path, expected=expected, found="none", remedy=remedy)
             first, _ = self._sample(transaction, 0)
         image = Field("image", first.shape, first.dtype.name)
         self.fields = (image, Field("label", (), "int64")) if labels else (image,)
@@ -66,14 +64,11 @@ class LmdbSource(Source):
     def classes(self) -> int | None:  # type: ignore[override]
         """The largest label plus one, None where a label is negative."""
         if self._classes is None and self._labels:
-            largest = -1
             with self._reading() as transaction:
-                for number in range(len(self)):
-                    label = self._datum(transaction, number).label
-                    if label < 0:
-                        return None
-                    largest = max(largest, label)
-            self._classes = largest + 1
+                labels = {self._datum(transaction, number).label for number in range(len(self))}
+            if min(labels) < 0:
+                return None
+            self._classes = max(labels) + 1
         return self._classes
 
     def __len__(self) -> int:
@@ -107,15 +102,14 @@ class LmdbSource(Source):
         try:
             return decode("Datum", transaction.get(self._keys[number]) or b"")
         except Damaged as error:
-            raise self._wrong(
-                number, "a sample is damaged", "a Datum of Caffe's", str(error)
-            ) from error
+            what, expected = "a sample is damaged", "a Datum of Caffe's"
+            raise self._wrong(number, what, expected, str(error)) from error
 
     def _sample(self, transaction: _Transaction, number: int) -> tuple[NumpyArray, int]:
         datum = self._datum(transaction, number)
         if datum.encoded:
-            where = self._where(number)
-            return decode_image(datum.data, where=where, color=self._color), datum.label
+            image = decode_image(datum.data, where=self._where(number), color=self._color)
+            return image, datum.label
         values = np.frombuffer(datum.data, np.uint8)
         if not len(values):
             values = np.fromiter(datum.float_data, np.float32, len(datum.float_data))
@@ -127,8 +121,7 @@ class LmdbSource(Source):
         return values.reshape(shape), datum.label
 
     def _wrong(self, number: int, what: str, expected: str, found: str) -> DataError:
-        remedy = "make the database again, with images of one size"
-        where = self._where(number)
+        remedy, where = "make the database again, with images of one size", self._where(number)
         return DataError(what, where=where, expected=expected, found=found, remedy=remedy)
 
     def _where(self, number: int) -> str:
@@ -164,9 +157,8 @@ class _Database:
             raise _no_database(path)
         key = path.resolve()
         with cls._lock:
-            database = cls._open.get(key)
-            if database is None:
-                database = cls._open[key] = cls(path)
+            database = cls._open.get(key) or cls(path)
+            cls._open[key] = database
             return database
 
 
@@ -188,8 +180,7 @@ def is_leveldb(path: Path) -> bool:
 
 
 def _unreadable(path: Path, found: str) -> DataError:
-    what = "the database cannot be read"
-    remedy = "check its permissions, or make the database again"
+    what, remedy = "the database cannot be read", "check its permissions, or make it again"
     return DataError(what, where=path, expected="a whole LMDB", found=found, remedy=remedy)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -42,9 +43,7 @@ def npz_dataset(path: str | Path, *, classes: int | None = None) -> DataSet:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise unreadable(path, "a .npz archive", "a single array")
     with archive:
-        return _from_names(
-            str(path), path.stem, archive.files, lambda name: _member(archive, path, name), classes
-        )
+        return _from_names(path, archive.files, partial(_member, archive, path), classes)
 
 
 @checked
@@ -52,14 +51,10 @@ def npy_dataset(folder: str | Path, *, classes: int | None = None) -> DataSet:
     """The data set of a folder with train_images.npy, train_labels.npy and so on."""
     folder = Path(folder)
     names = sorted(path.stem for path in folder.glob("*.npy"))
-    return _from_names(
-        str(folder), folder.name, names, lambda name: _mapped(folder / f"{name}.npy"), classes
-    )
+    return _from_names(folder, names, partial(_mapped, folder), classes)
 
 
-def _from_names(
-    where: str, title: str, names: Collection[str], load: _Loader, classes: int | None
-) -> DataSet:
+def _from_names(where: Path, names: Collection[str], load: _Loader, classes: int | None) -> DataSet:
     for train, test in _SPELLINGS:
         if not set(train) & set(names):
             continue
@@ -70,17 +65,16 @@ def _from_names(
             if name not in names:
                 raise _missing(where, name, names)
         loaded = [{f"{where} ({name})": load(name) for name in part} for part in parts]
+        title = where.stem if where.is_file() else where.name
         return array_dataset(title, *loaded, classes=classes)
     known = " or ".join(", ".join(train + (test or ())) for train, test in _SPELLINGS)
     raise _missing(where, known, names)
 
 
-def _missing(where: str, expected: str, names: Collection[str]) -> DataError:
-    what = "an array is missing"
-    remedy = "save the arrays under these names"
-    return DataError(
-        what, where=where, expected=expected, found=", ".join(names) or "no arrays", remedy=remedy
-    )
+def _missing(where: Path, expected: str, names: Collection[str]) -> DataError:
+    what, remedy = "an array is missing", "save the arrays under these names"
+    found = ", ".join(names) or "no arrays"
+    return DataError(what, where=where, expected=expected, found=found, remedy=remedy)
 
 
 def _member(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> NumpyArray:
@@ -100,20 +94,20 @@ def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
     """The bytes of an array; its header and the archive have to agree."""
     info = archive.getinfo(name)
     with archive.open(info) as file:
-        version = np.lib.format.read_magic(file)
         form = np.lib.format
-        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        first = form.read_magic(file) == (1, 0)
+        read = form.read_array_header_1_0 if first else form.read_array_header_2_0
         shape, _, dtype = read(file)
         stored = info.file_size - file.tell()
     size = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and size != stored:
-        raise ValueError(
-            f"{stored:,} bytes of values, where {dtype} {list(shape)} of its header are {size:,}"
-        )
+        array = f"{dtype} {list(shape)}"
+        raise ValueError(f"{stored:,} bytes of values, where {array} of its header are {size:,}")
     return stored
 
 
-def _mapped(path: Path) -> NumpyArray:
+def _mapped(folder: Path, name: str) -> NumpyArray:
+    path = folder / f"{name}.npy"
     array = _load(path, "r")
     if not isinstance(array, np.ndarray):
         raise unreadable(path, "a single array", "a .npz archive")
@@ -131,16 +125,12 @@ def _load(path: Path, mode: Literal["r"] | None) -> object:
 def _fault(path: Path, expected: str, error: Exception) -> DataError:
     text = in_a_line(error).partition(": ")[2] or type(error).__name__
     if "Object arrays" in text or "Python objects" in text:
-        return DataError(
-            "an array holds Python objects",
-            where=path,
-            expected="arrays of numbers",
-            found="dtype object, which would have to be unpickled",
-            remedy="save it again with a numeric dtype",
-        )
+        what, expected = "an array holds Python objects", "arrays of numbers"
+        actual = "dtype object, which would have to be unpickled"
+        remedy = "save it again with a numeric dtype"
+        return DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
     if "is encrypted" in text:
-        what = "the archive is encrypted"
-        actual = "an array that needs a password"
+        what, actual = "the archive is encrypted", "an array that needs a password"
         remedy = "save the arrays again without encryption"
         return DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
     if "pickled" in text:

@@ -6,20 +6,19 @@ A name of ours comes before a path of the same spelling: write `./synthetic` for
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 
 from purine.arguments import checked
 from purine.data._files import listing
-from purine.data.embedded import fashion_mini
-from purine.data.idx import find_idx, idx_dataset
+from purine.data.idx import fashion_mini, find_idx, idx_dataset
 from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset
 from purine.data.source import DataSet
-from purine.data.stored import KINDS, parse_stored
+from purine.data.stored import KINDS, Form, parse_options, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
-from purine.errors import DataError, given_twice
+from purine.errors import DataError
 from purine.files import expanded
 from purine.nearest import unknown_name
 
@@ -33,17 +32,16 @@ def _image(text: str) -> tuple[int, ...]:
     return sizes
 
 
-_WHOLE = ("a whole number", int, "10")
-_OPTIONS: Mapping[str, tuple[str, Callable[[str], object], str]] = {
+_WHOLE = ("a whole number, such as 10", int)
+_OPTIONS: Mapping[str, Form] = {
     "classes": _WHOLE,
     "count": _WHOLE,
-    "dtype": ("float32 or uint8", str, "float32"),
-    "image": ("CxHxW, such as 3x224x224", _image, "3x224x224"),
+    "dtype": ("float32 or uint8", str),
+    "image": ("CxHxW, such as 3x224x224", _image),
     "length": _WHOLE,
     "seed": _WHOLE,
     "vocabulary": _WHOLE,
 }
-"""The form of each option, the function that reads it, and an example."""
 
 _NAMED: Mapping[str, tuple[Callable[..., DataSet], tuple[str, ...]]] = {
     "fashion-mini": (fashion_mini, ()),
@@ -76,13 +74,15 @@ def open_data(spec: str) -> DataSet:
     name, colon, options = spec.partition(":")
     if not spec:
         remedy = "name one of these, such as fashion-mini"
-        raise DataError("the name of the data is empty", expected=_KNOWN, found="''", remedy=remedy)
+        raise _unknown("the name of the data is empty", None, "''", remedy)
     if name in _NAMED:
         make, known = _NAMED[name]
-        return make(**_parse_options(spec, options, known) if colon else {})
+        return make(**parse_options(spec, options.split(",") if colon else (), known, _OPTIONS))
     if name in KINDS and colon:
         train, _, test = options.partition(",")
-        first = parse_stored(name, _path(spec, train))
+        if not train:
+            raise _unknown("the path is missing", spec, repr(spec), f"write {name}:PATH")
+        first = parse_stored(name, train)
         other = parse_stored(name, test).open() if test else None
         return DataSet(first.path.stem, first.open(), other)
     path = expanded(spec)
@@ -91,21 +91,13 @@ def open_data(spec: str) -> DataSet:
     if os.path.isfile(path):
         if path.suffix == ".npz":
             return npz_dataset(path)
-        raise DataError(
-            "this file is no data set",
-            where=spec,
-            expected=_KNOWN,
-            found=f"a file of type {path.suffix or 'unknown'}",
-            remedy="name the folder that holds the file"
-            if path.suffix in (".npy", ".gz")
-            else "convert it to .npz",
-        )
+        part = path.suffix in (".npy", ".gz")
+        remedy = "name the folder that holds the file" if part else "convert it to .npz"
+        file = f"a file of type {path.suffix or 'unknown'}"
+        raise _unknown("this file is no data set", spec, file, remedy)
     if path.parent != Path() or path.suffix in (".npz", ".npy") or "/" in spec:
-        what = "there is no such file or folder"
         remedy = f"check the path (relative paths start at {Path.cwd()})"
-        raise DataError(
-            what, where=spec, expected=_KNOWN, found="nothing at this path", remedy=remedy
-        )
+        raise _unknown("there is no such file or folder", spec, "nothing at this path", remedy)
     remedy = "use one of these names or a path"
     raise unknown_name(
         DataError, "data set", name, _NAMED, expected=_KNOWN, found=repr(spec), remedy=remedy
@@ -127,12 +119,8 @@ def absolute(spec: str) -> str:
     return str(expanded(spec).resolve())
 
 
-def _path(spec: str, text: str) -> str:
-    if not text:
-        what = "the path is missing"
-        remedy = f"write {spec.partition(':')[0]}:PATH"
-        raise DataError(what, where=spec, expected=_KNOWN, found=repr(spec), remedy=remedy)
-    return text
+def _unknown(what: str, spec: str | None, found: str, remedy: str) -> DataError:
+    return DataError(what, where=spec, expected=_KNOWN, found=found, remedy=remedy)
 
 
 def _open_folder(path: Path) -> DataSet:
@@ -147,40 +135,8 @@ def _open_folder(path: Path) -> DataSet:
     if archives:
         remedy = f"name the file: {path / archives[0]}"
     elif any(file.suffix.lower() in _PICTURES for file in islice(path.rglob("*"), _LOOKED_AT)):
-        remedy = (
-            "list the pictures in a text file, a path and a label on each line, and name that: "
-            "image-list:TRAIN,TEST"
-        )
+        remedy = "list the pictures in a text file, a path and a label on each line, and name "
+        remedy += "that: image-list:TRAIN,TEST"
     what = "this folder is no data set"
     expected = "train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on"
     raise DataError(what, where=path, expected=expected, found=listing(path), remedy=remedy)
-
-
-def _parse_options(spec: str, text: str, known: Sequence[str]) -> dict[str, object]:
-    options: dict[str, object] = {}
-    for item in text.split(","):
-        key, _, value = item.partition("=")
-        if key not in known:
-            expected = ", ".join(known) or "no options"
-            remedy = "use these options, as in name:key=value,key=value"
-            raise unknown_name(
-                DataError,
-                "option",
-                key,
-                known,
-                expected=expected,
-                found=repr(item),
-                remedy=remedy,
-                where=spec,
-            )
-        if key in options:
-            raise given_twice(DataError, f"option {key!r}", "option", where=spec, found=repr(item))
-        form, convert, example = _OPTIONS[key]
-        try:
-            options[key] = convert(value)
-        except ValueError as error:
-            what, remedy = f"option {key!r} cannot be read", f"write {key}={example}"
-            raise DataError(
-                what, where=spec, expected=form, found=repr(value), remedy=remedy
-            ) from error
-    return options

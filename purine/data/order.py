@@ -7,6 +7,8 @@ that resumes reads what an undisturbed run would have read.
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import numpy as np
 import torch
 
@@ -34,7 +36,7 @@ class Order:
         self.length = length
         self.seed = seed
         self.shuffle = shuffle
-        self._kept: dict[int, Indices] = {}
+        self._permutation = lru_cache(maxsize=2)(partial(_draw_permutation, length, seed))
 
     def indices(self, start: int, count: int) -> Indices:
         """The samples at positions start to start + count - 1."""
@@ -49,14 +51,6 @@ class Order:
             pieces.append(self._permutation(epoch)[offset : offset + end - start])
             start += len(pieces[-1])
         return np.concatenate(pieces)
-
-    def _permutation(self, epoch: int) -> Indices:
-        permutation = self._kept.get(epoch)
-        if permutation is None:
-            permutation = _draw_permutation(self.length, self.seed, epoch)
-            last = dict(list(self._kept.items())[-1:])
-            self._kept = last | {epoch: permutation}
-        return permutation
 
 
 class Reader:

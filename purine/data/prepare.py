@@ -100,18 +100,19 @@ def _prepare_op(
         builder.blob(raw, shape, field.dtype, blob.location, layout=blob.layout)
         outputs[index] = raw
         chain: list[_Step] = []
-        settings: dict[str, Attribute]
         if crop and tested:
             chain.append(("crop", "CenterCrop", (), {"size": crop, "pad": pad}))
         elif crop:
-            settings = {"size": crop, "pad": pad, "stream": f"{name}/crop"}
-            chain.append(("crop", "Crop", _CLOCK, settings))
+            stream = f"{name}/crop"
+            chain.append(("crop", "Crop", _CLOCK, {"size": crop, "pad": pad, "stream": stream}))
         if mirror and not tested:
             chain.append(("mirror", "Mirror", _CLOCK, {"stream": f"{name}/mirror"}))
         factor = scale if scale is not None else (1 / 255 if field.dtype == "uint8" else 1.0)
-        settings = {"scale": factor, "dtype": blob.dtype}
+        settings: dict[str, Attribute] = {"scale": factor, "dtype": blob.dtype}
         if isinstance(mean, Tensor):
-            _add_mean(builder, op, mean, blob.dtype)
+            if MEAN_IMAGE not in builder.states:
+                builder.blob(MEAN_IMAGE, tuple(mean.shape), blob.dtype, op.location)
+                builder.state(MEAN_IMAGE, filler=Filler("constant", {"value": math.nan}))
             chain.insert(0, ("normalize", "Normalize", (MEAN_IMAGE,), settings))
         else:
             settings["mean"] = mean if isinstance(mean, int | float) else tuple(mean)
@@ -120,24 +121,16 @@ def _prepare_op(
     builder.ops[op.name] = replace(op, outputs=tuple(outputs))
 
 
-def _add_mean(builder: Builder, op: Op, mean: Tensor, dtype: str) -> None:
-    if MEAN_IMAGE not in builder.states:
-        builder.blob(MEAN_IMAGE, tuple(mean.shape), dtype, op.location)
-        builder.state(MEAN_IMAGE, filler=Filler("constant", {"value": math.nan}))
-
-
 def _check_settings(
     field: Field, mean: float | Sequence[float] | Tensor, crop: int | None, pad: int
 ) -> None:
     """Refuse a crop or means that images of this form cannot have."""
     channels, *sides = field.shape
     if crop and crop > min(sides) + 2 * pad:
-        raise DataError(
-            f"a crop of {crop} cannot be cut from images of {sides[0]} x {sides[1]} with pad {pad}",
-            expected=f"a crop of at most {min(sides) + 2 * pad}",
-            found=str(crop),
-            remedy="lower crop (--crop), or raise pad (--pad)",
-        )
+        size = f"{sides[0]} x {sides[1]} with pad {pad}"
+        what, most = f"a crop of {crop} cannot be cut from images of {size}", min(sides) + 2 * pad
+        expected, remedy = f"a crop of at most {most}", "lower crop (--crop), or raise pad (--pad)"
+        raise DataError(what, expected=expected, found=str(crop), remedy=remedy)
     if isinstance(mean, Sequence) and len(mean) != channels:
         what = f"{len(mean)} means are given for images of {list(field.shape)}"
         expected = "one number" + (f", or {channels}: one a channel" if channels > 1 else "")
@@ -148,13 +141,11 @@ def _check_settings(
 def _check_image(mean: Tensor, source: Source) -> None:
     images = {field.shape for field in source.fields if len(field.shape) == 3}
     if images != {tuple(mean.shape)} or not mean.is_floating_point():
-        raise DataError(
-            "the mean image does not fit the samples",
-            expected="floating-point numbers of the shape of the stored images, "
-            + (", ".join(str(list(shape)) for shape in images) or "of which there are none"),
-            found=f"{mean.dtype} of shape {list(mean.shape)}",
-            remedy="make the mean of these samples, or give a number for each channel",
-        )
+        shapes = ", ".join(str(list(shape)) for shape in images) or "of which there are none"
+        expected = f"floating-point numbers of the shape of the stored images, {shapes}"
+        what, form = "the mean image does not fit the samples", f"{mean.dtype} {list(mean.shape)}"
+        remedy = "make the mean of these samples, or give a number for each channel"
+        raise DataError(what, expected=expected, found=form, remedy=remedy)
 
 
 def _emit(
@@ -173,8 +164,7 @@ def _emit(
         if last and list(spec.shape) != wanted:
             raise DataError(
                 f"samples of {list(field.shape)} do not become {wanted[1:]}",
-                where=op.where,
-                op=op.name,
+                op=op,
                 blob=target,
                 expected=f"blob {target!r} of {wanted}",
                 found=f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}",
@@ -186,11 +176,7 @@ def _emit(
 
 
 def _misfit(builder: Builder, op: Op, source: Source) -> DataError:
-    return DataError(
-        f"op {op.name!r} does not fit the data",
-        where=op.where,
-        op=op.name,
-        expected=", ".join(str(field) for field in source.fields),
-        found=", ".join(str(builder.blobs[name]) if name else "~" for name in op.outputs),
-        remedy="use a net for this kind of data",
-    )
+    what, remedy = f"op {op.name!r} does not fit the data", "use a net for this kind of data"
+    expected = ", ".join(map(str, source.fields))
+    blobs = ", ".join(str(builder.blobs[name]) if name else "~" for name in op.outputs)
+    return DataError(what, op=op, expected=expected, found=blobs, remedy=remedy)

@@ -10,20 +10,21 @@ Values of options are quoted as in a URL.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 from purine.data.hdf5 import Hdf5Source
 from purine.data.image_list import ImageListSource
 from purine.data.lmdb import LmdbSource
 from purine.data.source import Source
-from purine.errors import DataError
+from purine.errors import DataError, given_twice
 from purine.files import expanded
+from purine.nearest import unknown_name
 
-__all__ = ["KINDS", "Stored", "parse_stored"]
+__all__ = ["KINDS", "Stored", "parse_options", "parse_stored"]
 
 
 def _hdf5(
@@ -50,7 +51,8 @@ KINDS: Mapping[str, tuple[Callable[..., Source], tuple[str, ...]]] = {
 }
 """How a source of each kind is made from a path, and the options that it takes."""
 
-_Form: TypeAlias = tuple[str, Callable[[str], object], Callable[[Any], str]]
+Form: TypeAlias = tuple[str, Callable[[str], object]]
+"""The form of an option in words, and the function that reads it or raises ValueError."""
 
 
 def _yes(text: str) -> bool:
@@ -66,15 +68,17 @@ def _size(text: str) -> tuple[int, int]:
     return height, width
 
 
-_SWITCH: _Form = ("yes or no", _yes, lambda value: "yes" if value else "no")
-_WORDS: _Form = ("words with | between them", lambda t: tuple(t.split("|")), "|".join)
-_OPTIONS: Mapping[str, _Form] = {
-    "color": _SWITCH,
-    "labels": _SWITCH,
-    "size": ("HxW, such as 256x256", _size, lambda value: f"{value[0]}x{value[1]}"),
-    "root": ("a path", str, str),
-    "names": _WORDS,
-    "dtypes": _WORDS,
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split("|"))
+
+
+_OPTIONS: Mapping[str, Form] = {
+    "color": ("yes or no", _yes),
+    "labels": ("yes or no", _yes),
+    "size": ("HxW, such as 256x256", _size),
+    "root": ("a path", str),
+    "names": ("words with | between them", _words),
+    "dtypes": ("words with | between them", _words),
 }
 _BEHIND = re.compile(r"(?s)(.+)\?((?:[a-z]+=[^?&]*)(?:&[a-z]+=[^?&]*)*)")
 
@@ -92,10 +96,7 @@ class Stored:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        said = [
-            f"{key}={quote(_OPTIONS[key][2](value), safe='/|')}"
-            for key, value in self.options.items()
-        ]
+        said = [f"{key}={quote(_text(v), safe='/|')}" for key, v in self.options.items()]
         return f"{self.path}?{'&'.join(said)}" if said else str(self.path)
 
     def open(self) -> Source:
@@ -115,28 +116,49 @@ class Stored:
 
 def parse_stored(kind: str, text: str) -> Stored:
     """The source that a text of this form names; whether it is there is not asked."""
-    known = KINDS[kind][1]
     match = _BEHIND.fullmatch(text)
     if match is None:
         return Stored(kind, expanded(text))
+    spec, known = f"{kind}:{text}", KINDS[kind][1]
+    items = [unquote(item) for item in match[2].split("&")]
+    for item in items:
+        key = item.partition("=")[0]
+        if key not in known:
+            expected, remedy = f"options of {kind}: {', '.join(known)}", "correct or remove it"
+            what = f"no option {key!r}"
+            raise DataError(what, where=spec, expected=expected, found=repr(item), remedy=remedy)
+    return Stored(kind, expanded(match[1]), parse_options(spec, items, known, _OPTIONS))
+
+
+def parse_options(
+    spec: str, items: Sequence[str], known: Sequence[str], forms: Mapping[str, Form]
+) -> dict[str, object]:
+    """The values of `items`, each `key=value` with one of the known keys; `spec` is the text."""
     options: dict[str, object] = {}
-    for item in match[2].split("&"):
+    for item in items:
         key, _, value = item.partition("=")
-        if key not in known or key in options:
-            raise DataError(
-                f"option {key!r} is given twice" if key in options else f"no option {key!r}",
-                where=f"{kind}:{text}",
-                expected=f"options of {kind}, each once: {', '.join(known)}",
-                found=repr(item),
-                remedy="correct or remove it",
+        if key not in known:
+            expected = ", ".join(known) or "no options"
+            raise unknown_name(
+                DataError, "option", key, known, expected=expected, found=repr(item), where=spec
             )
-        form, convert, _ = _OPTIONS[key]
+        if key in options:
+            raise given_twice(DataError, f"option {key!r}", "option", where=spec, found=repr(item))
+        form, convert = forms[key]
         try:
-            options[key] = convert(unquote(value))
+            options[key] = convert(value)
         except ValueError as error:
-            what = f"option {key!r} cannot be read"
-            remedy = "correct or remove it"
+            what, remedy = f"option {key!r} cannot be read", "correct or remove it"
             raise DataError(
-                what, where=f"{kind}:{text}", expected=form, found=repr(value), remedy=remedy
+                what, where=spec, expected=form, found=repr(value), remedy=remedy
             ) from error
-    return Stored(kind, expanded(match[1]), options)
+    return options
+
+
+def _text(value: object) -> str:
+    """The value of an option as `_OPTIONS` reads it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ("x" if isinstance(value[0], int) else "|").join(map(str, value))
+    return str(value)

@@ -9,12 +9,14 @@ numbers, at a place hashed from its number.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from purine.arguments import checked
+from purine.arguments import checked, wrong_value
 from purine.data.source import DataSet, Field, Indices, NumpyArray, Source, check_indices
 from purine.errors import DataError
 
@@ -199,11 +201,8 @@ def synthetic_images(
     dtype: str = "float32",
 ) -> DataSet:
     """`count` images to train on and a tenth as many others to test on."""
-    train = SyntheticImages(image, classes=classes, count=count, seed=seed, dtype=dtype)
-    test = SyntheticImages(
-        image, classes=classes, count=max(1, count // 10), seed=seed, dtype=dtype, first=count
-    )
-    return DataSet("synthetic", train, test)
+    make = partial(SyntheticImages, image, classes=classes, seed=seed, dtype=dtype)
+    return _both_parts("synthetic", make, count)
 
 
 @checked
@@ -211,10 +210,8 @@ def synthetic_masks(
     image: tuple[int, int, int] = (3, 64, 64), *, classes: int = 4, count: int = 320, seed: int = 0
 ) -> DataSet:
     """`count` images with classes of pixels to train on and a tenth as many others to test on."""
-    train = SyntheticMasks(image, classes=classes, count=count, seed=seed)
-    tests = max(1, count // 10)
-    test = SyntheticMasks(image, classes=classes, count=tests, seed=seed, first=count)
-    return DataSet("synthetic-masks", train, test)
+    make = partial(SyntheticMasks, image, classes=classes, seed=seed)
+    return _both_parts("synthetic-masks", make, count)
 
 
 @checked
@@ -222,11 +219,12 @@ def synthetic_tokens(
     length: int = 64, *, vocabulary: int = 256, count: int = 1280, seed: int = 0
 ) -> DataSet:
     """`count` sequences to train on and a tenth as many others to test on."""
-    train = SyntheticTokens(length, vocabulary=vocabulary, count=count, seed=seed)
-    test = SyntheticTokens(
-        length, vocabulary=vocabulary, count=max(1, count // 10), seed=seed, first=count
-    )
-    return DataSet("synthetic-tokens", train, test)
+    make = partial(SyntheticTokens, length, vocabulary=vocabulary, seed=seed)
+    return _both_parts("synthetic-tokens", make, count)
+
+
+def _both_parts(name: str, make: Callable[..., Source], count: int) -> DataSet:
+    return DataSet(name, make(count=count), make(count=max(1, count // 10), first=count))
 
 
 def _hash(seed: int, numbers: Indices) -> npt.NDArray[np.uint64]:
@@ -242,14 +240,10 @@ def _hash(seed: int, numbers: Indices) -> npt.NDArray[np.uint64]:
 def _require(sizes: dict[str, int], seed: int) -> None:
     for name, value, least in [("seed", seed, 0), *((n, v, 1) for n, v in sizes.items())]:
         if value < least:
-            what = f"{name} is {value}"
             remedy = f"use {name}={least} or more"
-            raise DataError(what, expected=f"{least} or more", found=str(value), remedy=remedy)
+            raise wrong_value(DataError, name, value, f"{least} or more", remedy=remedy)
         bits = 63 if name in ("seed", "count") else 24  # a side of an image is no longer
         if value >= 2**bits:
-            raise DataError(
-                f"{name} is too large",
-                expected=f"a number below 2^{bits}",
-                found=f"a number of {len(str(value))} digits",
-                remedy=f"use a smaller {name}",
-            )
+            what, expected = f"{name} is too large", f"a number below 2^{bits}"
+            digits, remedy = f"a number of {len(str(value))} digits", f"use a smaller {name}"
+            raise DataError(what, expected=expected, found=digits, remedy=remedy)

@@ -24,6 +24,8 @@ __all__ = ["Columns", "TensorSource", "tensors"]
 Columns: TypeAlias = object
 """A tensor, array or list with a sample in each row; or several of them, in a tuple or list."""
 
+_ONE_EACH = "give each tensor one row per sample"
+
 
 class TensorSource(Source):
     """Samples from tensors of equal length, one for each input of the net, by position.
@@ -37,8 +39,7 @@ class TensorSource(Source):
 
     def __init__(self, *columns: object) -> None:
         if not columns:
-            what = "there are no tensors"
-            expected = "a tensor for each input of the net"
+            what, expected = "there are no tensors", "a tensor for each input of the net"
             raise DataError(what, expected=expected, found="none", remedy="pass for example (x, y)")
         self._columns = tuple(_column(item, index) for index, item in enumerate(columns))
         self.fields = tuple(
@@ -47,12 +48,12 @@ class TensorSource(Source):
         )
         for column, field in zip(self._columns, self.fields, strict=True):
             if len(column) != len(self):
-                raise DataError(
-                    "the tensors differ in their number of samples",
-                    expected=f"{len(self)} rows, as in tensor 0",
-                    found=f"{len(column)} rows in {field.name}",
-                    remedy="give each tensor one row per sample",
+                what = "the tensors differ in their number of samples"
+                expected, rows = (
+                    f"{len(self)} rows, as in tensor 0",
+                    f"{len(column)} rows in {field.name}",
                 )
+                raise DataError(what, expected=expected, found=rows, remedy=_ONE_EACH)
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -98,9 +99,8 @@ def _column(value: object, index: int) -> Tensor:
         raise _unusable(index, dtype_name(value.dtype))
     if value.ndim == 0 or value.numel() == 0:
         what = f"there are no samples in tensor {index}"
-        expected = "one row or more, none of them empty"
-        remedy = "give each tensor one row per sample"
-        raise DataError(what, expected=expected, found=f"shape {list(value.shape)}", remedy=remedy)
+        expected, shape = "one row or more, none of them empty", f"shape {list(value.shape)}"
+        raise DataError(what, expected=expected, found=shape, remedy=_ONE_EACH)
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 
@@ -127,11 +127,7 @@ def _from_numpy(array: NumpyArray, index: int) -> Tensor:
 
 
 def _unusable(index: int, found: str) -> DataError:
-    return DataError(
-        f"tensor {index} of the data cannot be used",
-        expected=f"a dense tensor or array of {', '.join(sorted(DTYPES))}, or a list of numbers or "
-        "of tensors of one shape",
-        found=found,
-        remedy="give a tensor for each input of the net, with one row per sample; "
-        "a list of samples goes in as pu.data.TorchSource(samples)",
-    )
+    what, dtypes = f"tensor {index} of the data cannot be used", ", ".join(sorted(DTYPES))
+    expected = f"a dense tensor or array of {dtypes}, or a list of numbers or of equal tensors"
+    remedy = f"{_ONE_EACH}; a list of samples goes in as pu.data.TorchSource(samples)"
+    return DataError(what, expected=expected, found=found, remedy=remedy)

@@ -18,9 +18,9 @@ import torch
 from purine.arguments import at_least, checked, shown
 from purine.data.source import DTYPES, Field, Indices, Source, check_indices
 from purine.errors import DataError, in_a_line
-from purine.registry.aten import dtype_name
+from purine.registry.aten import dtype_name, dtype_of
 
-__all__ = ["IterableSource", "MapDataset", "TorchSource", "count_values", "is_map_dataset"]
+__all__ = ["IterableSource", "MapDataset", "TorchSource", "is_map_dataset", "item_names"]
 
 
 class MapDataset(Protocol):
@@ -106,9 +106,7 @@ class IterableSource(Source):
         self.fields = _fields_of(_first(iterable), names)
         self._lock = threading.Lock()
         self._pass_length = length
-        self._pass_start = 0
-        self._taken = 0
-        self._iterator: Iterator[object] | None = None
+        self._restart(0)
 
     def __len__(self) -> int:
         if self._length is None:
@@ -125,8 +123,7 @@ class IterableSource(Source):
     def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         positions = [int(index) for index in indices]
         if not positions or positions != list(range(positions[0], positions[0] + len(positions))):
-            what = "an iterable is read in its own order"
-            expected = "consecutive positions"
+            what, expected = "an iterable is read in its own order", "consecutive positions"
             remedy = "read it through a Reader with shuffle=False"
             raise DataError(what, expected=expected, found=str(positions), remedy=remedy)
         with self._lock:
@@ -140,41 +137,36 @@ class IterableSource(Source):
         return _stack(samples, positions, self.fields)
 
     def _seek(self, position: int) -> None:
-        while position != self._pass_start + self._taken:
+        while position != self._position:
             length = self._pass_length
             start = 0 if length is None else position - position % length
-            behind = position < self._pass_start + self._taken
-            if behind or start > self._pass_start:
+            if position < self._position or start > self._position:
                 self._restart(start)
             else:
                 self._take()
 
     def _restart(self, start: int) -> None:
-        self._iterator = None
-        self._pass_start = start
-        self._taken = 0
+        self._samples, self._position = self._passes(), start
 
     def _take(self) -> object:
-        """The next sample; at the end of a pass, the first of the next."""
-        if self._iterator is None:
-            self._iterator = iter(self._iterable)
-        try:
-            sample = next(self._iterator)
-        except StopIteration:
-            self._end_pass()
-            return self._take()
-        if self._taken == self._pass_length:
-            raise self._wrong_length(f"more than {self._taken}")
-        self._taken += 1
+        sample = next(self._samples)
+        self._position += 1
         return sample
 
-    def _end_pass(self) -> None:
-        if self._taken == 0:
-            raise _no_samples(self._iterable)
-        if self._pass_length not in (None, self._taken):
-            raise self._wrong_length(str(self._taken))
-        self._pass_length = self._taken
-        self._restart(self._pass_start + self._taken)
+    def _passes(self) -> Iterator[object]:
+        """The samples of one pass after the other, which have to be of one length."""
+        while True:
+            count = 0
+            for sample in self._iterable:
+                if count == self._pass_length:
+                    raise self._wrong_length(f"more than {count}")
+                count += 1
+                yield sample
+            if count == 0:
+                raise _no_samples(self._iterable)
+            if self._pass_length not in (None, count):
+                raise self._wrong_length(str(count))
+            self._pass_length = count
 
     def _wrong_length(self, found: str) -> DataError:
         what = "a pass over the iterable has another length than before"
@@ -183,9 +175,9 @@ class IterableSource(Source):
         return DataError(what, expected=expected, found=found, remedy=remedy)
 
 
-def count_values(dataset: MapDataset | Iterable[object]) -> int:
-    """How many values a sample of a data set or iterable has."""
-    return len(_values(_first(dataset)))
+def item_names(dataset: MapDataset | Iterable[object]) -> tuple[str, ...]:
+    """Names for the values that a sample of a data set or iterable has."""
+    return tuple(f"item {index}" for index in range(len(_values(_first(dataset)))))
 
 
 def _length_of(dataset: MapDataset) -> int:
@@ -222,8 +214,7 @@ def _unreadable(dataset: object, error: Exception, expected: str) -> DataError:
 
 
 def _no_samples(dataset: object) -> DataError:
-    what = "there are no samples"
-    actual = f"an empty {type(dataset).__name__}"
+    what, actual = "there are no samples", f"an empty {type(dataset).__name__}"
     remedy = "check how the data set was made"
     return DataError(what, expected="one sample or more", found=actual, remedy=remedy)
 
@@ -235,11 +226,7 @@ def _fields_of(sample: object, names: Sequence[str]) -> tuple[Field, ...]:
         expected = f"a tuple of {', '.join(names)}"
         remedy = "pass names=(...) with a name for each value"
         raise DataError(what, expected=expected, found=f"{len(values)} values", remedy=remedy)
-    fields = []
-    for name, value in zip(names, values, strict=True):
-        tensor = _as_tensor(value, name)
-        fields.append(Field(name, tuple(tensor.shape), dtype_name(tensor.dtype)))
-    return tuple(fields)
+    return tuple(_typed(value, name)[1] for value, name in zip(values, names, strict=True))
 
 
 def _stack(
@@ -251,17 +238,20 @@ def _stack(
         if len(values) != len(fields):
             raise _unlike(number, f"{len(fields)} values", f"{len(values)} values")
         for value, field, column in zip(values, fields, columns, strict=True):
-            tensor = _as_tensor(value, field.name)
-            own = Field(field.name, tuple(tensor.shape), dtype_name(tensor.dtype))
+            tensor, own = _typed(value, field.name)
             if own != field:
                 raise _unlike(number, str(field), str(own))
             column.append(tensor)
-    return tuple(
-        torch.stack(column)
-        if column
-        else torch.empty((0, *field.shape), dtype=getattr(torch, field.dtype))
-        for column, field in zip(columns, fields, strict=True)
-    )
+    if not samples:
+        return tuple(
+            torch.empty((0, *field.shape), dtype=dtype_of(field.dtype)) for field in fields
+        )
+    return tuple(map(torch.stack, columns))
+
+
+def _typed(value: object, name: str) -> tuple[torch.Tensor, Field]:
+    tensor = _as_tensor(value, name)
+    return tensor, Field(name, tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
 def _unlike(number: int, expected: str, found: str) -> DataError:

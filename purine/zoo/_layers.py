@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from purine import kinds
 from purine.graph import Filler, Graph
 from purine.kinds import Net, Var
 
-__all__ = ["classifier", "conv_norm", "conv_norm_relu", "conv_relu", "drop", "transformer_block"]
+__all__ = ["classifier", "conv_norm", "conv_norm_relu", "conv_relu", "drop", "transformer"]
 
 
 def conv_norm(
@@ -68,38 +69,38 @@ def drop(x: Var, ratio: float, *, name: str) -> Var:
     return kinds.dropout(x, ratio=ratio, name=name) if ratio else x
 
 
-def transformer_block(
+def transformer(
     x: Var,
     *,
+    layers: int,
     heads: int,
     hidden: int,
     causal: bool,
     eps: float,
     approximate: Literal["none", "tanh"],
-    weight_filler: Filler,
-    out_filler: Filler,
+    fillers: tuple[Filler, Filler],
     dropout: float,
-    name: str,
 ) -> Var:
-    """Attention and a perceptron for [N, T, C], each behind a layer norm and added to its input.
+    """Layers of attention and a perceptron for [N, T, C], and a last layer norm.
 
-    `out_filler` is for the weights whose results are added to the input.
+    Each of the two is behind a layer norm and added to its input. The second of the `fillers` is
+    for the weights whose results are added.
     """
-    y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln1")
-    y = kinds.attention(
-        y,
-        heads=heads,
-        causal=causal,
-        name=f"{name}/attention",
-        weight_filler=weight_filler,
-        out_filler=out_filler,
+    first, last = fillers
+    attention = partial(
+        kinds.attention, heads=heads, causal=causal, weight_filler=first, out_filler=last
     )
-    y = drop(y, dropout, name=f"{name}/attention/drop")
-    x = kinds.eltwise([x, y], name=f"{name}/add1")
-    width = x.shape[2]
-    y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln2")
-    y = kinds.inner_product(y, hidden, axis=2, name=f"{name}/mlp/fc", weight_filler=weight_filler)
-    y = kinds.gelu(y, approximate=approximate, name=f"{name}/mlp/gelu")
-    y = kinds.inner_product(y, width, axis=2, name=f"{name}/mlp/out", weight_filler=out_filler)
-    y = drop(y, dropout, name=f"{name}/mlp/drop")
-    return kinds.eltwise([x, y], name=f"{name}/add2")
+    for layer in range(1, layers + 1):
+        name = f"layer{layer}"
+        y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln1")
+        y = attention(y, name=f"{name}/attention")
+        y = drop(y, dropout, name=f"{name}/attention/drop")
+        x = kinds.eltwise([x, y], name=f"{name}/add1")
+        y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln2")
+        y = kinds.inner_product(y, hidden, axis=2, name=f"{name}/mlp/fc", weight_filler=first)
+        y = kinds.gelu(y, approximate=approximate, name=f"{name}/mlp/gelu")
+        width = x.shape[2]
+        y = kinds.inner_product(y, width, axis=2, name=f"{name}/mlp/out", weight_filler=last)
+        y = drop(y, dropout, name=f"{name}/mlp/drop")
+        x = kinds.eltwise([x, y], name=f"{name}/add2")
+    return kinds.layer_norm(x, eps=eps, name="ln")

@@ -6,8 +6,8 @@ import math
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, layer_norm
-from purine.zoo._layers import classifier, drop, transformer_block
+from purine.kinds import Net
+from purine.zoo._layers import classifier, drop, transformer
 
 __all__ = ["gpt2"]
 
@@ -39,19 +39,16 @@ def gpt2(
     x = net.apply("Embedding", [tokens, table], name="embedding")
     x = net.apply("Bias", [x, places], {"axis": 1}, name="position")
     x = drop(x, dropout, name="drop")
-    for layer in range(1, layers + 1):
-        x = transformer_block(
-            x,
-            heads=heads,
-            hidden=4 * width,
-            causal=True,
-            eps=1e-5,
-            approximate="tanh",
-            weight_filler=normal,
-            out_filler=added,
-            dropout=dropout,
-            name=f"layer{layer}",
-        )
-    x = layer_norm(x, name="ln")
+    x = transformer(
+        x,
+        layers=layers,
+        heads=heads,
+        hidden=4 * width,
+        causal=True,
+        eps=1e-5,
+        approximate="tanh",
+        fillers=(normal, added),
+        dropout=dropout,
+    )
     x = net.apply("InnerProduct", [x, table], {"axis": 2}, name="scores")
     return classifier(net, x, targets, axis=2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from purine.arguments import checked
 from purine.graph import Filler, Graph
-from purine.kinds import Net, conv, flatten, inner_product, layer_norm, prepend, slice, transpose
-from purine.zoo._layers import classifier, drop, transformer_block
+from purine.kinds import Net, conv, flatten, inner_product, prepend, slice, transpose
+from purine.zoo._layers import classifier, drop, transformer
 
 __all__ = ["vit"]
 
@@ -34,20 +34,17 @@ def vit(
     places = net.parameter("position/weight", x.shape[1:], normal)
     x = net.apply("Bias", [x, places], {"axis": 1}, name="position")
     x = drop(x, dropout, name="drop")
-    for layer in range(1, layers + 1):
-        x = transformer_block(
-            x,
-            heads=heads,
-            hidden=hidden,
-            causal=False,
-            eps=1e-6,
-            approximate="none",
-            weight_filler=xavier,
-            out_filler=xavier,
-            dropout=dropout,
-            name=f"layer{layer}",
-        )
-    x = layer_norm(x, eps=1e-6, name="ln")
+    x = transformer(
+        x,
+        layers=layers,
+        heads=heads,
+        hidden=hidden,
+        causal=False,
+        eps=1e-6,
+        approximate="none",
+        fillers=(xavier, xavier),
+        dropout=dropout,
+    )
     x = slice(x, 0, 1, axis=1, name="class")
     x = inner_product(x, classes, name="fc", weight_filler=Filler())
     return classifier(net, x, label)

@@ -43,28 +43,24 @@ def read_definition(
     """The definition at `path`, which is a net or a solver; `test` is a test net's own file."""
     if solver is None and is_solver(path):
         solver = path
-    if solver is None:
-        net = _net(path)
-        return Definition(
-            _in_state(net, "TRAIN"), _in_state(net if test is None else _net(test), "TEST")
-        )
-    node = read(_text(solver), "SolverParameter", file=str(solver))
-    if Path(path) == Path(solver):
-        net, own = _held(node, Path(solver))
+    node = None if solver is None else _message(solver, "SolverParameter")
+    if node is not None and solver is not None and Path(path) == Path(solver):
+        train, own = _held(node, Path(solver))
     else:
-        net = _net(path)
-        own = net
-    tests = node.all("test_state")
+        train = own = _message(path, "NetParameter")
+    tested = own if test is None else _message(test, "NetParameter")
+    if node is None:
+        return Definition(_in_state(train, "TRAIN"), _in_state(tested, "TEST"))
     return Definition(
-        _in_state(net, "TRAIN", node.message("train_state")),
-        _in_state(own if test is None else _net(test), "TEST", *tests[:1]),
+        _in_state(train, "TRAIN", node.message("train_state")),
+        _in_state(tested, "TEST", *node.all("test_state")[:1]),
         solver_of(node),
     )
 
 
 def read_solver(path: str | os.PathLike[str]) -> CaffeSolver:
     """The settings in a solver's file."""
-    return solver_of(read(_text(path), "SolverParameter", file=str(path)))
+    return solver_of(_message(path, "SolverParameter"))
 
 
 def nets_of_solver(path: str | os.PathLike[str]) -> tuple[Path, Path | None]:
@@ -72,7 +68,7 @@ def nets_of_solver(path: str | os.PathLike[str]) -> tuple[Path, Path | None]:
 
     A net within the solver's file is that file; the second is None where it is the first again.
     """
-    node = read(_text(path), "SolverParameter", file=str(path))
+    node = _message(path, "SolverParameter")
     if "net_param" in node or "train_net_param" in node:
         return Path(path).resolve(), None
     train = _file(node, "train_net" if "train_net" in node else "net", Path(path))
@@ -97,18 +93,19 @@ def _held(node: Node, path: Path) -> tuple[Node, Node]:
             both = node.get("net_param") or train
             return train, tests[0] if tests else both
     train_file, test_file = nets_of_solver(path)
-    train = _net(train_file)
-    return train, tests[0] if tests else train if test_file is None else _net(test_file)
+    train = _message(train_file, "NetParameter")
+    if tests or test_file is None:
+        return train, [*tests, train][0]
+    return train, _message(test_file, "NetParameter")
 
 
 def _file(node: Node, field: str, solver: Path) -> Path:
     """The net that a solver names: from the working folder as in Caffe, or near the solver."""
     name: str | None = node.get(field)
     if not name:
-        what = "the solver names no net"
-        expected = "net: with the path of a prototxt file"
+        what, expected = "the solver names no net", "net: with the path of a prototxt file"
         remedy = "add net:, or pass the net with --net and the solver with --solver"
-        raise node.error(what, field, expected, "none", remedy=remedy)
+        raise node.error(what, field, expected, "none", remedy)
     written = expanded(name)
     tried = [written, solver.parent / written, solver.parent / written.name]
     for candidate in tried:
@@ -121,8 +118,8 @@ def _file(node: Node, field: str, solver: Path) -> Path:
     raise node.error(f"the net {name!r} is not there", field, expected, nothing, remedy)
 
 
-def _net(path: str | os.PathLike[str]) -> Node:
-    return read(_text(path), "NetParameter", file=str(path))
+def _message(path: str | os.PathLike[str], type: str) -> Node:
+    return read(_text(path), type, file=str(path))
 
 
 def _in_state(net: Node, phase: str, *given: Node) -> tuple[Node, NetState]:
@@ -142,10 +139,8 @@ def _text(path: str | os.PathLike[str]) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FormatError(
-            "the file is not UTF-8 text",
-            where=f"{source}:{data.count(bytes([10]), 0, error.start) + 1}",
-            expected="a definition in text form",
-            found=f"the byte 0x{data[error.start]:02x} at offset {error.start}",
-            remedy="name a prototxt file, and give binary files as weights",
-        ) from None
+        where = f"{source}:{data.count(bytes([10]), 0, error.start) + 1}"
+        what, expected = "the file is not UTF-8 text", "a definition in text form"
+        byte = f"the byte 0x{data[error.start]:02x} at offset {error.start}"
+        remedy = "name a prototxt file, and give binary files as weights"
+        raise FormatError(what, where=where, expected=expected, found=byte, remedy=remedy) from None

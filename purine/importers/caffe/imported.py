@@ -21,10 +21,9 @@ from purine.data.stored import Stored
 from purine.errors import ConfigError, DataError
 from purine.graph import Graph
 from purine.importers import HasStates
-from purine.importers.caffe.definition import read_definition, read_solver
-from purine.importers.caffe.files import located
-from purine.importers.caffe.layer import Scope
-from purine.importers.caffe.named import NamedSource
+from purine.importers.caffe.definition import Definition, read_definition, read_solver
+from purine.importers.caffe.files import NamedSource, located
+from purine.importers.caffe.layer import Options, Scope
 from purine.importers.caffe.net import NetState, build, layers_of
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.solver import CaffeSolver
@@ -60,23 +59,15 @@ class Transform:
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for `prepare`."""
-        return {
-            "scale": self.scale,
-            "mean": self.mean if self.mean_image is None else self.mean_image,
-            "crop": self.crop,
-            "mirror": self.mirror,
-        }
+        mean = self.mean if self.mean_image is None else self.mean_image
+        return {"scale": self.scale, "mean": mean, "crop": self.crop, "mirror": self.mirror}
 
     @property
     def left_out(self) -> str | None:
         """What to note of a mean image that is not there."""
-        if self.missing_mean is None:
-            return None
-        where, path = self.missing_mean
-        return (
-            f"{where}: the mean in {path!r} is not read, as there is no such file; "
-            "give it as mean to prepare, or to a job as --mean-file or --mean"
-        )
+        note = "{}: the mean in {!r} is not read, as there is no such file; "
+        note += "give it as mean to prepare, or to a job as --mean-file or --mean"
+        return None if self.missing_mean is None else note.format(*self.missing_mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +106,11 @@ class Imported:
         """The same data as a text for `purine.data.open_data`, with absolute paths."""
         train, test = self._stored(root)
         if test is not None and train.kind != test.kind:
-            raise DataError(
-                f"{self.name!r} trains and tests on data of two kinds",
-                where=self.test_sources[0].where,
-                expected=f"{train.kind} in both phases",
-                found=f"{train.kind} and {test.kind}",
-                remedy="name data in one form with --data",
-            )
+            what = f"{self.name!r} trains and tests on data of two kinds"
+            where = self.test_sources[0].where
+            expected, kinds = f"{train.kind} in both phases", f"{train.kind} and {test.kind}"
+            remedy = "name data in one form with --data"
+            raise DataError(what, where=where, expected=expected, found=kinds, remedy=remedy)
         parts = [str(part.absolute()) for part in (train, test) if part is not None]
         return f"{train.kind}:{','.join(parts)}"
 
@@ -156,13 +145,12 @@ class Imported:
 
     def _only(self, sources: Sequence[NamedSource], phase: str) -> NamedSource:
         if len(sources) != 1:
-            raise DataError(
-                f"phase {phase} of {self.name!r} reads from {len(sources)} sources",
-                where=sources[0].where if sources else None,
-                expected="one layer of type Data, HDF5Data or ImageData",
-                found=", ".join(f"{item.layer} ({item.type})" for item in sources) or "none",
-                remedy="make a data set of your own and give it to the run; a job takes --data",
-            )
+            what = f"phase {phase} of {self.name!r} reads from {len(sources)} sources"
+            where = sources[0].where if sources else None
+            expected = "one layer of type Data, HDF5Data or ImageData"
+            layers = ", ".join(f"{item.layer} ({item.type})" for item in sources) or "none"
+            remedy = "make a data set of your own and give it to the run; a job takes --data"
+            raise DataError(what, where=where, expected=expected, found=layers, remedy=remedy)
         return sources[0]
 
 
@@ -196,41 +184,11 @@ def from_caffe(
         at_least("batch", batch, 1)
     sizes = {name: _size(f"the shape of {name!r}", shape) for name, shape in (shapes or {}).items()}
     stored = None if image is None else _size("image", image)
-    definition = read_definition(path, solver=solver, test=test)
     roots = (Path(), Path(path).parent) if root is None else (Path(root),)
-    built = {}
-    for node, state in (definition.train, definition.test):
-        if state.phase == "TRAIN" or _has_source(node, state):
-            built[state.phase] = build(
-                node,
-                state,
-                batch=batch,
-                image=stored,
-                crop=crop,
-                shapes=sizes,
-                dtype=dtype,
-                roots=roots,
-            )
-    net, scope = built["TRAIN"]
-    tested, test_scope = built.get("TEST", (None, None))
-    transform = _transform(scope)
-    notes = [transform.left_out] if transform.left_out is not None else []
-    if test_scope is not None:
-        notes += _differences(transform, _transform(test_scope))
-    values, left_out = _weights(weights, net, scope, dtype)
-    return Imported(
-        definition.train[0].get("name", ""),
-        net,
-        None if tested is None else evaluation(tested),
-        definition.solver,
-        transform,
-        (*dict.fromkeys([*scope.notes, *notes, *left_out]),),
-        values,
-        tuple(scope.stored),
-        tuple(scope.sources),
-        () if test_scope is None else tuple(test_scope.sources),
-        roots,
-    )
+    options = Options(batch, stored, crop, sizes, dtype, roots)
+    files = [weights] if isinstance(weights, str | os.PathLike) else weights
+    definition = read_definition(path, solver=solver, test=test)
+    return _imported(definition, options, [Path(file) for file in files])
 
 
 @checked
@@ -243,16 +201,36 @@ def from_caffe_solver(path: StrPath) -> CaffeSolver:
     return read_solver(path)
 
 
-def _weights(
-    given: StrPath | Sequence[StrPath], net: Graph, scope: Scope, dtype: str
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The values of states that weight files give, in the dtype of the net."""
-    paths = [given] if isinstance(given, str | os.PathLike) else given
-    if not paths:
-        return {}, []
-    shapes = {name: net.blobs[name].shape or () for name in net.states}
-    values, notes = read_weights([Path(item) for item in paths], scope.stored, shapes)
-    return {name: value.to(dtype_of(dtype)) for name, value in values.items()}, notes
+def _imported(definition: Definition, options: Options, weights: Sequence[Path]) -> Imported:
+    """The graphs of both phases, with the values that the weight files give to their states."""
+    net, scope = build(*definition.train, options)
+    transform = _transform(scope)
+    notes = [*scope.notes, *filter(None, [transform.left_out])]
+    test: Graph | None = None
+    test_sources: tuple[NamedSource, ...] = ()
+    if _has_source(*definition.test):
+        test, test_scope = build(*definition.test, options)
+        test, test_sources = evaluation(test), tuple(test_scope.sources)
+        notes += _differences(transform, _transform(test_scope))
+    values: dict[str, Tensor] = {}
+    if weights:
+        shapes = {name: net.blobs[name].shape or () for name in net.states}
+        values, unset = read_weights(weights, scope.stored, shapes)
+        values = {name: value.to(dtype_of(options.dtype)) for name, value in values.items()}
+        notes += unset
+    return Imported(
+        definition.train[0].get("name", ""),
+        net,
+        test,
+        definition.solver,
+        transform,
+        tuple(dict.fromkeys(notes)),
+        values,
+        tuple(scope.stored),
+        tuple(scope.sources),
+        test_sources,
+        options.roots,
+    )
 
 
 def _differences(train: Transform, test: Transform) -> list[str]:
@@ -263,15 +241,10 @@ def _differences(train: Transform, test: Transform) -> list[str]:
         for name in ("scale", "mean", "crop")
         if getattr(train, name) != getattr(test, name)
     ]
-    if not _same(train.mean_image, test.mean_image):
+    first, second = train.mean_image, test.mean_image
+    if first is not second and (first is None or second is None or not first.equal(second)):
         notes.append("the test phase has another mean image; the transform is that of training")
     return notes
-
-
-def _same(first: Tensor | None, second: Tensor | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return bool(first.equal(second))
 
 
 def _transform(scope: Scope) -> Transform:
@@ -279,12 +252,10 @@ def _transform(scope: Scope) -> Transform:
     values: dict[str, Any] = {}
     for node in scope.transforms:
         means = node.all("mean_value") if node.type == "TransformationParameter" else []
-        path = located(node.get("mean_file", ""), scope.roots)
+        path = located(node.get("mean_file", ""), scope.options.roots)
         if means and "mean_file" in node:
-            what = "mean_file and mean_value are given"
-            expected = "one of the two"
-            remedy = "remove one of them"
-            raise node.error(what, "mean_file", expected, "both", remedy=remedy)
+            what, remedy = "mean_file and mean_value are given", "remove one of them"
+            raise node.error(what, "mean_file", "one of the two", "both", remedy)
         if path is not None:
             values.setdefault("mean_image", read_mean(path).to(dtype_of(scope.net.dtype)))
         elif "mean_file" in node:

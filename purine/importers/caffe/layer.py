@@ -14,7 +14,7 @@ from pathlib import Path
 from purine.analysis.infer import infer_op, spec_of
 from purine.errors import FormatError
 from purine.graph import Attribute, Filler, Op
-from purine.importers.caffe.named import NamedSource
+from purine.importers.caffe.files import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.weights import Slot, StoredLayer
 from purine.kinds.net import Net, Var
@@ -22,10 +22,33 @@ from purine.registry.clock import ITERATION, SEED, add_clock
 from purine.registry.kind import IMPLIED
 from purine.registry.lookup import lookup
 
-__all__ = ["Layer", "Scope", "filler_of", "one_op", "usable"]
+__all__ = ["Layer", "Options", "Scope", "filler_of", "one_op", "usable"]
 
 _RESERVED = (SEED, ITERATION, "lr")
 _PREFIXES = ("grad/", "update/", "momentum/", "micro")
+_MULTIPLIERS = ("lr_mult", "decay_mult")
+_FILLERS: Mapping[str, tuple[str, ...]] = {
+    "constant": ("value",),
+    "uniform": ("min", "max"),
+    "gaussian": ("mean", "std", "sparse"),
+    "xavier": ("variance_norm",),
+    "msra": ("variance_norm",),
+    "bilinear": (),
+    "positive_unitball": (),
+}
+"""The settings that each kind of filler reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller of an import says; see `from_caffe`. Relative paths begin at the `roots`."""
+
+    batch: int | None
+    image: tuple[int, ...] | None
+    crop: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: str
+    roots: tuple[Path, ...]
 
 
 @dataclass(slots=True)
@@ -34,19 +57,14 @@ class Scope:
 
     `blobs` maps Caffe's blob names to ours, `unread` holds those that no layer has read yet, `tops`
     all names that any layer of the phase writes, `whole` the blobs that hold labels or indices.
-    Relative paths begin at one of `roots`. `sources` and `stored` are the layers that read samples
-    and that have parameters.
+    `sources` and `stored` are the layers that read samples and that have parameters.
     """
 
     net: Net
     phase: str
     tops: frozenset[str]
     whole: frozenset[str]
-    batch: int | None = None
-    image: tuple[int, ...] | None = None
-    crop: int | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    roots: Sequence[Path] = ()
+    options: Options
     blobs: dict[str, Var] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
@@ -62,43 +80,16 @@ class Scope:
 
     def shape(self, top: str, given: Sequence[int]) -> tuple[int, ...]:
         """A declared shape, for the batch that was asked for."""
-        if top in self.shapes:
-            given = (given[0] if given else 1, *self.shapes[top])
-        return tuple(given) if self.batch is None or not given else (self.batch, *given[1:])
+        batch, shapes = self.options.batch, self.options.shapes
+        if top in shapes:
+            given = (given[0] if given else 1, *shapes[top])
+        return tuple(given) if batch is None or not given else (batch, *given[1:])
 
     def place(self, top: str, var: Var, *, report: bool = True) -> None:
         """Let a Caffe name stand for a blob from here on."""
         self.blobs[top] = var
         if report:
             self.unread[top] = var.name
-
-    def op(
-        self,
-        name: str,
-        kind: str,
-        inputs: Sequence[Var],
-        attributes: Mapping[str, Attribute],
-        outputs: Sequence[str],
-        where: str,
-    ) -> list[Var]:
-        """Add an op with results of the given names."""
-        builder = self.net.builder
-        known = lookup(Op(name, kind, (), ()))
-        implied = [item for item in known.inputs if item in IMPLIED]
-        if implied:
-            add_clock(builder)
-        said = {k: v for k, v in attributes.items() if _says(known.attributes.get(k), v)}
-        names = (*(item.name for item in inputs), *implied)
-        op = Op(name, kind, names, tuple(outputs), said, where=where)
-        for error in known.problems(op):
-            raise error
-        specs = infer_op(op, [spec_of(builder.blobs[item]) for item in names])
-        assert len(specs) == len(outputs), op
-        for output, spec in zip(outputs, specs, strict=True):
-            assert spec is not None
-            builder.blob(output, spec.shape, spec.dtype, where=where)
-        builder.add(op)
-        return [Var(self.net, output) for output in outputs]
 
 
 class Layer:
@@ -118,34 +109,57 @@ class Layer:
         """The message with the settings of this type of layer."""
         return self.node.message(name)
 
-    def emit(
-        self,
-        kind: str,
-        inputs: Sequence[Var],
-        attributes: Mapping[str, Attribute] | None = None,
-        *,
-        more: Sequence[str] = (),
-    ) -> Var:
-        """Add the op that makes the layer's next top; `more` labels further results of the op."""
-        top = self.tops[len(self.written)] if len(self.written) < len(self.tops) else self.name
-        blob = self._blob(top)
-        name = self.scope.net.builder.fresh(self.name) if self._taken() else self.name
-        names = [blob, *(f"{name}/{label}" for label in more)]
-        first = self.scope.op(name, kind, inputs, attributes or {}, names, self.node.where)[0]
-        self.put(top, first)
-        return first
+    def op_name(self) -> str:
+        """The name of the layer, or a fresh one if an op has it already."""
+        builder = self.scope.net.builder
+        return builder.fresh(self.name) if self.name in builder.ops else self.name
 
-    def step(
+    def op(
         self,
+        name: str,
+        outputs: Sequence[str],
         kind: str,
         inputs: Sequence[Var],
-        attributes: Mapping[str, Attribute] | None = None,
-        *,
-        label: str,
-    ) -> Var:
+        /,
+        **attributes: Attribute,
+    ) -> list[Var]:
+        """Add an op with results of the given names."""
+        builder, where = self.scope.net.builder, self.node.where
+        known = lookup(Op(name, kind, (), ()))
+        implied = [item for item in known.inputs if item in IMPLIED]
+        if implied:
+            add_clock(builder)
+        said = {k: v for k, v in attributes.items() if _says(known.attributes.get(k), v)}
+        names = (*(item.name for item in inputs), *implied)
+        op = Op(name, kind, names, tuple(outputs), said, where=where)
+        for error in known.problems(op):
+            raise error
+        specs = infer_op(op, [spec_of(builder.blobs[item]) for item in names])
+        for output, spec in zip(outputs, specs, strict=True):
+            assert spec is not None
+            builder.blob(output, spec.shape, spec.dtype, where=where)
+        builder.add(op)
+        return [Var(self.scope.net, output) for output in outputs]
+
+    def emit(self, kind: str, inputs: Sequence[Var], /, **attributes: Attribute) -> Var:
+        """Add the op that makes the layer's next top."""
+        return self.emit_many((), kind, inputs, **attributes)[0]
+
+    def emit_many(
+        self, labels: Sequence[str], kind: str, inputs: Sequence[Var], /, **attributes: Attribute
+    ) -> list[Var]:
+        """Add the op that makes the layer's next top and further results, which have labels."""
+        top = self.tops[len(self.written)] if len(self.written) < len(self.tops) else self.name
+        blob, name = self._blob(top), self.op_name()
+        outputs = [blob, *(f"{name}/{label}" for label in labels)]
+        results = self.op(name, outputs, kind, inputs, **attributes)
+        self.put(top, results[0])
+        return results
+
+    def step(self, label: str, kind: str, inputs: Sequence[Var], /, **attributes: Attribute) -> Var:
         """Add an op on the way to a top."""
         name = self.scope.net.builder.fresh(f"{self.name}/{label}")
-        return self.scope.op(name, kind, inputs, attributes or {}, [name], self.node.where)[0]
+        return self.op(name, [name], kind, inputs, **attributes)[0]
 
     def put(self, top: str, var: Var, *, report: bool = True) -> None:
         """Make an existing blob a top."""
@@ -153,9 +167,10 @@ class Layer:
         self.written.append(var)
 
     def parameter(
-        self, label: str, shape: Sequence[int], filler: Filler, *, trainable: bool = True
+        self, label: str, shape: Sequence[int], filler: Filler | Node | None, trainable: bool = True
     ) -> Var:
         """The layer's next parameter, which another layer may own."""
+        filler = filler if isinstance(filler, Filler) else filler_of(filler)
         specs = self.node.all("param")
         spec = specs[len(self.slots)] if len(self.slots) < len(specs) else None
         shape = tuple(shape)
@@ -169,32 +184,23 @@ class Layer:
         self.slots.append(Slot(name, shape))
         builder, place = self.scope.net.builder, spec.where if spec else self.node.where
         builder.blob(name, shape, self.scope.net.dtype, where=place)
+        said = spec if trainable else None
+        lr, decay = (float(said.get(key, 1.0)) if said else 1.0 for key in _MULTIPLIERS)
         builder.state(
-            name,
-            filler=filler,
-            trainable=trainable,
-            lr_mult=_multiplier(spec, "lr_mult") if trainable else 1.0,
-            decay_mult=_multiplier(spec, "decay_mult") if trainable else 1.0,
-            where=place,
+            name, filler=filler, trainable=trainable, lr_mult=lr, decay_mult=decay, where=place
         )
         var = Var(self.scope.net, name)
         if shared:
             self.scope.owners[shared] = (var, place)
         return var
 
-    def loss_weight(self) -> float:
-        """The weight of the first top of a loss layer."""
-        weights = self.node.all("loss_weight")
-        return float(weights[0]) if weights else 1.0
-
-    def axis(self, settings: Node, name: str, default: int, x: Var, *, extra: int = 0) -> int:
-        """An axis of x, counted from 0; `extra` allows places behind the last."""
-        value: int = settings.get(name, default)
+    def axis(self, settings: Node, default: int = 1, name: str = "axis") -> int:
+        """An axis of the first bottom, counted from 0."""
+        x, value = self.bottoms[0], int(settings.get(name, default))
         count = len(x.shape)
-        if not -count <= value < count + extra:
+        if not -count <= value < count:
             what = f"{name} is {value}, but {x.name!r} has {count} dimensions"
-            expected = f"{-count} to {count - 1 + extra}"
-            raise settings.error(what, name, expected, str(value))
+            raise settings.error(what, name, f"{-count} to {count - 1}", str(value))
         return value % count if value < 0 else value
 
     def check_counts(self, bottoms: tuple[int, int], tops: tuple[int, int]) -> None:
@@ -215,8 +221,7 @@ class Layer:
         if given > len(self.slots):
             what = f"layer {self.name!r} ({self.type}) has {given} param entries"
             expected = f"at most {len(self.slots)}, one for each parameter"
-            remedy = "remove the last of them"
-            raise self.node.error(what, "param", expected, str(given), remedy=remedy)
+            raise self.node.error(what, "param", expected, str(given), "remove the last of them")
 
     def unsupported(self, what: str, settings: Node, field: str) -> FormatError:
         """Something that Caffe can do and this importer cannot."""
@@ -240,7 +245,7 @@ class Layer:
         self.scope.unread.pop(name, None)
         flags = self.node.all("propagate_down")
         if index < len(flags) and not flags[index]:
-            return self.step("StopGradient", [var], label="stop")
+            return self.step("stop", "StopGradient", [var])
         return var
 
     def _blob(self, top: str) -> str:
@@ -258,9 +263,6 @@ class Layer:
             return self.name
         return builder.fresh(f"{usable(top)}/{self.name}")
 
-    def _taken(self) -> bool:
-        return self.name in self.scope.net.builder.ops
-
     def _borrow(self, spec: Node, shared: str, shape: tuple[int, ...]) -> Var:
         owner, place = self.scope.owners[shared]
         state = self.scope.net.builder.states[owner.name]
@@ -270,24 +272,36 @@ class Layer:
             what = f"layer {self.name!r} shares {shared!r}, which has another size"
             expected = f"{list(owner.shape)}, as at {place}"
             remedy = "share parameters of equal sizes, or take another name"
-            raise spec.error(what, "name", expected, str(list(shape)), remedy=remedy)
-        for key, value in (("lr_mult", state.lr_mult), ("decay_mult", state.decay_mult)):
+            raise spec.error(what, "name", expected, str(list(shape)), remedy)
+        for key in _MULTIPLIERS:
+            value = getattr(state, key)
             if key in spec and spec.get(key) != value:
                 what = f"shared parameter {shared!r} has two values of {key}"
-                expected = f"{value}, as at {place}"
-                raise spec.error(what, key, expected, str(spec.get(key)))
+                raise spec.error(what, key, f"{value}, as at {place}", str(spec.get(key)))
         if owner.shape == shape:
             return owner
-        return self.step("Reshape", [owner], {"shape": shape}, label="shared")
+        return self.step("shared", "Reshape", [owner], shape=shape)
 
 
-def one_op(kind: str, message: str | None = None, **defaults: Attribute) -> Callable[[Layer], None]:
-    """The translation of a layer that is one op: its attributes are fields of a message."""
+def one_op(
+    kind: str, message: str | None = None, *, axis: int | None = None, **defaults: Attribute
+) -> Callable[[Layer], None]:
+    """The translation of a layer that is one op: its attributes are fields of a message.
+
+    `axis` and `defaults` are the values of attributes that the text does not set. A pair is the
+    name of the field, where it is not that of the attribute, and the default.
+    """
 
     def translate(layer: Layer) -> None:
-        settings = None if message is None else layer.settings(message)
-        attributes = {n: settings.get(n, v) for n, v in defaults.items()} if settings else {}
-        layer.emit(kind, layer.bottoms, attributes)
+        attributes = dict(defaults)
+        if message is not None:
+            settings = layer.settings(message)
+            if axis is not None:
+                attributes["axis"] = layer.axis(settings, axis)
+            for name, default in defaults.items():
+                field, value = default if isinstance(default, tuple) else (name, default)
+                attributes[name] = settings.get(str(field), value)
+        layer.emit(kind, layer.bottoms, **attributes)
 
     return translate
 
@@ -297,25 +311,14 @@ def filler_of(node: Node | None, default: Filler | None = None) -> Filler:
     if node is None:
         return default or Filler()
     kind: str = node.get("type", "constant")
-    values: dict[str, Attribute] = {}
-    settings = {
-        "constant": ("value",),
-        "uniform": ("min", "max"),
-        "gaussian": ("mean", "std", "sparse"),
-        "xavier": ("variance_norm",),
-        "msra": ("variance_norm",),
-        "bilinear": (),
-        "positive_unitball": (),
-    }
-    if kind not in settings:
+    if kind not in _FILLERS:
         what = f"a {kind!r} filler is not supported"
-        raise node.error(what, "type", "one of " + ", ".join(settings), repr(kind))
-    for name in settings[kind]:
-        if name in node and not (name == "sparse" and node.get(name) < 0):
-            key, value = name, node.get(name)
-            if name == "variance_norm":
-                key, value = "variance", value.lower()
-            values[key] = value
+        raise node.error(what, "type", "one of " + ", ".join(_FILLERS), repr(kind))
+    values = {name: node.get(name) for name in _FILLERS[kind] if name in node}
+    if values.get("sparse", 0) < 0:
+        del values["sparse"]
+    if "variance_norm" in values:
+        values["variance"] = values.pop("variance_norm").lower()
     return Filler(kind, values)
 
 
@@ -323,10 +326,6 @@ def usable(name: str) -> str:
     """A name that a graph can have and that no transform takes for one of its own."""
     clean = "".join(c if c.isprintable() and not c.isspace() else "_" for c in name)
     return f"{clean}_" if clean in _RESERVED or clean.startswith(_PREFIXES) else clean
-
-
-def _multiplier(spec: Node | None, name: str) -> float:
-    return 1.0 if spec is None else float(spec.get(name, 1.0))
 
 
 def _says(attr: object, value: Attribute) -> bool:

@@ -23,11 +23,10 @@ def convolution(layer: Layer) -> None:
     if settings.get("axis", 1) != 1 or len(x.shape) != 4:
         raise layer.unsupported("a convolution of other than [N, C, H, W]", settings, "axis")
     kernel = _pair(settings, "kernel_size", "kernel", None)
-    dilation = _pair(settings, "dilation", None, 1)
     attributes: dict[str, Attribute] = {
         "stride": _short(_pair(settings, "stride", "stride", 1)),
         "pad": _short(_pair(settings, "pad", "pad", 0, least=0)),
-        "dilation": _short(dilation),
+        "dilation": _short(_pair(settings, "dilation", None, 1)),
         "groups": groups,
     }
     channels = x.shape[1]
@@ -36,59 +35,49 @@ def convolution(layer: Layer) -> None:
         raise settings.wrong("group", groups, expected)
     forward = layer.type == "Convolution"
     shape = (outputs, channels // groups) if forward else (channels, outputs // groups)
-    parameters = [_weight(layer, settings, (*shape, *kernel))]
-    if settings.get("bias_term", True):
-        parameters.append(_bias(layer, settings, outputs))
+    parameters = _weight_and_bias(layer, settings, (*shape, *kernel), outputs)
     if len(layer.tops) != len(layer.bottoms):
         layer.check_counts((len(layer.tops), len(layer.tops)), (1, 999))
     for bottom in layer.bottoms:
-        layer.emit("Conv" if forward else "Deconv", [bottom, *parameters], attributes)
+        layer.emit("Conv" if forward else "Deconv", [bottom, *parameters], **attributes)
 
 
 def inner_product(layer: Layer) -> None:
     settings, x = layer.settings("inner_product_param"), layer.bottoms[0]
-    outputs = settings.positive("num_output")
-    axis = layer.axis(settings, "axis", 1, x)
+    outputs, axis = settings.positive("num_output"), layer.axis(settings)
     width = math.prod(x.shape[axis:])
     turned = settings.get("transpose", False)
-    weight = _weight(layer, settings, (width, outputs) if turned else (outputs, width))
+    shape = (width, outputs) if turned else (outputs, width)
+    weight, *bias = _weight_and_bias(layer, settings, shape, outputs)
     if turned:
-        weight = layer.step("Transpose", [weight], {"axes": (1, 0)}, label="turned")
-    inputs = [x, weight]
-    if settings.get("bias_term", True):
-        inputs.append(_bias(layer, settings, outputs))
-    layer.emit("InnerProduct", inputs, {"axis": axis})
+        weight = layer.step("turned", "Transpose", [weight], axes=(1, 0))
+    layer.emit("InnerProduct", [x, weight, *bias], axis=axis)
 
 
 def embed(layer: Layer) -> None:
     settings, x = layer.settings("embed_param"), layer.bottoms[0]
     outputs = settings.positive("num_output")
-    weight = _weight(layer, settings, (settings.positive("input_dim"), outputs))
-    if not settings.get("bias_term", True):
+    shape = (settings.positive("input_dim"), outputs)
+    weight, *bias = _weight_and_bias(layer, settings, shape, outputs)
+    if bias:
+        rows = layer.step("rows", "Embedding", [x, weight])
+        layer.emit("Bias", [rows, *bias], axis=-1)
+    else:
         layer.emit("Embedding", [x, weight])
-        return
-    rows = layer.step("Embedding", [x, weight], label="rows")
-    layer.emit("Bias", [rows, _bias(layer, settings, outputs)], {"axis": -1})
 
 
 def pooling(layer: Layer) -> None:
     settings, x = layer.settings("pooling_param"), layer.bottoms[0]
     method = _pool_method(layer, settings)
     if settings.get("global_pooling", False):
-        layer.emit("GlobalPool", [x], {"method": method})
+        layer.emit("GlobalPool", [x], method=method)
         return
     kernel = _pair(settings, "kernel_size", "kernel", None)
     stride = _pair(settings, "stride", "stride", 1)
     pad = _pair(settings, "pad", "pad", 0, least=0)
     ceil = settings.get("round_mode", "CEIL") == "CEIL"
-    attributes: dict[str, Attribute] = {
-        "method": method,
-        "kernel": _short(kernel),
-        "stride": _short(stride),
-        "pad": _short(pad),
-        "ceil": ceil,
-    }
-    y = layer.emit("Pool", [x], attributes)
+    window = {"kernel": _short(kernel), "stride": _short(stride), "pad": _short(pad)}
+    y = layer.emit("Pool", [x], method=method, **window, ceil=ceil)
     extents = zip(x.shape[-2:], kernel, stride, pad, strict=True)
     if y.shape[-2:] != tuple(_pooled(*each, ceil=ceil) for each in extents):
         what = f"layer {layer.name!r} has windows that lie outside of the image"
@@ -103,20 +92,15 @@ def lrn(layer: Layer) -> None:
     size = settings.positive("local_size", 5)
     if size % 2 == 0:
         raise settings.wrong("local_size", size, "an odd number")
-    attributes: dict[str, Attribute] = {
-        "size": size,
-        "alpha": settings.get("alpha", 1.0),
-        "beta": settings.get("beta", 0.75),
-        "k": 1.0 if within else settings.get("k", 1.0),
-        "region": "within" if within else "across",
-    }
-    layer.emit("LRN", layer.bottoms, attributes)
+    alpha, beta = settings.get("alpha", 1.0), settings.get("beta", 0.75)
+    k, region = (1.0, "within") if within else (settings.get("k", 1.0), "across")
+    layer.emit("LRN", layer.bottoms, size=size, alpha=alpha, beta=beta, k=k, region=region)
 
 
 def relu(layer: Layer) -> None:
     slope = layer.settings("relu_param").get("negative_slope", 0.0)
     if slope:
-        layer.emit("LeakyRelu", layer.bottoms, {"slope": slope})
+        layer.emit("LeakyRelu", layer.bottoms, slope=slope)
     else:
         layer.emit("Relu", layer.bottoms)
 
@@ -128,12 +112,13 @@ def prelu(layer: Layer) -> None:
     layer.emit("PRelu", [x, layer.parameter("weight", (count,), filler)])
 
 
-def exp(layer: Layer) -> None:
-    layer.emit("Exp", layer.bottoms, _base(layer.settings("exp_param")))
-
-
-def log(layer: Layer) -> None:
-    layer.emit("Log", layer.bottoms, _base(layer.settings("log_param")))
+def exp_or_log(layer: Layer) -> None:
+    """Exp and Log; a base of -1 means e."""
+    settings = layer.settings(f"{layer.type.lower()}_param")
+    scale, shift = settings.get("scale", 1.0), settings.get("shift", 0.0)
+    base = settings.get("base", -1.0)
+    based = {} if base == -1 else {"base": base}
+    layer.emit(layer.type, layer.bottoms, **based, scale=scale, shift=shift)
 
 
 def dropout(layer: Layer) -> None:
@@ -141,7 +126,7 @@ def dropout(layer: Layer) -> None:
     if not settings.get("scale_train", True):
         raise layer.unsupported("dropout that scales at test time", settings, "scale_train")
     ratio = settings.get("dropout_ratio", 0.5)
-    layer.emit("Dropout", layer.bottoms, {"ratio": ratio, "stream": layer.name})
+    layer.emit("Dropout", layer.bottoms, ratio=ratio, stream=layer.name)
 
 
 def batch_norm(layer: Layer) -> None:
@@ -151,57 +136,45 @@ def batch_norm(layer: Layer) -> None:
         layer.parameter(label, shape, Filler(), trainable=False)
         for label, shape in (("mean", size), ("variance", size), ("factor", (1,)))
     ]
-    attributes: dict[str, Attribute] = {
-        "fraction": settings.get("moving_average_fraction", 0.999),
-        "eps": settings.get("eps", 1e-5),
-    }
+    fraction, eps = settings.get("moving_average_fraction", 0.999), settings.get("eps", 1e-5)
     testing = layer.scope.phase == "TEST"
     fixed: bool = settings.get("use_global_stats", testing)
     if testing and not fixed:
-        layer.emit("CaffeBatchNormAlways", [x], {"eps": attributes["eps"]})
-        return
-    if fixed and not testing:
-        layer.emit("CaffeBatchNormTest", [x, *states], attributes)
-        return
-    builder = layer.scope.net.builder
-    name = builder.fresh(layer.name) if layer.name in builder.ops else layer.name
-    labels = ("mean_next", "variance_next", "factor_next")
-    layer.emit("CaffeBatchNorm", [x, *states], attributes, more=labels)
-    for state, label in zip(states, labels, strict=True):
-        layer.scope.net.carry(state, Var(layer.scope.net, f"{name}/{label}"))
+        layer.emit("CaffeBatchNormAlways", [x], eps=eps)
+    elif fixed and not testing:
+        layer.emit("CaffeBatchNormTest", [x, *states], fraction=fraction, eps=eps)
+    else:
+        labels, inputs = ("mean_next", "variance_next", "factor_next"), [x, *states]
+        results = layer.emit_many(labels, "CaffeBatchNorm", inputs, fraction=fraction, eps=eps)
+        for state, following in zip(states, results[1:], strict=True):
+            layer.scope.net.carry(state, following)
 
 
 def scale(layer: Layer) -> None:
     settings, x = layer.settings("scale_param"), layer.bottoms[0]
-    axis = layer.axis(settings, "axis", 1, x)
+    axis = layer.axis(settings)
     inputs = [x, _operand(layer, settings, "weight", axis, _ONE)]
     if settings.get("bias_term", False):
-        filler = filler_of(settings.get("bias_filler"))
-        inputs.append(layer.parameter("bias", inputs[1].shape, filler))
-    layer.emit("Scale", inputs, {"axis": axis})
+        inputs.append(layer.parameter("bias", inputs[1].shape, settings.get("bias_filler")))
+    layer.emit("Scale", inputs, axis=axis)
 
 
 def bias(layer: Layer) -> None:
     settings, x = layer.settings("bias_param"), layer.bottoms[0]
-    axis = layer.axis(settings, "axis", 1, x)
-    layer.emit("Bias", [x, _operand(layer, settings, "bias", axis)], {"axis": axis})
-
-
-def softmax(layer: Layer) -> None:
-    axis = layer.axis(layer.settings("softmax_param"), "axis", 1, layer.bottoms[0])
-    layer.emit("Softmax", layer.bottoms, {"axis": axis})
+    axis = layer.axis(settings)
+    layer.emit("Bias", [x, _operand(layer, settings, "bias", axis)], axis=axis)
 
 
 def concat(layer: Layer) -> None:
     settings = layer.settings("concat_param")
     field = "concat_dim" if "concat_dim" in settings else "axis"
-    layer.emit("Concat", layer.bottoms, {"axis": layer.axis(settings, field, 1, layer.bottoms[0])})
+    layer.emit("Concat", layer.bottoms, axis=layer.axis(settings, name=field))
 
 
 def slice_layer(layer: Layer) -> None:
     settings, x = layer.settings("slice_param"), layer.bottoms[0]
     field = "slice_dim" if "slice_dim" in settings else "axis"
-    axis, count = layer.axis(settings, field, 1, x), len(layer.tops)
+    axis, count = layer.axis(settings, name=field), len(layer.tops)
     extent, points = x.shape[axis], settings.all("slice_point")
     if not points and extent % count == 0:
         points = [extent // count * part for part in range(1, count)]
@@ -211,7 +184,7 @@ def slice_layer(layer: Layer) -> None:
         expected = f"{count - 1} rising slice points below {extent}, or equal parts"
         raise settings.error(what, "slice_point", expected, f"slice points {points}")
     for start, end in pairwise(edges):
-        layer.emit("Slice", [x], {"axis": axis, "start": start, "end": end})
+        layer.emit("Slice", [x], axis=axis, start=start, end=end)
 
 
 def split(layer: Layer) -> None:
@@ -233,19 +206,8 @@ def eltwise(layer: Layer) -> None:
         what = f"{len(coefficients)} coefficients for {operation} of {len(layer.bottoms)} bottoms"
         expected = "operation SUM, and one coefficient for each bottom"
         raise settings.error(what, "coeff", expected, str(coefficients))
-    names = {"PROD": "product", "SUM": "sum", "MAX": "max"}
-    attributes: dict[str, Attribute] = {
-        "operation": names[operation],
-        "coefficients": tuple(coefficients) or None,
-    }
-    layer.emit("Eltwise", layer.bottoms, attributes)
-
-
-def flatten(layer: Layer) -> None:
-    settings, x = layer.settings("flatten_param"), layer.bottoms[0]
-    axis = layer.axis(settings, "axis", 1, x)
-    end: int = settings.get("end_axis", -1)
-    layer.emit("Flatten", [x], {"axis": axis, "end": end})
+    name = {"PROD": "product", "SUM": "sum", "MAX": "max"}[operation]
+    layer.emit("Eltwise", layer.bottoms, operation=name, coefficients=tuple(coefficients) or None)
 
 
 def reshape(layer: Layer) -> None:
@@ -260,24 +222,20 @@ def reshape(layer: Layer) -> None:
         what = f"layer {layer.name!r} cannot give {list(x.shape)} this shape"
         expected = "dimensions of the bottom to replace, and at most one -1"
         raise settings.error(what, "shape", expected, f"dim {dims}, axis {axis}, num_axes {taken}")
-    shape = (*[0] * first, *dims, *x.shape[last:])
-    layer.emit("Reshape", [x], {"shape": shape})
+    layer.emit("Reshape", [x], shape=(*[0] * first, *dims, *x.shape[last:]))
 
 
 def reduction(layer: Layer) -> None:
-    settings, x = layer.settings("reduction_param"), layer.bottoms[0]
-    attributes: dict[str, Attribute] = {
-        "operation": _REDUCTIONS[settings.get("operation", "SUM")],
-        "axis": layer.axis(settings, "axis", 0, x),
-        "coefficient": settings.get("coeff", 1.0),
-    }
-    layer.emit("Reduction", [x], attributes)
+    settings = layer.settings("reduction_param")
+    operation = _REDUCTIONS[settings.get("operation", "SUM")]
+    axis, factor = layer.axis(settings, 0), settings.get("coeff", 1.0)
+    layer.emit("Reduction", layer.bottoms, operation=operation, axis=axis, coefficient=factor)
 
 
 def crop(layer: Layer) -> None:
     """Cut the first bottom to the size of the second, dimension by dimension."""
     settings, (x, like) = layer.settings("crop_param"), layer.bottoms
-    axis = layer.axis(settings, "axis", 2, x)
+    axis = layer.axis(settings, 2)
     offsets: list[int] = settings.all("offset") or [0]
     axes = range(axis, len(x.shape))
     if len(like.shape) != len(x.shape) or len(offsets) not in (1, len(axes)):
@@ -290,40 +248,26 @@ def crop(layer: Layer) -> None:
     ]
     cuts = [cut for cut in cuts if cut[2] != x.shape[cut[0]] or cut[1]]
     for number, (dim, start, size) in enumerate(cuts):
-        attributes: dict[str, Attribute] = {"axis": dim, "start": start, "end": start + size}
         if number == len(cuts) - 1:
-            layer.emit("Slice", [x], attributes)
+            layer.emit("Slice", [x], axis=dim, start=start, end=start + size)
         else:
-            x = layer.step("Slice", [x], attributes, label=f"axis{dim}")
+            x = layer.step(f"axis{dim}", "Slice", [x], axis=dim, start=start, end=start + size)
     if not cuts:
         layer.put(layer.tops[0], x)
 
 
 def tile(layer: Layer) -> None:
     settings, x = layer.settings("tile_param"), layer.bottoms[0]
-    axis, tiles = layer.axis(settings, "axis", 1, x), settings.positive("tiles")
+    axis, tiles = layer.axis(settings), settings.positive("tiles")
     repeats = tuple(tiles if dim == axis else 1 for dim in range(len(x.shape)))
-    layer.emit("aten.repeat", [x], {"repeats": repeats})
+    layer.emit("aten.repeat", [x], repeats=repeats)
 
 
 def arg_max(layer: Layer) -> None:
-    settings, x = layer.settings("argmax_param"), layer.bottoms[0]
-    attributes: dict[str, Attribute] = {
-        "top_k": settings.positive("top_k", 1),
-        "axis": layer.axis(settings, "axis", 1, x) if "axis" in settings else None,
-        "values": settings.get("out_max_val", False),
-    }
-    layer.emit("ArgMax", [x], attributes)
-
-
-def mvn(layer: Layer) -> None:
-    settings = layer.settings("mvn_param")
-    attributes: dict[str, Attribute] = {
-        "variance": settings.get("normalize_variance", True),
-        "across": settings.get("across_channels", False),
-        "eps": settings.get("eps", 1e-9),
-    }
-    layer.emit("MVN", layer.bottoms, attributes)
+    settings = layer.settings("argmax_param")
+    top_k, values = settings.positive("top_k", 1), settings.get("out_max_val", False)
+    axis = layer.axis(settings) if "axis" in settings else None
+    layer.emit("ArgMax", layer.bottoms, top_k=top_k, axis=axis, values=values)
 
 
 def spatial_pyramid(layer: Layer) -> None:
@@ -343,19 +287,13 @@ def spatial_pyramid(layer: Layer) -> None:
             what = f"an image of {list(x.shape[2:])} has no {bins} x {bins} windows"
             expected = f"at most {level}"
             raise settings.error(what, "pyramid_height", expected, str(height))
-        attributes: dict[str, Attribute] = {
-            "method": method,
-            "kernel": kernel,
-            "stride": kernel,
-            "pad": pad,
-            "ceil": True,
-        }
-        pooled = layer.step("Pool", [x], attributes, label=f"pool{level}")
+        window = {"kernel": kernel, "stride": kernel, "pad": pad}
+        pooled = layer.step(f"pool{level}", "Pool", [x], method=method, **window, ceil=True)
         if height == 1:
             layer.emit("Flatten", [pooled])
             return
-        parts.append(layer.step("Flatten", [pooled], label=f"level{level}"))
-    layer.emit("Concat", parts, {"axis": 1})
+        parts.append(layer.step(f"level{level}", "Flatten", [pooled]))
+    layer.emit("Concat", parts, axis=1)
 
 
 def parameter(layer: Layer) -> None:
@@ -367,19 +305,12 @@ def parameter(layer: Layer) -> None:
     layer.put(layer.tops[0], layer.parameter("weight", dims, Filler()), report=False)
 
 
-def batch_reindex(layer: Layer) -> None:
-    """Samples of the first bottom in the order that the second gives; some may occur twice."""
-    layer.emit("aten.index_select", layer.bottoms, {"dim": 0})
-
-
 def swish(layer: Layer) -> None:
     """x * sigmoid(beta * x)."""
-    (x,) = layer.bottoms
-    scaled = layer.step(
-        "Power", [x], {"scale": layer.settings("swish_param").get("beta", 1.0)}, label="scaled"
-    )
-    gate = layer.step("Sigmoid", [scaled], label="gate")
-    layer.emit("Eltwise", [x, gate], {"operation": "product"})
+    (x,), beta = layer.bottoms, layer.settings("swish_param").get("beta", 1.0)
+    scaled = layer.step("scaled", "Power", [x], scale=beta)
+    gate = layer.step("gate", "Sigmoid", [scaled])
+    layer.emit("Eltwise", [x, gate], operation="product")
 
 
 def hdf5_output(layer: Layer) -> None:
@@ -392,21 +323,12 @@ def _pool_method(layer: Layer, settings: Node) -> str:
     return "max" if settings.get("pool", "MAX") == "MAX" else "average"
 
 
-def _weight(layer: Layer, settings: Node, shape: Sequence[int]) -> Var:
-    return layer.parameter("weight", shape, filler_of(settings.get("weight_filler")))
-
-
-def _bias(layer: Layer, settings: Node, size: int) -> Var:
-    return layer.parameter("bias", (size,), filler_of(settings.get("bias_filler")))
-
-
-def _base(settings: Node) -> dict[str, Attribute]:
-    base: float = settings.get("base", -1.0)
-    values: dict[str, Attribute] = {
-        "scale": settings.get("scale", 1.0),
-        "shift": settings.get("shift", 0.0),
-    }
-    return values if base == -1 else {"base": base, **values}
+def _weight_and_bias(layer: Layer, settings: Node, shape: Sequence[int], outputs: int) -> list[Var]:
+    """The weight of this shape and, unless it is switched off, a bias for each output."""
+    parameters = [layer.parameter("weight", shape, settings.get("weight_filler"))]
+    if settings.get("bias_term", True):
+        parameters.append(layer.parameter("bias", (outputs,), settings.get("bias_filler")))
+    return parameters
 
 
 def _operand(
@@ -435,9 +357,8 @@ def _pair(
     elif apart or len(values) > 2 or (not values and default is None):
         what = f"{name} is not clear" if values or apart else f"{name} is missing"
         expected = name + (f", or both {' and '.join(fields)}" if fields else "")
-        raise settings.error(
-            what, name, expected, f"{name}: {values}, {', '.join(fields)}: {apart}"
-        )
+        given = f"{name}: {values}, {', '.join(fields)}: {apart}"
+        raise settings.error(what, name, expected, given)
     values = values or [default or 0]
     if min(values) < least:
         raise settings.error(f"{name} is {min(values)}", name, f"{least} or more", str(values))

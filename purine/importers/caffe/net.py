@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from purine.analysis.infer import check
 from purine.errors import FormatError
 from purine.graph import Graph
 from purine.importers.caffe import layers, losses, recurrent, sources
-from purine.importers.caffe.layer import Layer, Scope, one_op, usable
+from purine.importers.caffe.layer import Layer, Options, Scope, one_op, usable
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.tables import MESSAGES, V1_TYPES
 from purine.importers.caffe.weights import StoredLayer
@@ -23,6 +22,7 @@ __all__ = ["LAYERS", "NetState", "build", "layers_of"]
 Translate: TypeAlias = Callable[[Layer], None]
 Counts: TypeAlias = tuple[int, int]
 _MANY = 999
+_VARIANCE, _ACROSS = ("normalize_variance", True), ("across_channels", False)
 
 LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "AbsVal": (one_op("aten.abs"), (1, 1), (1, 1)),
@@ -30,7 +30,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "ArgMax": (layers.arg_max, (1, 1), (1, 1)),
     "BNLL": (one_op("aten.softplus"), (1, 1), (1, 1)),
     "BatchNorm": (layers.batch_norm, (1, 1), (1, 1)),
-    "BatchReindex": (layers.batch_reindex, (2, 2), (1, 1)),
+    "BatchReindex": (one_op("aten.index_select", dim=0), (2, 2), (1, 1)),
     "Bias": (layers.bias, (1, 2), (1, 1)),
     "Clip": (one_op("aten.clamp", "clip_param", min=0.0, max=0.0), (1, 1), (1, 1)),
     "Concat": (layers.concat, (1, _MANY), (1, 1)),
@@ -45,8 +45,8 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "Eltwise": (layers.eltwise, (2, _MANY), (1, 1)),
     "Embed": (layers.embed, (1, 1), (1, 1)),
     "EuclideanLoss": (losses.euclidean_loss, (2, 2), (0, 1)),
-    "Exp": (layers.exp, (1, 1), (1, 1)),
-    "Flatten": (layers.flatten, (1, 1), (1, 1)),
+    "Exp": (layers.exp_or_log, (1, 1), (1, 1)),
+    "Flatten": (one_op("Flatten", "flatten_param", axis=1, end=("end_axis", -1)), (1, 1), (1, 1)),
     "HDF5Data": (sources.hdf5_data, (0, 0), (1, _MANY)),
     "HDF5Output": (layers.hdf5_output, (1, _MANY), (0, 0)),
     "HingeLoss": (losses.hinge_loss, (2, 2), (0, 1)),
@@ -55,16 +55,20 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "InnerProduct": (layers.inner_product, (1, 1), (1, 1)),
     "Input": (sources.input_layer, (0, 0), (1, _MANY)),
     "LRN": (layers.lrn, (1, 1), (1, 1)),
-    "LSTM": (recurrent.lstm, (2, 5), (1, 3)),
-    "Log": (layers.log, (1, 1), (1, 1)),
-    "MVN": (layers.mvn, (1, 1), (1, 1)),
+    "LSTM": (recurrent.recurrent, (2, 5), (1, 3)),
+    "Log": (layers.exp_or_log, (1, 1), (1, 1)),
+    "MVN": (
+        one_op("MVN", "mvn_param", variance=_VARIANCE, across=_ACROSS, eps=1e-9),
+        (1, 1),
+        (1, 1),
+    ),
     "MemoryData": (sources.memory_data, (0, 0), (1, 2)),
     "MultinomialLogisticLoss": (losses.multinomial_logistic_loss, (2, 2), (0, 1)),
     "PReLU": (layers.prelu, (1, 1), (1, 1)),
     "Parameter": (layers.parameter, (0, 0), (1, 1)),
     "Pooling": (layers.pooling, (1, 1), (1, 1)),
     "Power": (one_op("Power", "power_param", power=1.0, scale=1.0, shift=0.0), (1, 1), (1, 1)),
-    "RNN": (recurrent.rnn, (2, 4), (1, 2)),
+    "RNN": (recurrent.recurrent, (2, 4), (1, 2)),
     "ReLU": (layers.relu, (1, 1), (1, 1)),
     "Reduction": (layers.reduction, (1, 1), (1, 1)),
     "Reshape": (layers.reshape, (1, 1), (1, 1)),
@@ -74,7 +78,7 @@ LAYERS: Mapping[str, tuple[Translate, Counts, Counts]] = {
     "SigmoidCrossEntropyLoss": (losses.sigmoid_cross_entropy_loss, (2, 2), (0, 1)),
     "Silence": (layers.silence, (1, _MANY), (0, 0)),
     "Slice": (layers.slice_layer, (1, 1), (1, _MANY)),
-    "Softmax": (layers.softmax, (1, 1), (1, 1)),
+    "Softmax": (one_op("Softmax", "softmax_param", axis=1), (1, 1), (1, 1)),
     "SoftmaxWithLoss": (losses.softmax_loss, (2, 2), (0, 2)),
     "Split": (layers.split, (1, 1), (1, _MANY)),
     "Swish": (layers.swish, (1, 1), (1, 1)),
@@ -116,30 +120,18 @@ class NetState:
 def layers_of(net: Node, state: NetState) -> list[Node]:
     """The layers that a net has in a state, all in today's form."""
     if "layers" in net and "layer" in net:
-        what = "the net has layers in both forms"
-        expected = "either layer { } or layers { }"
-        remedy = "write all of them as layer { }"
-        raise net.error(what, "layers", expected, "both", remedy=remedy)
+        what, expected = "the net has layers in both forms", "either layer { } or layers { }"
+        raise net.error(what, "layers", expected, "both", "write all of them as layer { }")
     every = [*net.all("layer"), *map(_upgraded, net.all("layers"))]
     return [layer for layer in every if _included(layer, state)]
 
 
-def build(
-    net: Node,
-    state: NetState,
-    *,
-    batch: int | None,
-    image: tuple[int, ...] | None,
-    crop: int | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: str,
-    roots: Sequence[Path] = (),
-) -> tuple[Graph, Scope]:
+def build(net: Node, state: NetState, options: Options) -> tuple[Graph, Scope]:
     """The graph of a net in one state, checked."""
     chosen = layers_of(net, state)
     tops = frozenset(top for layer in chosen for top in layer.all("top"))
     whole = frozenset(_whole(chosen))
-    scope = Scope(Net(dtype=dtype), state.phase, tops, whole, batch, image, crop, shapes, roots)
+    scope = Scope(Net(dtype=options.dtype), state.phase, tops, whole, options)
     _inputs(net, scope)
     for node in chosen:
         type = node.get("type")
@@ -151,8 +143,8 @@ def build(
         translate(layer)
         layer.check_parameters()
         if layer.slots:
-            stored = StoredLayer(node.get("name", ""), layer.type, tuple(layer.slots))
-            scope.stored.append(stored)
+            name = node.get("name", "")
+            scope.stored.append(StoredLayer(name, layer.type, tuple(layer.slots)))
         _weigh(layer)
     reported = dict.fromkeys([*scope.losses, *scope.unread.values()])
     scope.net.builder.outputs = list(reported)
@@ -168,13 +160,10 @@ def _inputs(net: Node, scope: Scope) -> None:
     if len(names) != len(shapes) or any(dim < 1 for shape in shapes for dim in shape):
         what = f"the net has {len(names)} inputs and {len(shapes)} shapes of inputs"
         expected = "an input_shape for each input, or 4 input_dim, of 1 or more"
-        remedy = "add input_shape { dim: ... }"
-        raise net.error(what, "input", expected, str(shapes), remedy=remedy)
+        raise net.error(what, "input", expected, str(shapes), "add input_shape { dim: ... }")
     for name, shape in zip(names, shapes, strict=True):
-        size = scope.shape(name, shape)
-        blob = scope.net.builder.blob(
-            usable(name), size, scope.dtype(name), where=net.place("input")
-        )
+        size, dtype = scope.shape(name, shape), scope.dtype(name)
+        blob = scope.net.builder.blob(usable(name), size, dtype, where=net.place("input"))
         scope.place(name, Var(scope.net, blob), report=False)
 
 
@@ -183,14 +172,12 @@ def _weigh(layer: Layer) -> None:
     weights: Sequence[float] = layer.node.all("loss_weight")
     if len(weights) > max(1, len(layer.tops)):
         what = f"layer {layer.name!r} has {len(weights)} loss weights"
-        expected = "at most one for each top"
-        raise layer.node.error(what, "loss_weight", expected, str(weights))
+        raise layer.node.error(what, "loss_weight", "at most one for each top", str(weights))
     done = set(layer.scope.losses)
     for var, weight in zip(layer.written, weights, strict=False):
         if weight and var.name not in done:
             name = layer.scope.net.builder.fresh(f"{var.name}/loss")
-            settings = {"loss_weight": weight}
-            layer.scope.op(name, "SumLoss", [var], settings, [name], layer.node.where)
+            layer.op(name, [name], "SumLoss", [var], loss_weight=weight)
             layer.scope.losses.append(name)
 
 
@@ -198,8 +185,7 @@ def _included(layer: Node, state: NetState) -> bool:
     include, exclude = layer.all("include"), layer.all("exclude")
     if include and exclude:
         what = f"layer {layer.get('name')!r} has include and exclude"
-        remedy = "remove one of them"
-        raise layer.error(what, "exclude", "one of the two", "both", remedy=remedy)
+        raise layer.error(what, "exclude", "one of the two", "both", "remove one of them")
     if include:
         return any(_met(rule, state) for rule in include)
     return not any(_met(rule, state) for rule in exclude)
@@ -221,12 +207,10 @@ def _whole(chosen: Sequence[Node]) -> set[str]:
     labels: set[str] = set()
     for layer in reversed(chosen):
         bottoms, type = layer.all("bottom"), layer.get("type")
-        if type in _LABELLED:
+        if type in _LABELLED or type == "BatchReindex":
             labels.update(bottoms[1:2])
         elif type == "Embed":
             labels.update(bottoms[:1])
-        elif type == "BatchReindex":
-            labels.update(bottoms[1:2])
         elif type in _KEEPING and not labels.isdisjoint(layer.all("top")):
             labels.update(bottoms)
     return labels

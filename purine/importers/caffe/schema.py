@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from purine.errors import FormatError
 from purine.importers.caffe.tables import ENUMS, MESSAGES
-from purine.importers.caffe.text import Entry, Message, Scalar, parse
+from purine.importers.caffe.text import Entry, Message, Token, parse
 from purine.nearest import nearest_name, nearest_names
 
 __all__ = ["Node", "read"]
@@ -28,6 +28,8 @@ _WORDS = {
     "bool": "true or false",
     "string": "a text in quotes",
 }
+_BOOLS = dict.fromkeys(("true", "True", "t", "1"), True)
+_BOOLS |= dict.fromkeys(("false", "False", "f", "0"), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Node:
         """A message within this one; an empty one where the text has none."""
         message = self.get(name)
         if message is None:
-            return Node(_fields(self.type)[name][0], self.file, self.line)
+            return Node(MESSAGES[self.type][name][0], self.file, self.line)
         assert isinstance(message, Node)
         return message
 
@@ -81,25 +83,18 @@ class Node:
         return value
 
     def error(
-        self,
-        what: str,
-        name: str,
-        expected: str,
-        found: str,
-        remedy: str | None = None,
+        self, what: str, name: str, expected: str, found: str, remedy: str | None = None
     ) -> FormatError:
         """A mistake in field `name` of this message; the error tells its line."""
-        where = self.place(name)
-        return FormatError(
-            what, where=where, expected=expected, found=found, remedy=remedy or f"change {name}"
-        )
+        where, remedy = self.place(name), remedy or f"change {name}"
+        return FormatError(what, where=where, expected=expected, found=found, remedy=remedy)
 
     def wrong(self, name: str, value: object, expected: str) -> FormatError:
         """A field with a value that it cannot have."""
         return self.error(f"{name} is {value}", name, expected, str(value))
 
     def _known(self, name: str) -> None:
-        assert name in _fields(self.type), f"{self.type} has no field {name}"
+        assert name in MESSAGES[self.type], f"{self.type} has no field {name}"
 
 
 def read(text: str, type: str, *, file: str = "<text>") -> Node:
@@ -113,20 +108,15 @@ def read(text: str, type: str, *, file: str = "<text>") -> Node:
     waiting: list[tuple[Message, Node]] = [(root, top)]
     while waiting:
         message, node = waiting.pop()
-        fields = _fields(node.type)
+        fields = MESSAGES[node.type]
         for entry in message.entries:
             if entry.name not in fields:
                 raise _unknown(node, entry, list(fields))
             kind, repeated = fields[entry.name]
             values = node.fields.setdefault(entry.name, [])
             if values and not repeated:
-                raise FormatError(
-                    f"{entry.name} is given twice",
-                    where=f"{file}:{entry.line}",
-                    expected=f"{entry.name} once",
-                    found=f"a first one in line {values[0][1]}",
-                    remedy="remove one of them",
-                )
+                what, first = f"{entry.name} is given twice", f"a first one in line {values[0][1]}"
+                raise _error(entry, file, what, f"{entry.name} once", first, "remove one of them")
             if kind not in MESSAGES:
                 values.append((_scalar(entry, kind, file), entry.line))
             elif isinstance(entry.value, Message):
@@ -138,35 +128,28 @@ def read(text: str, type: str, *, file: str = "<text>") -> Node:
     return top
 
 
-def _fields(type: str) -> dict[str, tuple[str, bool]]:
-    return MESSAGES[type]
-
-
 def _scalar(entry: Entry, kind: str, file: str) -> bool | int | float | str:
-    names = ENUMS.get(kind)
-    expected = _WORDS.get(kind) or "one of " + ", ".join(filter(None, names or ()))
-    value = entry.value
+    names, value = ENUMS.get(kind, ()), entry.value
+    expected = _WORDS.get(kind) or "one of " + ", ".join(filter(None, names))
     if isinstance(value, Message):
         raise _mistyped(entry, file, expected)
-    parsed: bool | int | float | str | None = None
-    if names is not None:
+    parsed: bool | int | float | str | None
+    if names:
         parsed = _choice(value, names)
     elif kind == "string":
         parsed = value.text if value.form == "string" else None
     elif kind == "bool":
-        truths = {"true": True, "True": True, "t": True, "1": True}
-        lies = {"false": False, "False": False, "f": False, "0": False}
-        parsed = (truths | lies).get(value.text) if value.form != "string" else None
+        parsed = _BOOLS.get(value.text) if value.form != "string" else None
     elif kind == "float":
         parsed = _float(value)
     else:
         parsed = _whole(value, *_RANGES[kind])
     if parsed is None:
-        raise _mistyped(entry, file, expected, names or ())
+        raise _mistyped(entry, file, expected, names)
     return parsed
 
 
-def _choice(value: Scalar, names: Sequence[str]) -> str | None:
+def _choice(value: Token, names: Sequence[str]) -> str | None:
     """A name of an enum, which may also be written as its number."""
     if value.form == "word" and value.text in names:
         return value.text
@@ -174,7 +157,7 @@ def _choice(value: Scalar, names: Sequence[str]) -> str | None:
     return None if number is None else names[number] or None
 
 
-def _whole(value: Scalar, least: int, most: int) -> int | None:
+def _whole(value: Token, least: int, most: int) -> int | None:
     if value.form != "number":
         return None
     text = value.text.lower()
@@ -186,7 +169,7 @@ def _whole(value: Scalar, least: int, most: int) -> int | None:
     return number if least <= number <= most else None
 
 
-def _float(value: Scalar) -> float | None:
+def _float(value: Token) -> float | None:
     if value.form == "string":
         return None
     text = value.text.lower()
@@ -198,20 +181,21 @@ def _float(value: Scalar) -> float | None:
 
 
 def _unknown(node: Node, entry: Entry, fields: Sequence[str]) -> FormatError:
-    what = f"{node.type} has no field {entry.name!r}"
-    where = f"{node.file}:{entry.line}"
-    expected = f"a field of {node.type}"
+    what, expected = f"{node.type} has no field {entry.name!r}", f"a field of {node.type}"
     remedy = nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5)
-    return FormatError(what, where=where, expected=expected, found=repr(entry.name), remedy=remedy)
+    return _error(entry, node.file, what, expected, repr(entry.name), remedy)
 
 
 def _mistyped(entry: Entry, file: str, expected: str, names: Sequence[str] = ()) -> FormatError:
     found = "a message" if isinstance(entry.value, Message) else repr(entry.value.text[:60])
     word, known = found.strip("'").upper(), filter(None, names)
-    return FormatError(
-        f"{entry.name} cannot be {found}",
-        where=f"{file}:{entry.line}",
-        expected=f"{entry.name} to be {expected}",
-        found=found,
-        remedy=nearest_names(word, known, f"change {entry.name}", most=1, cutoff=0.5),
-    )
+    what, expected = f"{entry.name} cannot be {found}", f"{entry.name} to be {expected}"
+    remedy = nearest_names(word, known, f"change {entry.name}", most=1, cutoff=0.5)
+    return _error(entry, file, what, expected, found, remedy)
+
+
+def _error(
+    entry: Entry, file: str, what: str, expected: str, found: str, remedy: str
+) -> FormatError:
+    where = f"{file}:{entry.line}"
+    return FormatError(what, where=where, expected=expected, found=found, remedy=remedy)

@@ -6,7 +6,9 @@ Numbers are Caffe's: the rate is inside the momentum, gradients are clipped by t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from purine import solvers
 from purine.arguments import checked
@@ -21,6 +23,13 @@ __all__ = ["CaffeSolver", "apply_solver", "solver_of"]
 
 _TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 _POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
+_PLAIN = ("momentum", "momentum2", "rms_decay", "delta", "weight_decay", "max_iter")
+_INTERVALS = ("test_interval", "display", "snapshot")  # 0 switches off
+_BOUNDS = (
+    (("momentum", "momentum2", "rms_decay"), 1.0, "at least 0 and below 1"),
+    (("weight_decay", "delta", "base_lr", "max_iter", *_INTERVALS), math.inf, "0 or more"),
+)
+"""Settings that are 0 or more, what they have to be below, and both in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,40 +80,27 @@ def solver_of(node: Node) -> CaffeSolver:
     momentum: float = node.get("momentum", 0.0)
     if momentum and type in ("AdaGrad", "RMSProp"):
         raise node.error(f"{type} has no momentum", "momentum", "momentum 0", str(momentum))
-    for name in ("momentum", "momentum2", "rms_decay"):
-        if not 0 <= node.get(name, 0.0) < 1:
-            raise node.wrong(name, node.get(name), "at least 0 and below 1")
-    for name in ("weight_decay", "delta", "base_lr"):
-        if not 0 <= node.get(name, 0.0) < float("inf"):
-            raise node.wrong(name, node.get(name), "0 or more")
-    for name in ("max_iter", "test_interval", "display", "snapshot"):
-        if node.get(name, 0) < 0:
-            raise node.wrong(name, node.get(name), "0 or more")
+    for settings, most, expected in _BOUNDS:
+        for name in settings:
+            if not 0 <= node.get(name, 0) < most:
+                raise node.wrong(name, node.get(name), expected)
     seed: int | None = node.get("random_seed")
     clip: float = node.get("clip_gradients", -1.0)
     if clip == 0 or clip != clip:
-        raise node.wrong(
-            "clip_gradients", node.get("clip_gradients"), "above 0, or negative for none"
-        )
+        raise node.wrong("clip_gradients", clip, "above 0, or negative for none")
+    given = {name: node.get(name) for name in _PLAIN if name in node}
+    given |= {name: node.get(name) for name in _INTERVALS if node.get(name)}
     return CaffeSolver(
         type=type,
         rate=_rate(node),
-        momentum=momentum,
-        momentum2=node.get("momentum2", 0.999),
-        rms_decay=node.get("rms_decay", 0.99),
-        delta=node.get("delta", 1e-8),
-        weight_decay=node.get("weight_decay", 0.0),
         regularization=regularization,
         clip_gradients=clip if clip > 0 else None,
         iter_size=node.positive("iter_size", 1),
-        max_iter=node.get("max_iter"),
         test_iter=tuple(node.all("test_iter")),
-        test_interval=node.get("test_interval") or None,
-        display=node.get("display") or None,
-        snapshot=node.get("snapshot") or None,
         random_seed=None if seed is None or seed < 0 else seed,
         net=node.get("train_net", node.get("net")),
         test_net=(*node.all("test_net"), None)[0],
+        **given,
     )
 
 
@@ -118,14 +114,9 @@ def apply_solver(graph: Graph, solver: CaffeSolver) -> Graph:
         graph, decay = _with_l1(graph, decay), 0.0
     rate, momentum = solver.rate, solver.momentum
     if solver.type in ("SGD", "Nesterov"):
-        return solvers.sgd(
-            graph,
-            lr=rate,
-            momentum=momentum,
-            nesterov=solver.type == "Nesterov" and momentum > 0,
-            lr_in_momentum=momentum > 0,
-            weight_decay=decay,
-        )
+        sgd = partial(solvers.sgd, graph, lr=rate, momentum=momentum, weight_decay=decay)
+        nesterov = solver.type == "Nesterov" and momentum > 0
+        return sgd(nesterov=nesterov, lr_in_momentum=momentum > 0)
     eps = solver.delta
     if solver.type == "AdaGrad":
         return solvers.adagrad(graph, lr=rate, eps=eps, weight_decay=decay)
@@ -161,8 +152,7 @@ def _rate(node: Node) -> Rate:
         return solvers.Step(lr, step=node.positive("stepsize"), gamma=gamma)
     steps = node.all("stepvalue")
     if not steps or steps != sorted(set(steps)) or steps[0] < 1:
-        expected = "one or more iterations, each later than the one before"
-        raise node.wrong("stepvalue", steps, expected)
+        raise node.wrong("stepvalue", steps, "one or more iterations, each later than the last")
     return solvers.MultiStep(lr, steps=tuple(steps), gamma=gamma)
 
 
@@ -185,23 +175,13 @@ def _with_l1(graph: Graph, decay: float) -> Graph:
         builder.add(replace(builder.blobs[target], name=plain))
         for op in list(builder.ops.values()):
             if target in (*op.inputs, *op.outputs):
-                builder.ops[op.name] = replace(
-                    op,
-                    inputs=tuple(plain if item == target else item for item in op.inputs),
-                    outputs=tuple(plain if item == target else item for item in op.outputs),
-                )
+                inputs = tuple(plain if item == target else item for item in op.inputs)
+                outputs = tuple(plain if item == target else item for item in op.outputs)
+                builder.ops[op.name] = replace(op, inputs=inputs, outputs=outputs)
         sign = builder.blob(f"{target}/sign", weight.shape, weight.dtype, weight.location)
-        origin = Origin(name, "update")
-        builder.op(sign, "aten.sign", [name], [sign], location=weight.location, origin=origin)
-        builder.op(
-            f"{target}/decay",
-            "aten.add.Tensor",
-            [plain, sign],
-            [target],
-            {"alpha": factor},
-            location=weight.location,
-            origin=origin,
-        )
+        add = partial(builder.op, location=weight.location, origin=Origin(name, "update"))
+        add(sign, "aten.sign", [name], [sign])
+        add(f"{target}/decay", "aten.add.Tensor", [plain, sign], [target], {"alpha": factor})
     return builder.graph()
 
 
@@ -213,14 +193,13 @@ def _one_of(node: Node, name: str, value: str, known: tuple[str, ...]) -> None:
 def _needed(node: Node, name: str) -> float:
     value = node.get(name)
     if value is None:
-        what = f"{name} is missing"
-        expected = f"{name} for policy {node.get('lr_policy', 'fixed')!r}"
-        raise node.error(what, "lr_policy", expected, "none", remedy=f"add {name}")
+        what, policy = f"{name} is missing", node.get("lr_policy", "fixed")
+        raise node.error(what, "lr_policy", f"{name} for policy {policy!r}", "none", f"add {name}")
     return float(value)
 
 
 def _above_zero(node: Node, name: str) -> float:
     value = _needed(node, name)
-    if not 0 < value < float("inf"):
+    if not 0 < value < math.inf:
         raise node.wrong(name, node.get(name), "above 0")
     return value

@@ -6,12 +6,12 @@ The size of stored images is an argument of the import, or that of the database 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from purine.data.lmdb import is_leveldb
 from purine.errors import ConfigError
-from purine.importers.caffe.files import located, within
+from purine.importers.caffe.files import NamedSource, located, within
 from purine.importers.caffe.layer import Layer, filler_of, usable
-from purine.importers.caffe.named import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.kinds.net import Var
 from purine.registry.clock import ITERATION, SEED, add_clock
@@ -23,7 +23,7 @@ def data(layer: Layer) -> None:
     color = False if transform.get("force_gray", False) else None
     if settings.get("force_encoded_color", False) or transform.get("force_color", False):
         color = True
-    _images(layer, settings, None, _named(layer, settings, color=color))
+    _images(layer, settings, None, replace(_named(layer, settings), color=color))
 
 
 def image_data(layer: Layer) -> None:
@@ -31,9 +31,8 @@ def image_data(layer: Layer) -> None:
     height, width = settings.get("new_height", 0), settings.get("new_width", 0)
     channels = 3 if settings.get("is_color", True) else 1
     size = (height, width) if height and width else None
-    named = _named(
-        layer, settings, size=size, color=channels == 3, folder=settings.get("root_folder", "")
-    )
+    folder = settings.get("root_folder", "")
+    named = replace(_named(layer, settings), size=size, color=channels == 3, folder=folder)
     _images(layer, settings, (channels, *size) if size else None, named)
 
 
@@ -45,14 +44,14 @@ def memory_data(layer: Layer) -> None:
 
 def hdf5_data(layer: Layer) -> None:
     settings = layer.settings("hdf5_data_param")
-    batch = layer.scope.batch or settings.positive("batch_size")
+    options = layer.scope.options
+    batch = options.batch or settings.positive("batch_size")
     named = _named(layer, settings)
-    given = dict(layer.scope.shapes)
-    if layer.scope.image is not None:
-        given.setdefault(layer.tops[0], layer.scope.image)
-    if any(top not in given for top in layer.tops) and named.readable(layer.scope.roots):
-        source = named.open(layer.scope.roots)
-        given = {item.name: item.shape for item in source.fields} | given
+    given = dict(options.shapes)
+    if options.image is not None:
+        given.setdefault(layer.tops[0], options.image)
+    if any(top not in given for top in layer.tops):
+        given = {item.name: item.shape for item in named.fields(options.roots)} | given
     layer.scope.sources.append(named)
     shapes: list[tuple[int, ...]] = []
     for top in layer.tops:
@@ -64,11 +63,9 @@ def hdf5_data(layer: Layer) -> None:
 
 
 def input_layer(layer: Layer) -> None:
-    shapes = layer.settings("input_param").all("shape")
-    if len(shapes) not in (1, len(layer.tops)):
-        what = f"layer {layer.name!r} has {len(shapes)} shapes"
-        expected = f"1, or {len(layer.tops)}: one for each top"
-        raise layer.node.error(what, "input_param", expected, str(len(shapes)))
+    settings = layer.settings("input_param")
+    shapes = settings.all("shape")
+    _check_one_each(layer, settings, "shape", len(shapes))
     for index, top in enumerate(layer.tops):
         shape = _dims(shapes[index] if len(shapes) > 1 else shapes[0])
         layer.put(top, _blob(layer, top, layer.scope.shape(top, shape)), report=False)
@@ -84,11 +81,8 @@ def dummy_data(layer: Layer) -> None:
             raise settings.error(what, "shape", "shape { dim: ... }", "none")
         shapes = [tuple(row) for row in zip(*columns, strict=True)]
     fillers = settings.all("data_filler")
-    for what, count in (("shape", len(shapes)), ("data_filler", len(fillers) or 1)):
-        if count not in (1, len(layer.tops)):
-            expected = f"1, or {len(layer.tops)}: one for each top"
-            message = f"layer {layer.name!r} has {count} of {what}"
-            raise settings.error(message, what, expected, str(count))
+    _check_one_each(layer, settings, "shape", len(shapes))
+    _check_one_each(layer, settings, "data_filler", len(fillers) or 1)
     for index, top in enumerate(layer.tops):
         shape = layer.scope.shape(top, shapes[index if len(shapes) > 1 else 0])
         filler = filler_of(fillers[index if len(fillers) > 1 else 0] if fillers else None)
@@ -96,19 +90,11 @@ def dummy_data(layer: Layer) -> None:
         layer.scope.net.builder.state(var.name, filler=filler, where=layer.node.where)
         layer.put(top, var, report=False)
         if filler.kind != "constant":
-            layer.scope.notes.append(
-                f"{layer.node.where}: dummy data {top!r} is drawn once, not for each batch"
-            )
+            note = f"{layer.node.where}: dummy data {top!r} is drawn once, not for each batch"
+            layer.scope.notes.append(note)
 
 
-def _named(
-    layer: Layer,
-    settings: Node,
-    *,
-    size: tuple[int, int] | None = None,
-    color: bool | None = None,
-    folder: str = "",
-) -> NamedSource:
+def _named(layer: Layer, settings: Node) -> NamedSource:
     """What a layer says of its source; blobs of it are of these dtypes."""
     path = settings.get("source", "") if settings.type != "MemoryDataParameter" else ""
     images = settings.type != "HDF5DataParameter"
@@ -116,20 +102,19 @@ def _named(
         top: "int64" if images and index == 1 else layer.scope.dtype(top)
         for index, top in enumerate(layer.tops)
     }
-    where = layer.node.where
-    return NamedSource(layer.name, layer.type, path, where, dtypes, size, color, folder)
+    return NamedSource(layer.name, layer.type, path, layer.node.where, dtypes)
 
 
 def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: NamedSource) -> None:
     """A source of images, and of labels if there is a second top."""
-    scope = layer.scope
+    scope, options = layer.scope, layer.scope.options
     scope.sources.append(named)
-    batch = scope.batch or settings.positive("batch_size")
-    image = scope.shapes.get(layer.tops[0]) or scope.image or size
-    if image is None and named.readable(scope.roots):
-        image = named.open(scope.roots).fields[0].shape
+    batch = options.batch or settings.positive("batch_size")
+    image = options.shapes.get(layer.tops[0]) or options.image or size
+    if image is None:
+        image = next((field.shape for field in named.fields(options.roots)), None)
     transform = layer.settings("transform_param")
-    crop = scope.crop or transform.get("crop_size", 0)
+    crop = options.crop or transform.get("crop_size", 0)
     if not crop and settings.type != "MemoryDataParameter":
         crop = settings.get("crop_size", 0)
     if image is None or (crop and len(image) != 3):
@@ -139,7 +124,7 @@ def _images(layer: Layer, settings: Node, size: tuple[int, ...] | None, named: N
     scope.transforms.append(transform)
     if settings.type != "MemoryDataParameter":
         scope.transforms.append(settings)
-    shapes = [(batch, *image), (batch, *scope.shapes.get(layer.tops[-1], ()))]
+    shapes = [(batch, *image), (batch, *options.shapes.get(layer.tops[-1], ()))]
     _source(layer, shapes[: len(layer.tops)], named)
 
 
@@ -150,14 +135,21 @@ def _source(layer: Layer, shapes: Sequence[tuple[int, ...]], named: NamedSource)
     for top, shape in zip(layer.tops, shapes, strict=True):
         names.append(builder.blob(usable(top), shape, named.dtypes[top], where=layer.node.where))
         layer.put(top, Var(scope.net, names[-1]), report=False)
-    name = builder.fresh(layer.name) if layer.name in builder.ops else layer.name
-    builder.op(name, "Data", [SEED, ITERATION], names, lane="io", where=layer.node.where)
+    clock = [SEED, ITERATION]
+    builder.op(layer.op_name(), "Data", clock, names, lane="io", where=layer.node.where)
 
 
 def _blob(layer: Layer, top: str, shape: Sequence[int]) -> Var:
     """A blob for a top that no op writes."""
     builder, dtype = layer.scope.net.builder, layer.scope.dtype(top)
     return Var(layer.scope.net, builder.blob(usable(top), shape, dtype, where=layer.node.where))
+
+
+def _check_one_each(layer: Layer, settings: Node, field: str, count: int) -> None:
+    if count not in (1, len(layer.tops)):
+        what = f"layer {layer.name!r} has {count} {field}s"
+        expected = f"1, or {len(layer.tops)}: one for each top"
+        raise settings.error(what, field, expected, str(count))
 
 
 def _dims(node: Node) -> tuple[int, ...]:
@@ -168,28 +160,22 @@ def _dims(node: Node) -> tuple[int, ...]:
 
 
 def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
-    roots = layer.scope.roots
+    roots = layer.scope.options.roots
     path = located(named.path, roots)
-    what = (
-        f"the size of {top!r} is not in the text: layer {layer.name!r} ({layer.type}) reads it "
-        "from its source"
-    )
+    reader = f"layer {layer.name!r} ({layer.type})"
+    what = f"the size of {top!r} is not in the text: {reader} reads it from its source"
     expected = "the size of one image as (channels, height, width)"
     found = "none, and no source to look at"
     if named.path and path is None:
-        what = f"the source {named.path!r} of layer {layer.name!r} ({layer.type}) is not there"
+        what = f"the source {named.path!r} of {reader} is not there"
         expected = f"it {within(roots)}"
         found = "nothing at this path, and no size of its images"
     elif path is not None and is_leveldb(path):
         found = f"none, and {path} is a LevelDB, which cannot be read"
+    remedy = f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "
+    remedy += "folder where the path of the source begins; on the command line --image 3,32,32, or "
+    remedy += "--data for purine train"
+    where, op = layer.node.where, layer.name
     return ConfigError(
-        what,
-        where=layer.node.where,
-        op=layer.name,
-        blob=top,
-        expected=expected,
-        found=found,
-        remedy=f"in Python pass image=(3, 32, 32) or shapes={{{top!r}: (...)}}, or root= with the "
-        "folder where the path of the source begins; on the command line --image 3,32,32, or "
-        "--data for purine train",
+        what, where=where, op=op, blob=top, expected=expected, found=found, remedy=remedy
     )

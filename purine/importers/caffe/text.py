@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from purine.errors import FormatError
 
-__all__ = ["Entry", "Message", "Scalar", "parse"]
+__all__ = ["Entry", "Message", "Token", "parse"]
 
 _DEPTH = 32  # levels of nesting
 _DIGITS = 400  # of one number
@@ -35,11 +35,15 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
-    """A value as it was written: `form` is string, number or word."""
+class Token:
+    """A piece of the text: `form` is mark or end, or for a value string, number or word."""
 
-    text: str
     form: str
+    text: str
+    line: int
+
+    def __str__(self) -> str:
+        return "the end of the text" if self.form == "end" else repr(self.text)
 
 
 @dataclass(slots=True)
@@ -55,18 +59,8 @@ class Entry:
     """One field of a message, and the line that holds it."""
 
     name: str
-    value: Scalar | Message
+    value: Token | Message
     line: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    form: str
-    text: str
-    line: int
-
-    def __str__(self) -> str:
-        return "the end of the text" if self.form == "end" else repr(self.text)
 
 
 Open: TypeAlias = tuple[Message, str, int]
@@ -87,9 +81,8 @@ def parse(text: str, *, file: str = "<text>") -> Message:
         token = tokens.take()
         if token.form == "end":
             if closing:
-                raise tokens.wrong(
-                    token, f"{closing!r} for what line {opened} opens", f"add the {closing!r}"
-                )
+                wanted = f"{closing!r} for what line {opened} opens"
+                raise tokens.wrong(token, wanted, f"add the {closing!r}")
             return root
         if closing and token.text == closing and token.form == "mark":
             stack.pop()
@@ -99,15 +92,14 @@ def parse(text: str, *, file: str = "<text>") -> Message:
             if opening is not None:
                 stack.append(opening)
                 if len(stack) > _DEPTH:
-                    raise tokens.wrong(
-                        token, f"at most {_DEPTH} levels of messages", "flatten the text"
-                    )
+                    wanted = f"at most {_DEPTH} levels of messages"
+                    raise tokens.wrong(token, wanted, "flatten the text")
         else:
             wanted = f"the name of a field or {closing!r}" if closing else "the name of a field"
             raise tokens.wrong(token, wanted, "correct the line")
 
 
-def _entry(tokens: _Tokens, message: Message, name: _Token) -> Open | None:
+def _entry(tokens: _Tokens, message: Message, name: Token) -> Open | None:
     """Read a field; return the message that it opens, if it does."""
     colon = tokens.skip(":")
     token = tokens.take()
@@ -136,7 +128,7 @@ class _Tokens:
         self._tokens = self._scan(text)
         self._ahead = next(self._tokens)
 
-    def take(self) -> _Token:
+    def take(self) -> Token:
         token = self._ahead
         if token.form != "end":
             self._ahead = next(self._tokens)
@@ -152,46 +144,43 @@ class _Tokens:
             self.take()
         return skipped
 
-    def scalar(self, token: _Token) -> Scalar:
+    def scalar(self, token: Token) -> Token:
+        """The value that a token begins: strings in a row are one, without their quotes."""
         if token.form not in ("string", "number", "word"):
             raise self.wrong(token, "a value", "write a number, a name or a text in quotes")
-        text = token.text
-        if token.form == "string":
-            text = self._unquoted(token)
-            while self._ahead.form == "string":
-                text += self._unquoted(self.take())
-        return Scalar(text, token.form)
+        if token.form != "string":
+            return token
+        text = self._unquoted(token)
+        while self._ahead.form == "string":
+            text += self._unquoted(self.take())
+        return replace(token, text=text)
 
-    def wrong(self, token: _Token, expected: str, remedy: str) -> FormatError:
-        what = "the text cannot be read"
-        where = f"{self.file}:{token.line}"
+    def wrong(self, token: Token, expected: str, remedy: str) -> FormatError:
+        what, where = "the text cannot be read", f"{self.file}:{token.line}"
         return FormatError(what, where=where, expected=expected, found=str(token), remedy=remedy)
 
-    def _scan(self, text: str) -> Iterator[_Token]:
+    def _scan(self, text: str) -> Iterator[Token]:
         position, line = 0, 1
         while position < len(text):
             match = _TOKEN.match(text, position)
             if match is None:
-                unknown = _Token(
-                    "other", text[position : position + 20].splitlines()[0] or "?", line
-                )
+                rest = text[position : position + 20].splitlines()[0] or "?"
                 quote = text[position] in "\"'"
                 expected = "a closing quote on the same line" if quote else "a field or a value"
-                raise self.wrong(unknown, expected, "correct the line")
+                raise self.wrong(Token("other", rest, line), expected, "correct the line")
             form = match.lastgroup
             assert form is not None
+            if form == "number" and len(match[0]) > _DIGITS:
+                short = Token(form, match[0][:20] + "...", line)
+                raise self.wrong(short, f"at most {_DIGITS} digits", "write a shorter number")
             if form == "newline":
                 line += 1
             elif form != "space":
-                token = _Token(form, match[0], line)
-                if form == "number" and len(match[0]) > _DIGITS:
-                    short = _Token(form, match[0][:20] + "...", line)
-                    raise self.wrong(short, f"at most {_DIGITS} digits", "write a shorter number")
-                yield token
+                yield Token(form, match[0], line)
             position = match.end()
-        yield _Token("end", "", line)
+        yield Token("end", "", line)
 
-    def _unquoted(self, token: _Token) -> str:
+    def _unquoted(self, token: Token) -> str:
         def replacement(match: re.Match[str]) -> str:
             code = match[1]
             if code[0] == "x" and len(code) > 1:

@@ -67,9 +67,7 @@ def read_file(
     path: Path, layers: Sequence[StoredLayer], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The values of states from one file, and a note of the layers that only the file has."""
-    known: dict[str, StoredLayer] = {}
-    for layer in layers:
-        known.setdefault(layer.name, layer)
+    known = {layer.name: layer for layer in reversed(layers)}  # the first of a name counts
     values: dict[str, Tensor] = {}
     left_out = []
     for name, blobs in _stored(path):
@@ -146,8 +144,7 @@ def _message(type: str, path: Path, expected: str) -> Message:
 
 
 def _damaged(path: Path, expected: str, found: str) -> FormatError:
-    what = "the file is damaged, or of another kind"
-    remedy = "fetch or write the file again"
+    what, remedy = "the file is damaged, or of another kind", "fetch or write the file again"
     return FormatError(what, where=path, expected=expected, found=found, remedy=remedy)
 
 
@@ -155,12 +152,9 @@ def _matched(
     path: Path, layer: StoredLayer, blobs: Sequence[Message]
 ) -> Iterator[tuple[Slot, Tensor]]:
     if len(blobs) != len(layer.slots):
-        raise _misfit(
-            path,
-            layer,
-            f"{len(layer.slots)} blobs: {_list([list(slot.shape) for slot in layer.slots])}",
-            f"{len(blobs)} blobs: {_list([list(shape_of(blob)) for blob in blobs])}",
-        )
+        expected = f"{len(layer.slots)} blobs: {_list([list(slot.shape) for slot in layer.slots])}"
+        stored = f"{len(blobs)} blobs: {_list([list(shape_of(blob)) for blob in blobs])}"
+        raise _misfit(path, layer, expected, stored)
     for index, (slot, blob) in enumerate(zip(layer.slots, blobs, strict=True)):
         shape, values = shape_of(blob), values_of(blob)
         # Older files have four sizes for every blob, with ones before those that count.
@@ -175,11 +169,9 @@ def _matched(
 
 
 def _misfit(path: Path, layer: StoredLayer, expected: str, found: str) -> FormatError:
-    what = f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net"
+    what, op = f"the weights of layer {layer.name!r} ({layer.type}) do not fit the net", layer.name
     remedy = "take the weights of this net; or rename the layer, and it keeps its fillers"
-    return FormatError(
-        what, where=path, op=layer.name, expected=expected, found=found, remedy=remedy
-    )
+    return FormatError(what, where=path, op=op, expected=expected, found=found, remedy=remedy)
 
 
 def _state(states: Mapping[str, Tensor], layer: StoredLayer, slot: Slot) -> Tensor:

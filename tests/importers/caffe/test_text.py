@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from purine.errors import FormatError, PurineError
 from purine.importers.caffe.imported import from_caffe
 from purine.importers.caffe.schema import read
-from purine.importers.caffe.text import Message, Scalar, parse
+from purine.importers.caffe.text import Message, Token, parse
 from tests.importers.mutations import mutated, nets
 
 
 def values(message: Message) -> list[object]:
     return [
-        (entry.name, entry.value.text if isinstance(entry.value, Scalar) else values(entry.value))
+        (entry.name, entry.value.text if isinstance(entry.value, Token) else values(entry.value))
         for entry in message.entries
     ]
 
@@ -39,7 +39,7 @@ def test_all_spellings_of_a_message_are_the_same(text):
 
 def test_escapes():
     found = parse(r'a: "\n\t\\\"\'\x41\101"').entries[0].value
-    assert isinstance(found, Scalar)
+    assert isinstance(found, Token)
     assert found.text == "\n\t\\\"'AA"
 
 
