@@ -34,12 +34,10 @@ def parameters(graph: Graph) -> tuple[str, ...]:
     )
     if not names:
         trainable = [name for name, state in graph.states.items() if state.trainable]
-        raise GraphError(
-            "the graph has no gradients",
-            expected="a blob grad/NAME for the trainable states",
-            found=f"trainable: {', '.join(trainable) or 'none'}; no gradient of any",
-            remedy="run backward first: sgd(backward(net))",
-        )
+        what, expected = "the graph has no gradients", "a blob grad/NAME for the trainable states"
+        found = f"trainable: {', '.join(trainable) or 'none'}; no gradient of any"
+        remedy = "run backward first: sgd(backward(net))"
+        raise GraphError(what, expected=expected, found=found, remedy=remedy)
     for name in names:
         state = graph.states[name]
         if state.next != state.read:
@@ -84,11 +82,8 @@ def attach(
             builder.add(replace(weight, name=item, where=None))
             builder.state(item, _following(builder, item, weight), Filler(), origin=origin)
         builder.states[name] = replace(state, next=_following(builder, name, weight))
-        settings: dict[str, Attribute] = {
-            **attributes,
-            "weight_decay": weight_decay * state.decay_mult,
-            "lr_mult": state.lr_mult,
-        }
+        decay = weight_decay * state.decay_mult
+        settings = {**attributes, "weight_decay": decay, "lr_mult": state.lr_mult}
         builder.op(
             update_of(name),
             kind,

@@ -33,12 +33,8 @@ def sgd(
     """
     fraction("momentum", momentum)
     if nesterov and momentum == 0:
-        raise ConfigError(
-            "nesterov needs momentum",
-            expected="a momentum above 0",
-            found="momentum=0.0",
-            remedy="pass momentum=0.9, or leave nesterov out",
-        )
+        what, remedy = "nesterov needs momentum", "pass momentum=0.9, or leave nesterov out"
+        raise ConfigError(what, expected="a momentum above 0", found="momentum=0.0", remedy=remedy)
     if momentum == 0:
         return attach(graph, "SgdUpdate", [], lr, weight_decay)
     return attach(
