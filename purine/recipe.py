@@ -69,10 +69,6 @@ class Settings:
         """How many micro-batches of a replica make an update."""
         return self.scheme.micro_batches * self.accumulate
 
-    @property
-    def on_gpus(self) -> bool:
-        return not any(map(is_cpu, self.devices))
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -249,7 +245,7 @@ RECIPE: tuple[Stage, ...] = (
         "join",
         "makes one convolution of those that read the same blob: GPUs prefer few large kernels",
         # Where layers are cut over devices, they must read their parameters directly.
-        lambda s: s.on_gpus and s.scheme.model == 1,
+        lambda s: s.scheme.model == 1 and not any(map(is_cpu, s.devices)),
         lambda net, s: join(net),
     ),
     Stage(

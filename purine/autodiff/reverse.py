@@ -32,7 +32,7 @@ __all__ = ["GRADIENT", "backward", "gradient_of", "losses_of", "reported_losses"
 
 _ROWS = "aten.embedding_dense_backward"
 """The kind of a gradient that is added row by row to others."""
-_STOPS = frozenset({"StopGradient"})
+_STOP = "StopGradient"
 _REAL = ("float", "bfloat", "complex")
 
 
@@ -172,14 +172,14 @@ class _Walk:
         after: set[str] = set(self.sources)
         for name in self.net.order:
             op = self.net.ops[name]
-            if op.kind not in _STOPS and not after.isdisjoint(op.inputs):
+            if op.kind != _STOP and not after.isdisjoint(op.inputs):
                 after.update(
                     n for n in op.outputs if n and self.net.blobs[n].dtype.startswith(_REAL)
                 )
         before = set(self.weights)
         for name in reversed(self.net.order):
             op = self.net.ops[name]
-            if op.kind not in _STOPS and not before.isdisjoint(op.outputs):
+            if op.kind != _STOP and not before.isdisjoint(op.outputs):
                 before.update(op.inputs)
         return after & before
 
@@ -371,11 +371,9 @@ class _Walk:
         self.builder.blobs[new] = replace(blob, name=new)
         for name in self.emitted.pop(old):
             op = self.builder.ops[name]
-            self.builder.ops[name] = replace(
-                op,
-                inputs=tuple(new if item == old else item for item in op.inputs),
-                outputs=tuple(new if item == old else item for item in op.outputs),
-            )
+            inputs = tuple(new if item == old else item for item in op.inputs)
+            outputs = tuple(new if item == old else item for item in op.outputs)
+            self.builder.ops[name] = replace(op, inputs=inputs, outputs=outputs)
         self.renamed[old] = new
 
 

@@ -216,12 +216,11 @@ def _share(update: Op, mean: Op, start: int, stop: int) -> Kernel:
             return ()
         for begin in range(start, stop, _PIECE):
             size = min(_PIECE, stop - begin)
-            once(
-                [
-                    torch.as_strided(t, [size], [1], t.storage_offset() + begin) if cut else t
-                    for t, cut in zip(tensors, long, strict=True)
-                ]
-            )
+            pieces = [
+                torch.as_strided(t, [size], [1], t.storage_offset() + begin) if cut else t
+                for t, cut in zip(tensors, long, strict=True)
+            ]
+            once(pieces)
         return ()
 
     return kernel

@@ -55,15 +55,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardedOp:
-    """How inputs and outputs of an op are cut (None: whole), and the op of each device.
+    """How inputs and outputs of an op are cut, and the op of each device.
 
-    With `summed` the pieces each write a summand of the one output.
+    None is an input that is whole, or an output of which each piece writes a summand.
     """
 
     inputs: tuple[Sharding | None, ...]
     outputs: tuple[Sharding | None, ...]
     pieces: tuple[Piece, ...]
-    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +371,7 @@ def _linear(seen: Seen, cut: Cut, at: _Places) -> ShardedOp:
         return _sharded(seen, wanted, [result])
     wanted[at.x] = rows
     wanted[at.weight] = rows.scaled(at.into, math.prod(x[first + 1 :]))
-    return ShardedOp(tuple(wanted), (None,), _summands(seen, cut.count, at), summed=True)
+    return ShardedOp(tuple(wanted), (None,), _summands(seen, cut.count, at))
 
 
 def _rows(seen: Seen, cut: Cut, index: int, axis: int) -> Sharding | None:
@@ -416,7 +415,7 @@ def _conv(seen: Seen, cut: Cut) -> ShardedOp:
     wanted = (rows, rows, *[None] * (len(seen.inputs) - 2))
     absent: dict[str, Attribute] = {"bias": None} if seen.op.kind == "aten.convolution" else {}
     pieces = _summands(seen, cut.count, _CONV, absent)
-    return ShardedOp(wanted, (None,), pieces, summed=True)
+    return ShardedOp(wanted, (None,), pieces)
 
 
 def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> ShardedOp:
@@ -471,7 +470,7 @@ def _embedding(seen: Seen, cut: Cut) -> ShardedOp:
     spans = evenly(shape[0], cut.count)
     wanted[table] = Sharding(0, spans)
     pieces = tuple(Piece("EmbeddingPart", {"start": part[0][0]}, (index, table)) for part in spans)
-    return ShardedOp(tuple(wanted), (None,), pieces, summed=True)
+    return ShardedOp(tuple(wanted), (None,), pieces)
 
 
 _WEIGHTED: Mapping[ShardRule, Callable[[Seen, Cut], ShardedOp]] = {

@@ -306,7 +306,7 @@ class _Emission:
             own = replace(op, name=name, kind=piece.kind, location=location, origin=origin)
             own = replace(own, inputs=inputs, outputs=tuple(outputs), attributes=piece.attributes)
             self.builder.add(own)
-        if sharded.summed:
+        if summands:
             (name,) = op.outputs
             self.builder.add(self.net.blobs[name])
             total = Op(op.name, "Eltwise", tuple(summands), (name,), location=op.location)

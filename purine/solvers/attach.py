@@ -84,15 +84,11 @@ def attach(
         builder.states[name] = replace(state, next=_following(builder, name, weight))
         decay = weight_decay * state.decay_mult
         settings = {**attributes, "weight_decay": decay, "lr_mult": state.lr_mult}
-        builder.op(
-            update_of(name),
-            kind,
-            [name, gradient_of(name), *states, rate, *clock],
-            [_written(builder, item, weight, origin) for item in (name, *states)],
-            {k: v for k, v in settings.items() if v != known.attributes[k].default},
-            location=weight.location,
-            origin=origin,
-        )
+        inputs = [name, gradient_of(name), *states, rate, *clock]
+        outputs = [_written(builder, item, weight, origin) for item in (name, *states)]
+        changed = {k: v for k, v in settings.items() if v != known.attributes[k].default}
+        at = weight.location
+        builder.op(update_of(name), kind, inputs, outputs, changed, location=at, origin=origin)
     return insert_copies(builder.graph())
 
 

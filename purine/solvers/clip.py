@@ -30,19 +30,17 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
         builder.add(replace(builder.blobs[old], name=new))
     for op in graph.ops.values():
         if not raw.keys().isdisjoint((*op.inputs, *op.outputs)):
-            builder.ops[op.name] = replace(
-                op,
-                inputs=tuple(raw.get(name, name) for name in op.inputs),
-                outputs=tuple(raw.get(name, name) for name in op.outputs),
-            )
+            inputs = tuple(raw.get(name, name) for name in op.inputs)
+            outputs = tuple(raw.get(name, name) for name in op.outputs)
+            builder.ops[op.name] = replace(op, inputs=inputs, outputs=outputs)
     norm, location = builder.fresh(f"{GRADIENT}/norm"), builder.blobs[next(iter(raw))].location
     homes = {name: builder.blobs[name].location for name in raw.values()}
     whole = Op(norm, "GlobalNorm", tuple(homes), (norm,), location=location)
     builder.add(norm_of_norms(builder, replace(whole, origin=Origin(norm, "update")), homes))
     builder.blob(norm, (), "float64", location)
     for name, (clipped, gradient) in zip(names, raw.items(), strict=True):
-        clip, inputs, at = builder.fresh(f"{clipped}/clip"), (gradient, norm), homes[gradient]
-        op = Op(clip, "ClipGradient", inputs, (clipped,), {"max_norm": max_norm}, at)
+        clip, at = builder.fresh(f"{clipped}/clip"), homes[gradient]
+        op = Op(clip, "ClipGradient", (gradient, norm), (clipped,), {"max_norm": max_norm}, at)
         builder.add(replace(op, origin=Origin(name, "update")))
     return insert_copies(builder.graph())
 

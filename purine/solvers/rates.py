@@ -63,7 +63,8 @@ class MultiStep(_Policy):
         if list(self.steps) != sorted(set(self.steps)) or not self.steps:
             expected = "one or more iterations, each later than the one before"
             remedy = "write them in order, for example (1000, 2000)"
-            raise wrong_value(ConfigError, "steps", self.steps, expected, remedy=remedy)
+            what, found = f"steps are {self.steps!r}", repr(self.steps)
+            raise ConfigError(what, expected=expected, found=found, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

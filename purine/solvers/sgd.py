@@ -37,16 +37,9 @@ def sgd(
         raise ConfigError(what, expected="a momentum above 0", found="momentum=0.0", remedy=remedy)
     if momentum == 0:
         return attach(graph, "SgdUpdate", [], lr, weight_decay)
-    return attach(
-        graph,
-        "MomentumUpdate",
-        ["momentum"],
-        lr,
-        weight_decay,
-        momentum=momentum,
-        nesterov=nesterov,
-        lr_in_momentum=lr_in_momentum,
-    )
+    flags = {"nesterov": nesterov, "lr_in_momentum": lr_in_momentum}
+    slots = ["momentum"]
+    return attach(graph, "MomentumUpdate", slots, lr, weight_decay, momentum=momentum, **flags)
 
 
 @checked
