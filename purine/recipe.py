@@ -69,10 +69,6 @@ class Settings:
         """How many micro-batches of a replica make an update."""
         return self.scheme.micro_batches * self.accumulate
 
-    @property
-    def on_gpus(self) -> bool:
-        return not any(map(is_cpu, self.devices))
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -86,11 +82,10 @@ class Stage:
 
 def make_step(net: Graph, settings: Settings) -> Graph:
     """The training step of a net: the stages of `RECIPE` that apply, one after the other."""
-    graph = net
     for stage in RECIPE:
         if stage.applies(settings):
-            graph = stage.transform(graph, settings)
-    return graph
+            net = stage.transform(net, settings)
+    return net
 
 
 def describe(settings: Settings) -> tuple[str, ...]:
@@ -179,9 +174,8 @@ def _part_of_batch(net: Graph, settings: Settings) -> Graph:
     return with_batch(net, rest)
 
 
-def _replicas_alone(settings: Settings) -> bool:
-    scheme = settings.scheme
-    return scheme.data == scheme.devices > 1 and settings.micro_batches == 1
+def _always(settings: Settings) -> bool:
+    return True
 
 
 def _gathered(net: Graph, settings: Settings) -> Graph:
@@ -251,13 +245,13 @@ RECIPE: tuple[Stage, ...] = (
         "join",
         "makes one convolution of those that read the same blob: GPUs prefer few large kernels",
         # Where layers are cut over devices, they must read their parameters directly.
-        lambda s: s.on_gpus and s.scheme.model == 1,
+        lambda s: s.scheme.model == 1 and not any(map(is_cpu, s.devices)),
         lambda net, s: join(net),
     ),
     Stage(
         "gather",
         "lets one replica compute what mixes the samples of a batch",
-        _replicas_alone,
+        lambda s: s.scheme.data == s.scheme.devices > 1 and s.micro_batches == 1,
         _gathered,
     ),
     Stage(
@@ -279,10 +273,7 @@ RECIPE: tuple[Stage, ...] = (
         lambda net, s: mixed(net, cast(str, s.precision)),
     ),
     Stage(
-        "backward",
-        "adds the gradients of all parameters",
-        lambda s: True,
-        lambda net, s: backward(net),
+        "backward", "adds the gradients of all parameters", _always, lambda net, s: backward(net)
     ),
     Stage(
         "iter_size",
@@ -296,12 +287,7 @@ RECIPE: tuple[Stage, ...] = (
         lambda s: s.clip is not None,
         lambda step, s: clip_by_norm(step, cast(float, s.clip)),
     ),
-    Stage(
-        "solver",
-        "adds an update of each parameter",
-        lambda s: True,
-        lambda step, s: s.solver(step),
-    ),
+    Stage("solver", "adds an update of each parameter", _always, lambda step, s: s.solver(step)),
     Stage(
         "pipeline",
         "cuts the net into stages, through which micro-batches flow in the order of a schedule",

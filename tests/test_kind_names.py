@@ -85,7 +85,8 @@ def test_tables_name_kinds_that_graphs_have(module: str) -> None:
 
 
 def test_every_sharding_class_has_a_rule() -> None:
-    assert {*ShardRule} == {*_shard_rules._FOLLOW, *_shard_rules._WEIGHTED}
+    rules = _shard_rules
+    assert {*ShardRule} == {*rules._FOLLOW, *rules._FOLLOW_FIRST, *rules._WEIGHTED}
 
 
 def test_keys_of_kernels_are_kinds_too() -> None:

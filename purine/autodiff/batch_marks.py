@@ -12,7 +12,7 @@ become a numerator and a denominator, which depends on the labels alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import purine.kinds.batch_reduce  # noqa: F401  (registers the kinds)
@@ -185,9 +185,8 @@ class _Marking:
         builder.add(replace(blob, name=marked))
         because = f"{op.kind} mixes the samples of a batch"
         settings: dict[str, Attribute] = {"op": op.name, "because": because, "line": op.where or ""}
-        builder.op(
-            marked, "WholeBatch", [name], [marked], settings, location=op.location, where=op.where
-        )
+        mark = Op(marked, "WholeBatch", (name,), (marked,), settings, op.location, where=op.where)
+        builder.add(mark)
         inputs = tuple(marked if item == name else item for item in op.inputs)
         builder.ops[op.name] = replace(op, inputs=inputs)
         self.relations[marked] = MIXED
@@ -198,12 +197,10 @@ class _Marking:
         graph = self.builder.graph()
         for name, op in graph.ops.items():
             if op.kind == "BatchReduce":
-                behind, todo = {name}, [name]
-                while todo:
-                    for after in graph.successors[todo.pop()]:
-                        if after not in behind:
-                            behind.add(after)
-                            todo.append(after)
+                behind = {name}
+                for item in graph.order:
+                    if item in behind:
+                        behind.update(graph.successors[item])
                 blobs = (blob for item in behind for blob in graph.ops[item].outputs)
                 if not any(isinstance(self.relations.get(blob), Samples) for blob in blobs):
                     shared = {**op.attributes, "shared": True}
@@ -226,22 +223,19 @@ class _Marking:
         weight = tuple(map(self._source, op.inputs[2:3])) if op.kind in _COUNTING else ()
         labels, label_ops = self._apart(op.inputs[1], count)
 
-        def step(
-            name: str, kind: str, inputs: tuple[str, ...], attributes: Mapping[str, Attribute]
-        ) -> Op:
+        def step(name: str, kind: str, inputs: Sequence[str], **settings: Attribute) -> Op:
             outputs = (loss,) if name == op.name else (name,)
-            own = replace(op, name=name, kind=kind, inputs=inputs, outputs=outputs)
-            return replace(own, attributes=attributes)
+            own = replace(op, name=name, kind=kind, inputs=tuple(inputs), outputs=outputs)
+            return replace(own, attributes=settings)
 
-        counting: dict[str, Attribute] = {"ignore_label": ignored, "dtype": blob.dtype}
-        summing = {**op.attributes, **settings}
-        parts = [*label_ops, step(total, op.kind, op.inputs, summing)]
-        parts.append(step(count, "LabelCount", (labels, *weight), counting))
+        parts = [*label_ops, step(total, op.kind, op.inputs, **{**op.attributes, **settings})]
+        counted, dtype = (labels, *weight), blob.dtype
+        parts.append(step(count, "LabelCount", counted, ignore_label=ignored, dtype=dtype))
         divisor = count
         if op.kind not in _COUNTING:
             divisor = builder.blob(builder.fresh(f"{count}/least"), (), blob.dtype, op.location)
-            parts.append(step(divisor, "aten.clamp_min", (count,), {"min": 1}))
-        parts.append(step(op.name, "aten.div.Tensor", (total, divisor), {}))
+            parts.append(step(divisor, "aten.clamp_min", [count], min=1))
+        parts.append(step(op.name, "aten.div.Tensor", [total, divisor]))
         del builder.ops[op.name]
         for part in parts:
             builder.ops[part.name] = part

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import complete, infer_op, op_key, spec_of
@@ -31,7 +32,7 @@ __all__ = ["GRADIENT", "backward", "gradient_of", "losses_of", "reported_losses"
 
 _ROWS = "aten.embedding_dense_backward"
 """The kind of a gradient that is added row by row to others."""
-_STOPS = frozenset({"StopGradient"})
+_STOP = "StopGradient"
 _REAL = ("float", "bfloat", "complex")
 
 
@@ -61,61 +62,41 @@ def backward(
         graph = unscale(graph, states, [name for name in differentiated if name not in states])
     for name in wrt:
         if gradient_of(name) not in graph.blobs:
-            raise GraphError(
-                f"no loss depends on blob {name!r} in a way that can be differentiated",
-                blob=name,
-                expected=f"a path of differentiable ops from {name!r} to {', '.join(weights)}",
-                found="none",
-                remedy="ask for the gradient of another blob or another loss",
-            )
+            what = f"no loss depends on blob {name!r} in a way that can be differentiated"
+            expected = f"a path of differentiable ops from {name!r} to {', '.join(weights)}"
+            remedy = "ask for the gradient of another blob or another loss"
+            raise GraphError(what, blob=name, expected=expected, found="none", remedy=remedy)
     return graph
 
 
 def _refuse(
     net: Graph, weights: Mapping[str, float], wrt: Sequence[str], sources: set[str]
 ) -> None:
-    """Raise `GraphError` for a net that cannot be differentiated so."""
     if has_gradients(net):
-        raise GraphError(
-            "the graph has gradients already",
-            expected="a net of forward ops",
-            found=f"blobs under {GRADIENT}/",
-            remedy="call backward once, on the net itself",
-        )
+        what = "the graph has gradients already"
+        expected, remedy = "a net of forward ops", "call backward once, on the net itself"
+        raise GraphError(what, expected=expected, found=f"blobs under {GRADIENT}/", remedy=remedy)
     if not weights:
-        raise GraphError(
-            "the net has no loss",
-            expected="at least one op of a loss kind, or losses= naming scalar blobs",
-            found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
-            remedy="add for example a SoftmaxLoss",
-        )
+        expected = "at least one op of a loss kind, or losses= naming scalar blobs"
+        found = "kinds " + ", ".join(sorted({op.kind for op in net.ops.values()}))
+        remedy = "add for example a SoftmaxLoss"
+        raise GraphError("the net has no loss", expected=expected, found=found, remedy=remedy)
     for name in (*weights, *wrt):
         if name not in net.blobs:
-            raise GraphError(
-                f"there is no blob {name!r} to take the gradient of",
-                blob=name,
-                expected="the name of a blob of the net",
-                found=repr(name),
-                remedy="see `purine show` for the names",
-            )
+            what = f"there is no blob {name!r} to take the gradient of"
+            expected, remedy = "the name of a blob of the net", "see `purine show` for the names"
+            raise GraphError(what, blob=name, expected=expected, found=repr(name), remedy=remedy)
     if not sources:
-        raise GraphError(
-            "the net has nothing to train",
-            expected="at least one trainable state, or wrt= naming blobs",
-            found=f"{len(net.states)} states, none of them trainable",
-            remedy="mark parameters as trainable: true",
-        )
+        what, remedy = "the net has nothing to train", "mark parameters as trainable: true"
+        expected = "at least one trainable state, or wrt= naming blobs"
+        found = f"{len(net.states)} states, none of them trainable"
+        raise GraphError(what, expected=expected, found=found, remedy=remedy)
 
 
 def losses_of(net: Graph) -> dict[str, float]:
     """The results of a net's loss ops, with the weights they have in its total loss."""
-    weights: dict[str, float] = {}
-    for op in net.ops.values():
-        if lookup(op).loss:
-            weight = op.attributes.get("loss_weight", 1.0)
-            assert isinstance(weight, int | float)
-            weights[op.outputs[0]] = float(weight)
-    return weights
+    losses = [op for op in net.ops.values() if lookup(op).loss]
+    return {op.outputs[0]: float(cast(float, op.attributes.get("loss_weight", 1))) for op in losses}
 
 
 def reported_losses(graph: Graph) -> tuple[str, ...]:
@@ -158,9 +139,7 @@ class _Walk:
     """One differentiation: builds the new graph op by op, forwards and then in reverse."""
 
     def __init__(self, net: Graph, weights: Mapping[str, float], sources: set[str]) -> None:
-        self.net = net
-        self.weights = weights
-        self.sources = sources
+        self.net, self.weights, self.sources = net, weights, sources
         self.builder = Builder(net)
         self.builder.ops.clear()
         self.contributions: dict[str, list[str]] = {}
@@ -183,7 +162,9 @@ class _Walk:
         for item in reversed(lowered):
             self._pull(item)
         for name in sorted(self.sources):
-            self._finish(name)
+            total, target = self._total(name), gradient_of(name)
+            if total is not None and total != target:  # the gradient of a source is called after it
+                self._add(target, "aten.clone", [total], name)
         return self.builder.graph()
 
     def _reaching(self) -> set[str]:
@@ -191,14 +172,14 @@ class _Walk:
         after: set[str] = set(self.sources)
         for name in self.net.order:
             op = self.net.ops[name]
-            if op.kind not in _STOPS and not after.isdisjoint(op.inputs):
+            if op.kind != _STOP and not after.isdisjoint(op.inputs):
                 after.update(
                     n for n in op.outputs if n and self.net.blobs[n].dtype.startswith(_REAL)
                 )
         before = set(self.weights)
         for name in reversed(self.net.order):
             op = self.net.ops[name]
-            if op.kind not in _STOPS and not before.isdisjoint(op.outputs):
+            if op.kind != _STOP and not before.isdisjoint(op.outputs):
                 before.update(op.inputs)
         return after & before
 
@@ -293,8 +274,7 @@ class _Walk:
                     values[result[0]] = name
 
     def _seed(self, loss: str, weight: float) -> None:
-        blob = self.builder.blobs[loss]
-        assert blob.shape is not None
+        blob = spec_of(self.builder.blobs[loss])
         name = self.builder.fresh(gradient_of(loss))
         full: dict[str, Attribute] = {"size": blob.shape, "fill_value": weight, "dtype": blob.dtype}
         self._add(name, "aten.full", [], loss, full)
@@ -355,7 +335,6 @@ class _Walk:
         return total
 
     def _maker(self, part: str) -> Op | None:
-        """The op of a backward that computes a contribution."""
         ops = map(self.builder.ops.get, self.emitted.get(part, []))
         return next((op for op in ops if op is not None and part in op.outputs), None)
 
@@ -373,19 +352,16 @@ class _Walk:
             return False
         if op.attributes["scale_grad_by_freq"] or op.attributes["padding_idx"] != -1:
             return False
-        rows, index = (self.builder.blobs[item] for item in op.inputs)
-        assert rows.shape is not None
-        assert index.shape is not None
         del self.builder.ops[op.name], self.builder.blobs[part]
+        rows, index = (self.builder.blobs[item] for item in op.inputs)
+        length, width = math.prod(spec_of(index).shape), spec_of(rows).shape[-1:]
         flat = []
-        at, origin = op.location, op.origin
-        for item, shape in ((index, (-1,)), (rows, (-1, rows.shape[-1]))):
-            size = (math.prod(index.shape), *shape[1:])
-            view = self.builder.fresh(f"{op.name}/{'rows' if item is rows else 'index'}")
-            flat.append(self.builder.blob(view, size, item.dtype, at))
-            settings: dict[str, Attribute] = {"shape": shape}
-            reshape = Op(view, "aten.reshape", (item.name,), (view,), settings, at, origin=origin)
-            self.builder.add(reshape)
+        for label, item, inner in (("index", index, ()), ("rows", rows, width)):
+            view = self.builder.fresh(f"{op.name}/{label}")
+            flat.append(self.builder.blob(view, (length, *inner), item.dtype, op.location))
+            settings: dict[str, Attribute] = {"shape": (-1, *inner)}
+            reshape = Op(view, "aten.reshape", (item.name,), (view,), settings, op.location)
+            self.builder.add(replace(reshape, origin=op.origin))
         self._add(result, "aten.index_add", [total, *flat], name, {"dim": 0})
         return True
 
@@ -395,18 +371,10 @@ class _Walk:
         self.builder.blobs[new] = replace(blob, name=new)
         for name in self.emitted.pop(old):
             op = self.builder.ops[name]
-            self.builder.ops[name] = replace(
-                op,
-                inputs=tuple(new if item == old else item for item in op.inputs),
-                outputs=tuple(new if item == old else item for item in op.outputs),
-            )
+            inputs = tuple(new if item == old else item for item in op.inputs)
+            outputs = tuple(new if item == old else item for item in op.outputs)
+            self.builder.ops[name] = replace(op, inputs=inputs, outputs=outputs)
         self.renamed[old] = new
-
-    def _finish(self, source: str) -> None:
-        """Make sure that the gradient of a source is called after it."""
-        total, target = self._total(source), gradient_of(source)
-        if total is not None and total != target:
-            self._add(target, "aten.clone", [total], source)
 
 
 def _joint_of(op: Op, inputs: Sequence[Spec], wanted: tuple[bool, ...]) -> Joint:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -52,9 +53,10 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered
         devices = [device_of(graph.blobs[name].location) for name in op.inputs]
         group = devices[:: _blobs(op)]
         one_per_replica = devices == [card for card in group for _ in range(_blobs(op))]
+        gpus = len(set(group)) == len(group) and all(card.type == "cuda" for card in group)
         if set(devices) == {own}:
             builder.ops[op.name] = replace(op, kind="Average")
-        elif by_nccl and _are_cards(group) and own in group and one_per_replica:
+        elif by_nccl and gpus and own in group and one_per_replica:
             kernels[op.name] = NcclReduce(op, group, group.index(own), cards)
             groups[op.name] = group
     builder.control.update(_one_order(graph, groups))
@@ -73,16 +75,9 @@ def _one_order(
             last[card] = name
 
 
-def _are_cards(group: Sequence[torch.device]) -> bool:
-    """Whether each replica has a GPU of its own."""
-    return all(card.type == "cuda" for card in group) and len(set(group)) == len(group)
-
-
 def _blobs(op: Op) -> int:
     """How many means an op computes."""
-    groups = op.attributes.get("groups", 1)
-    assert isinstance(groups, int)
-    return groups
+    return cast(int, op.attributes.get("groups", 1))
 
 
 class Cards:
@@ -108,11 +103,9 @@ class NcclReduce:
     """
 
     def __init__(self, op: Op, group: Sequence[torch.device], root: int, cards: Cards) -> None:
-        self.group = tuple(group)
-        self.root = root
-        self.cards = cards
+        self.group, self.root, self.cards = tuple(group), root, cards
         self.blobs = _blobs(op)
-        self.weights = _weights(op)
+        self.weights = cast("tuple[float, ...] | None", op.attributes.get("weights"))
         """The weights of the replicas, where they are not equal."""
 
     def __call__(self, *tensors: Tensor) -> Results:
@@ -121,14 +114,11 @@ class NcclReduce:
         by_dtype: dict[torch.dtype, list[int]] = {}
         for blob, column in enumerate(columns):
             by_dtype.setdefault(column[0].dtype, []).append(blob)
-        sums = {
-            dtype: torch.empty(
-                sum(columns[blob][0].numel() for blob in blobs),
-                dtype=dtype,
-                device=columns[blobs[0]][self.root].device,
-            )
-            for dtype, blobs in by_dtype.items()
-        }
+        sums = {}
+        for dtype, blobs in by_dtype.items():
+            length = sum(columns[blob][0].numel() for blob in blobs)
+            device = columns[blobs[0]][self.root].device
+            sums[dtype] = torch.empty(length, dtype=dtype, device=device)
         with self._own_streams() as streams:
             for dtype, blobs in by_dtype.items():
                 lines = []
@@ -161,14 +151,6 @@ class NcclReduce:
         yield streams
         for stream in streams:
             own.wait_event(stream.record_event())
-
-
-def _weights(op: Op) -> tuple[float, ...] | None:
-    weights = op.attributes.get("weights")
-    if weights is None:
-        return None
-    assert isinstance(weights, tuple)
-    return tuple(weight for weight in weights if isinstance(weight, int | float))
 
 
 def _flattened(part: Tensor, flat: bool) -> Tensor:

@@ -4,20 +4,20 @@ Dispatching an op costs some microseconds under the interpreter's lock. So conse
 compute lane become a segment: one op to the dispatcher and one call that releases the lock. A
 segment ends where another device waits for its result, before an op that waits for another device,
 and when it is long enough: gradients leave at its end, and all parameters that it reads must be
-there at its start. Ops of one kind that takes many at once (updates, means) become one call; no op
-in it reads from another.
+there at its start. Ops of one kind that takes many at once (updates, means) become one call.
 
-The graph of segments has no cycle: a segment is complete before anything that reads from it is
-placed.
+The graph of segments has no cycle: each is complete before anything that reads from it is placed.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 from torch import Tensor
 
@@ -25,8 +25,9 @@ from purine.analysis.cost import PROFILE, cost
 from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
-from purine.graph import NOTHING, Builder, Graph, Op
+from purine.graph import Builder, Graph, Op
 from purine.lowering.lowered import Lowered
+from purine.optimize.fuse import boundary
 from purine.registry.kind import Kernel, Kind, Results, register
 from purine.registry.lookup import lookup
 
@@ -42,14 +43,9 @@ register(Kind(SEGMENT, None, (), variadic=True))
 
 def pays(graph: Graph) -> bool:
     """Whether dispatching ops one by one would take a good part of a graph's time."""
-    lanes: dict[Station, list[Op]] = {}
-    for op in graph.ops.values():
-        if op.lane.startswith("compute"):
-            lanes.setdefault((op.location, op.lane), []).append(op)
-    if len(lanes) > 1:
-        return True
-    ops = [op for lane in lanes.values() for op in lane]
-    return sum(_seconds(graph, op) for op in ops) < _SHORT * len(ops)
+    ops = [op for op in graph.ops.values() if op.lane.startswith("compute")]
+    several_lanes = len({(op.location, op.lane) for op in ops}) > 1
+    return several_lanes or sum(_seconds(graph, op) for op in ops) < _SHORT * len(ops)
 
 
 _SHORT = PROFILE.dispatch_matters
@@ -80,7 +76,6 @@ def _team(op: Op) -> object:
 
 
 def _seconds(graph: Graph, op: Op) -> float:
-    """A rough estimate of the time of an op on one core."""
     return PROFILE.core.seconds(cost(op, graph.blobs))
 
 
@@ -100,50 +95,25 @@ def segmented(
     members: dict[str, tuple[Op, ...]] = {}
     segment_of: dict[str, str] = {}
     for group in _Grouping(graph, cost, team, pieces, least).groups():
-        if len(group) == 1 and lookup(group[0]).variants.many is None:
-            continue
         first = group[0]
-        inputs, outputs = _interface(graph, group)
+        if len(group) == 1 and lookup(first).variants.many is None:
+            continue
+        inputs, outputs, inside = boundary(graph, group)
+        if lookup(first).variants.many is not None:
+            # A call for many ops takes and returns the blobs of all of them, op by op.
+            inputs = tuple(blob for op in group for blob in op.inputs)
+            outputs, inside = tuple(blob for op in group for blob in op.outputs), frozenset()
         members[first.name] = tuple(group)
         for op in group:
             del builder.ops[op.name]
             segment_of[op.name] = first.name
-        builder.ops[first.name] = replace(
-            first, kind=SEGMENT, inputs=inputs, outputs=outputs, attributes={}
-        )
-        for blob in _written(group).difference(outputs):
+        segment = replace(first, kind=SEGMENT, inputs=inputs, outputs=outputs, attributes={})
+        builder.ops[first.name] = segment
+        for blob in inside:
             del builder.blobs[blob]
-    control = (
-        (segment_of.get(before, before), segment_of.get(after, after))
-        for before, after in graph.control
-    )
+    control = ((segment_of.get(a, a), segment_of.get(b, b)) for a, b in graph.control)
     builder.control = {(before, after) for before, after in control if before != after}
     return Lowered(builder.graph(), members=members)
-
-
-def _interface(graph: Graph, group: Sequence[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The inputs and outputs of a segment: what its ops read from others, and others from it.
-
-    A call for many ops of one kind takes and returns the blobs of all of them, op by op.
-    """
-    if lookup(group[0]).variants.many is not None:
-        inputs = tuple(blob for op in group for blob in op.inputs)
-        return inputs, tuple(blob for op in group for blob in op.outputs)
-    written, names = _written(group), {op.name for op in group}
-    reads = dict.fromkeys(blob for op in group for blob in op.inputs if blob not in written)
-    needed = set(graph.outputs) | {state.next for state in graph.states.values()}
-    outputs = tuple(
-        blob
-        for op in group
-        for blob in op.outputs
-        if blob != NOTHING
-        and (blob in needed or any(user.name not in names for user in graph.consumers[blob]))
-    )
-    return tuple(reads), outputs
-
-
-def _written(group: Sequence[Op]) -> set[str]:
-    return {blob for op in group for blob in op.outputs if blob != NOTHING}
 
 
 class _Grouping:
@@ -168,18 +138,15 @@ class _Grouping:
         for name, station in self.station.items():
             total[station] = total.get(station, 0.0) + self.cost[name]
         self.limit = {station: max(value / pieces, least) for station, value in total.items()}
-        self.waiting = dict.fromkeys(graph.ops, 0)
-        for targets in graph.successors.values():
-            for target in targets:
-                self.waiting[target] += 1
+        self.waiting = Counter(chain.from_iterable(graph.successors.values()))
         self.ready: dict[Station, dict[object, list[tuple[int, str]]]] = {k: {} for k in total}
         """By lane and team, the ready ops, the most urgent first."""
         self.eager = self._eager()
         self.late = self._late()
 
     def groups(self) -> Iterator[list[Op]]:
-        for name, count in self.waiting.items():
-            if not count:
+        for name in self.graph.ops:
+            if not self.waiting[name]:
                 self._offer(name)
         left = len(self.graph.ops)
         while left:

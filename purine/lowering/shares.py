@@ -1,16 +1,14 @@
 """Lowering pass `shares`: all devices average and apply a part of each large gradient.
 
-With one owner for each parameter, the other devices idle where one parameter is larger than all the
-rest. Devices that share memory need no owner: each takes a share of the elements, adds up the
-gradients of all replicas and updates weight and optimizer state in place, piece by piece, so that
-the mean stays in the cache. The arithmetic for an element, and so its bits, stay the same.
+Devices that share memory need no owner of a parameter, for which the others would wait: each takes
+a share of the elements, adds up the gradients of all replicas and updates weight and optimizer
+state in place, in pieces whose mean stays in the cache. The bits of an element stay the same.
 
 Control edges put all other readers of the weight before the shares, which write over it. Nothing
 waits for an update within its iteration, so these edges close no cycle.
 
-Gradients that are matrix products are written into buffers that are kept between iterations: the C
-library would return buffers of this size to the system, which clears their pages on each
-allocation. Most of the activations are alive at the same time, so the peak hardly rises.
+Gradients that are matrix products are written into buffers that are kept between iterations: the
+system would clear the pages of new ones on each allocation.
 """
 
 from __future__ import annotations
@@ -138,9 +136,8 @@ def _divide(
         if start == stop:
             continue
         name = f"{update.name}/share{number}"
-        builder.ops[name] = replace(
-            mean, name=name, kind=SHARE, inputs=inputs, outputs=(), attributes={}, location=location
-        )
+        share = Op(name, SHARE, inputs, (), {}, location, mean.lane, mean.where, mean.origin)
+        builder.ops[name] = share
         kernels[name] = _share(update, mean, start, stop)
         builder.control |= {(reader, name) for reader in readers | before}
         builder.control.add((name, update.name))
@@ -219,12 +216,11 @@ def _share(update: Op, mean: Op, start: int, stop: int) -> Kernel:
             return ()
         for begin in range(start, stop, _PIECE):
             size = min(_PIECE, stop - begin)
-            once(
-                [
-                    torch.as_strided(t, [size], [1], t.storage_offset() + begin) if cut else t
-                    for t, cut in zip(tensors, long, strict=True)
-                ]
-            )
+            pieces = [
+                torch.as_strided(t, [size], [1], t.storage_offset() + begin) if cut else t
+                for t, cut in zip(tensors, long, strict=True)
+            ]
+            once(pieces)
         return ()
 
     return kernel

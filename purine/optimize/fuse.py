@@ -20,7 +20,7 @@ from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
 from purine.kinds.fused import FUSED, fused_op
 from purine.registry.lookup import lookup
 
-__all__ = ["fuse"]
+__all__ = ["boundary", "fuse"]
 
 _APART = ("Copy", *COLLECTIVES, FUSED)
 
@@ -54,27 +54,35 @@ def fuse(
     for count, members in enumerate(_pieces(graph, pieces, bucket, devices)):
         if len(members) < 2:
             continue
-        names = {op.name for op in members}
-        results = [blob for op in members for blob in op.outputs if blob != NOTHING]
-        inside = set(results)
-        inputs = dict.fromkeys(blob for op in members for blob in op.inputs if blob not in inside)
-        asked = {*graph.outputs, *(state.next for state in graph.states.values())}
-        outputs = [
-            blob
-            for blob in results
-            if blob in asked or any(user.name not in names for user in graph.consumers[blob])
-        ]
+        inputs, outputs, inside = boundary(graph, members)
         name = builder.fresh(f"fused/{count}")
-        op = fused_op(name, graph, members, tuple(inputs), outputs, family)
+        op = fused_op(name, graph, members, inputs, outputs, family)
         for member in members:
             del builder.ops[member.name]
             owner[member.name] = name
-        for blob in inside.difference(outputs):
+        for blob in inside:
             del builder.blobs[blob]
         builder.add(op)
     edges = ((owner.get(a, a), owner.get(b, b)) for a, b in graph.control)
     builder.control = {(before, after) for before, after in edges if before != after}
     return builder.graph()
+
+
+def boundary(
+    graph: Graph, ops: Sequence[Op]
+) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
+    """What some ops read from others, those of their results that others read, and the rest."""
+    names = {op.name for op in ops}
+    results = [blob for op in ops for blob in op.outputs if blob != NOTHING]
+    inside = frozenset(results)
+    inputs = dict.fromkeys(blob for op in ops for blob in op.inputs if blob not in inside)
+    asked = {*graph.outputs, *(state.next for state in graph.states.values())}
+    outputs = tuple(
+        blob
+        for blob in results
+        if blob in asked or any(user.name not in names for user in graph.consumers[blob])
+    )
+    return tuple(inputs), outputs, inside.difference(outputs)
 
 
 def _pieces(

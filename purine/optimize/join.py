@@ -79,12 +79,10 @@ def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
         del builder.ops[op.name]
     shape = spec_of(net.blobs[first.outputs[0]]).shape
     whole = add(title, first.kind, inputs, (shape[0], sum(counts), *shape[2:]), **first.attributes)
-    builder.op(
+    split, outputs = (
         builder.fresh(f"{whole}/parts"),
-        "aten.split_with_sizes",
-        [whole],
         [name for op in members for name in op.outputs],
-        {"split_sizes": tuple(counts), "dim": 1},
-        location=first.location,
-        lane=first.lane,
     )
+    settings: dict[str, Attribute] = {"split_sizes": tuple(counts), "dim": 1}
+    at, lane = first.location, first.lane
+    builder.op(split, "aten.split_with_sizes", [whole], outputs, settings, location=at, lane=lane)

@@ -61,13 +61,10 @@ def layout(graph: Graph, form: str = "auto") -> Graph:
 
 
 def _mostly_convolutions(graph: Graph) -> bool:
-    inside = whole = 0
-    for op in graph.ops.values():
-        flops = cost(op, graph.blobs).flops
-        whole += flops
-        if _role(op) in _CONVOLUTIONS and _is_image(graph, op.inputs[0]):
-            inside += flops
-    return 2 * inside > whole
+    flops = {name: cost(op, graph.blobs).flops for name, op in graph.ops.items()}
+    convolutions = (op for op in graph.ops.values() if _role(op) in _CONVOLUTIONS)
+    inside = sum(flops[op.name] for op in convolutions if _is_image(graph, op.inputs[0]))
+    return 2 * inside > sum(flops.values())
 
 
 def _laid_out(graph: Graph) -> set[str]:

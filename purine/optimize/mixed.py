@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from purine.analysis.infer import complete, infer_op, spec_of
 from purine.arguments import at_least, checked, positive
-from purine.autodiff import GRADIENT, losses_of
+from purine.autodiff import losses_of
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Op
+from purine.graph import NOTHING, Attribute, Builder, Graph, Op
+from purine.graph.names import GRADIENT, has_gradients
 from purine.kinds.loss_scale import LOSS_SCALE, add_loss_scale
 from purine.registry.facts import Precision
 from purine.registry.kind import IMPLIED
@@ -51,18 +52,15 @@ def mixed(
     ('bfloat16', 'float32', 'float32')
     """
     if dtype not in DTYPES:
-        raise ConfigError(
-            f"there is no precision {dtype!r} to mix with float32",
-            expected=" or ".join(DTYPES),
-            found=repr(dtype),
-            remedy="use one of these, or leave mixed out to train in float32",
-        )
+        what = f"there is no precision {dtype!r} to mix with float32"
+        remedy = "use one of these, or leave mixed out to train in float32"
+        raise ConfigError(what, expected=" or ".join(DTYPES), found=repr(dtype), remedy=remedy)
     if loss_scale is not None:
         positive("loss_scale", loss_scale)
     at_least("growth_interval", growth_interval, 1)
     net = complete(net)
     _refuse(net)
-    builder = _Casts(net, DTYPES[dtype], dtype).builder()
+    builder = _Casts(net, DTYPES[dtype], dtype).result
     if loss_scale is not None or dtype == "fp16":
         losses = [net.blobs[name] for name in losses_of(net)] or list(net.blobs.values())
         scale = 2.0**16 if loss_scale is None else loss_scale
@@ -85,11 +83,8 @@ class _Casts:
         """By blob that was computed in low precision, what holds it in float32."""
         self.computed: set[str] = set()
         """Blobs that were computed in low precision."""
-
-    def builder(self) -> Builder:
-        for name in self.net.order:
-            self._add(self.net.ops[name])
-        return self.result
+        for name in net.order:
+            self._add(net.ops[name])
 
     def _add(self, op: Op) -> None:
         if lookup(op).function is None:
@@ -166,30 +161,20 @@ class _Casts:
         return True
 
     def _cast(self, name: str, dtype: str, result: str, op: Op) -> None:
-        """Add the cast of a blob, where the blob is."""
         blob = self.result.blobs[name]
         if result not in self.result.blobs:
             self.result.blob(result, blob.shape, dtype, blob.location, layout=blob.layout)
-        self.result.op(
-            self.result.fresh(f"{result}/cast") if result in self.result.ops else result,
-            "aten._to_copy",
-            [name],
-            [result],
-            {"dtype": dtype},
-            location=blob.location,
-            lane=op.lane,
-        )
+        own = self.result.fresh(f"{result}/cast") if result in self.result.ops else result
+        settings: dict[str, Attribute] = {"dtype": dtype}
+        inputs, outputs, at = (name,), (result,), blob.location
+        self.result.add(Op(own, "aten._to_copy", inputs, outputs, settings, at, op.lane))
 
 
 def _refuse(net: Graph) -> None:
-    """Refuse what is not a net of float32."""
-    if any(name.startswith(f"{GRADIENT}/") for name in net.blobs):
-        raise GraphError(
-            "the graph has gradients already, and the casts belong before them",
-            expected="a net of forward ops",
-            found=f"blobs under {GRADIENT}/",
-            remedy="use the order sgd(backward(mixed(net)))",
-        )
+    if has_gradients(net):
+        what = "the graph has gradients already, and the casts belong before them"
+        found, remedy = f"blobs under {GRADIENT}/", "use the order sgd(backward(mixed(net)))"
+        raise GraphError(what, expected="a net of forward ops", found=found, remedy=remedy)
     low = next((blob for blob in net.blobs.values() if blob.dtype in DTYPES.values()), None)
     if low is not None or LOSS_SCALE in net.blobs:
         raise GraphError(

@@ -31,13 +31,10 @@ def prune(
     wanted = tuple(graph.outputs if outputs is None else outputs)
     for name in wanted:
         if name not in graph.blobs:
-            raise GraphError(
-                f"there is no blob {name!r} to ask for",
-                blob=name,
-                expected="the name of a blob of the graph",
-                found=repr(name),
-                remedy=nearest_names(name, graph.blobs, "see `purine show` for the names"),
-            )
+            what = f"there is no blob {name!r} to ask for"
+            expected = "the name of a blob of the graph"
+            remedy = nearest_names(name, graph.blobs, "see `purine show` for the names")
+            raise GraphError(what, blob=name, expected=expected, found=repr(name), remedy=remedy)
     roots = graph.states if states is None else states
     stack = [*wanted, *roots, *(graph.states[name].next for name in roots)]
     blobs: set[str] = set()
@@ -88,7 +85,10 @@ def evaluation(net: Graph, outputs: Sequence[str] | None = None) -> Graph:
         elif form == "pass":
             builder.ops[name] = Op(name, "StopGradient", op.inputs[:1], op.outputs, {}, op.location)
         elif form is not None:
-            _replace_by(builder, op, form)
+            # The test-time kind takes fewer inputs.
+            count = len(lookup(replace(op, kind=form)).inputs)
+            test = replace(op, kind=form, inputs=op.inputs[:count], outputs=op.outputs[:1])
+            builder.ops[name] = test
             # Running statistics keep their values.
             count = len(op.outputs) - 1
             carried = zip(op.outputs[1:], op.inputs[len(op.inputs) - count :], strict=True)
@@ -109,25 +109,15 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
     ('data',)
     """
     if not outputs:
-        raise ConfigError(
-            "no outputs are asked for",
-            expected="one or more names of blobs of the net",
-            found="none",
-            remedy=f"name blobs, for example {list(net.sinks[:1])}",
-        )
+        what, expected = "no outputs are asked for", "one or more names of blobs of the net"
+        remedy = f"name blobs, for example {list(net.sinks[:1])}"
+        raise ConfigError(what, expected=expected, found="none", remedy=remedy)
     measured = evaluation(net, outputs)
     builder = Builder(measured)
     for op in measured.ops.values():
         if op.kind == "Data":
             del builder.ops[op.name]
     return prune(builder.graph(), outputs, states=())
-
-
-def _replace_by(builder: Builder, op: Op, kind: str) -> None:
-    """Change an op to its test-time kind, without the inputs that this kind does not take."""
-    draft = replace(op, kind=kind)
-    count = len(lookup(draft).inputs)
-    builder.ops[op.name] = replace(draft, inputs=op.inputs[:count], outputs=op.outputs[:1])
 
 
 def _without(op: Op, kept: set[str]) -> Op:

@@ -70,12 +70,10 @@ def _forward(step: Graph) -> list[Op]:
     # micro-batch.
     if not any(_is_backward(step, op) for op in step.ops.values()):
         refuse_fused(step, "recompute")
-        raise GraphError(
-            "the graph has no gradients",
-            expected="a training step, or a net with its backward",
-            found=f"{len(step.ops)} ops, none of them under {GRADIENT}/",
-            remedy="run backward first: recompute(backward(net), ...)",
-        )
+        what, expected = "the graph has no gradients", "a training step, or a net with its backward"
+        found = f"{len(step.ops)} ops, none of them under {GRADIENT}/"
+        remedy = "run backward first: recompute(backward(net), ...)"
+        raise GraphError(what, expected=expected, found=found, remedy=remedy)
     readers = {
         op.name: [reader for blob in op.outputs for reader in step.consumers.get(blob, ())]
         for op in step.ops.values()
@@ -117,13 +115,9 @@ def _named_blocks(forward: Sequence[Op], names: Sequence[str]) -> list[list[str]
                 continue
             matched = True
             if taken.setdefault(name, pattern) != pattern:
-                raise ConfigError(
-                    f"op {name!r} is in two blocks",
-                    op=name,
-                    expected="blocks that have no op in common",
-                    found=f"{taken[name]!r} and {pattern!r}",
-                    remedy="leave one of them out",
-                )
+                what, expected = f"op {name!r} is in two blocks", "blocks that have no op in common"
+                found, remedy = f"{taken[name]!r} and {pattern!r}", "leave one of them out"
+                raise ConfigError(what, op=name, expected=expected, found=found, remedy=remedy)
             block = (origin_of(op).parts, "/".join(parts[:depth]))
             blocks.setdefault(block, []).append(name)
         if not matched:
@@ -136,12 +130,10 @@ def _no_such_block(forward: Sequence[Op], pattern: str) -> ConfigError:
     for op in forward:
         parts = _name_in_net(op).split("/")
         known |= dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-    return ConfigError(
-        f"there is no block {pattern!r}",
-        expected="the first parts of names of forward ops, such as " + ", ".join([*known][:4]),
-        found=repr(pattern),
-        remedy=nearest_names(pattern, known, "see `purine show` for the names"),
-    )
+    what = f"there is no block {pattern!r}"
+    expected = "the first parts of names of forward ops, such as " + ", ".join([*known][:4])
+    remedy = nearest_names(pattern, known, "see `purine show` for the names")
+    return ConfigError(what, expected=expected, found=repr(pattern), remedy=remedy)
 
 
 def _equal_blocks(step: Graph, forward: Sequence[Op], count: int) -> list[list[str]]:
@@ -191,22 +183,16 @@ def _repeated(step: Graph, block: Sequence[str]) -> Graph:
         builder.add(replace(step.blobs[blob], name=name))
     first = []
     for name in block:
+        op = step.ops[name]
         if name not in repeated:
             continue
-        op = step.ops[name]
         origin = replace(origin_of(op), of=name, role="recompute")
         again = again_of(name, origin.parts)
         if wanted.isdisjoint(op.inputs):
             first.append(again)
-        builder.add(
-            replace(
-                op,
-                name=again,
-                origin=origin,
-                inputs=tuple(names.get(item, item) for item in op.inputs),
-                outputs=tuple(names.get(item, NOTHING) for item in op.outputs),
-            )
-        )
+        inputs = tuple(names.get(item, item) for item in op.inputs)
+        outputs = tuple(names.get(item, NOTHING) for item in op.outputs)
+        builder.add(replace(op, name=again, origin=origin, inputs=inputs, outputs=outputs))
     for name in readers:
         op = builder.ops[name]
         inputs = tuple(names.get(item, item) for item in op.inputs)

@@ -1,20 +1,24 @@
 """Copies of the batch half of a step, each for its own samples, and what joins them.
 
-A copy draws the random numbers that the whole batch would draw for its samples.
+A copy draws the random numbers that the whole batch would draw for its samples. `backward` adds a
+`BatchReduce` where a value of the whole batch is needed. Each becomes one op that adds up the
+parts. Ops that depend on such values and on no sample are computed once for all parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.analysis.infer import spec_of
+from purine.errors import GraphError
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Lane, Location, Op, Origin
 from purine.graph.names import origin_of
-from purine.parallel._joined import NONE, Joined, scale_of
 from purine.parallel.halves import Halves, samples_of
 from purine.registry.lookup import lookup
 
-BESIDE = "inbound"
+BESIDE: Lane = "inbound"
 """The lane for what joins the parts of a batch: it runs beside the compute of its device."""
 
 
@@ -40,15 +44,37 @@ class Part:
     def origin(self, op: Op, copied: Container[str]) -> Origin:
         """What a copy of an op is for: the copy of what the op is for, where that is `copied`."""
         own = origin_of(op)
-        return Origin(
-            self.name(own.of) if own.of in copied else own.of,
-            own.role,
-            f"{self.prefix}/{own.parts}",
-            own.replica if self.replica is None else self.replica,
-            own.micro if self.micro is None else self.micro,
-            own.stage,
-            own.shard,
+        return replace(
+            own,
+            of=self.name(own.of) if own.of in copied else own.of,
+            parts=self.name(own.parts),
+            replica=own.replica if self.replica is None else self.replica,
+            micro=own.micro if self.micro is None else self.micro,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The ops of a step's batch half that are there once, whatever the number of parts."""
+
+    ops: tuple[Op, ...] = ()
+    blobs: frozenset[str] = frozenset()
+    """What these ops make."""
+    early: frozenset[str] = frozenset()
+    """Ops of a part that feed all-reduces from data alone, such as counts of labels. They run ahead
+    of the part's compute, so that no part waits for another."""
+    varying: frozenset[str] | None = None
+    """Blobs that differ from part to part; None where nobody looked."""
+
+    def names(self) -> frozenset[str]:
+        return frozenset(op.name for op in self.ops)
+
+    def varies(self, blob: str) -> bool:
+        return self.varying is None or blob in self.varying
+
+
+NONE = Joined()
+"""For parts that have nothing to do with each other."""
 
 
 def add_part(
@@ -64,31 +90,26 @@ def add_part(
     What the parts compute together (`joined`) is left out, and read under its own names.
     """
     own = halves.made() - joined.blobs
-    together = joined.names()
     names = {name: part.name(name) for name in own} | {NOTHING: NOTHING}
-    outside = reads or {}
+    renamed = {**(reads or {}), **names}
     samples = _samples(graph)
-    ops = {op.name for op in halves.batch} - together
+    ops = {op.name for op in halves.batch} - joined.names()
     copied = ops.union(own)
-    for name in graph.blobs:
+    for name, blob in graph.blobs.items():
         if name in names:
-            blob = graph.blobs[name]
             builder.add(replace(blob, name=names[name], location=part.located(blob.location)))
-    for op in halves.batch:
-        if op.name in together:
-            continue
-        builder.add(
-            replace(
-                op,
-                name=part.name(op.name),
-                inputs=tuple(names.get(name) or outside.get(name, name) for name in op.inputs),
-                outputs=tuple(names[name] for name in op.outputs),
-                attributes=_moved(graph, op, part, samples),
-                location=part.located(op.location),
-                lane=BESIDE if op.name in joined.early else op.lane,
-                origin=part.origin(op, copied),
-            )
+    for op in (op for op in halves.batch if op.name in ops):
+        copy = replace(
+            op,
+            name=part.name(op.name),
+            inputs=tuple(renamed.get(name, name) for name in op.inputs),
+            outputs=tuple(names[name] for name in op.outputs),
+            attributes=_moved(graph, op, part, samples),
+            location=part.located(op.location),
+            lane=BESIDE if op.name in joined.early else op.lane,
+            origin=part.origin(op, copied),
         )
+        builder.add(copy)
     builder.control |= {
         (part.name(before), part.name(after))
         for before, after in graph.control
@@ -123,17 +144,16 @@ def add_joined(builder: Builder, graph: Graph, joined: Joined, parts: Sequence[P
 def _reduced(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> str:
     """Add the sum or the mean over all parts of what an op reads."""
     (source,) = op.inputs
-    blob, name = graph.blobs[source], builder.fresh(f"{op.name}/parts")
     location = parts[0].located(op.location)
+    blob = replace(graph.blobs[source], name=builder.fresh(f"{op.name}/parts"), location=location)
     values = [part.name(source) for part in parts]
-    shares = tuple(part.share for part in parts)
     if "float" in blob.dtype:
-        weights = (1.0,) * len(parts) if op.attributes["operation"] == "sum" else shares
-        average(builder, blob, name, values, location=location, weights=weights, of=op.name)
-        return name
-    builder.add(replace(blob, name=name, location=location))
-    add_reduction(builder, name, "CountSum", values, [name], location=location, of=op.name)
-    return name
+        sums = op.attributes["operation"] == "sum"
+        weights = tuple(1.0 if sums else part.share for part in parts)
+        add_reduction(builder, "Average", values, [blob], {"weights": weights}, of=op.name)
+    else:
+        add_reduction(builder, "CountSum", values, [blob], of=op.name)
+    return blob.name
 
 
 def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]) -> None:
@@ -147,71 +167,51 @@ def _add_gradients(builder: Builder, graph: Graph, op: Op, parts: Sequence[Part]
     builder.add(replace(op, inputs=(total,), outputs=(whole,), location=location, lane=BESIDE))
     for part in parts:
         scale = scale_of(replace(op, attributes={**op.attributes, "scale": 1.0}), part.share)
-        builder.op(
-            part.name(op.name),
-            "aten.mul.Scalar",
-            [whole],
-            [part.name(result)],
-            {"other": scale},
-            location=part.located(op.location),
-            origin=part.origin(op, ()),
-        )
-
-
-def average(
-    builder: Builder,
-    like: Blob,
-    name: str,
-    parts: list[str],
-    *,
-    location: Location,
-    weights: tuple[float, ...] | None = None,
-    of: str | None = None,
-) -> None:
-    """Add the mean of several blobs as blob and op `name`, which belongs to the blob or to `of`."""
-    builder.add(replace(like, name=name, location=location))
-    settings: dict[str, Attribute] = {} if weights is None else {"weights": weights}
-    add_reduction(builder, name, "Average", parts, [name], settings, location=location, of=of)
+        at, own, origin = part.located(op.location), part.name(result), part.origin(op, ())
+        scaled = Op(part.name(op.name), "aten.mul.Scalar", (whole,), (own,), {"other": scale}, at)
+        builder.add(replace(scaled, origin=origin))
 
 
 def add_reduction(
     builder: Builder,
-    name: str,
     kind: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
+    values: Sequence[str],
+    blobs: Sequence[Blob],
     settings: Mapping[str, Attribute] | None = None,
     *,
-    location: Location,
+    name: str | None = None,
     of: str | None = None,
 ) -> None:
-    """Add an op that joins values of parts; it belongs to its first output, or to `of`."""
-    origin = Origin(of or outputs[0], "reduce")
-    builder.op(name, kind, inputs, outputs, settings, location=location, lane=BESIDE, origin=origin)
+    """Add blobs, and an op that computes them from values of parts.
+
+    The op is where the first blob is, has its name unless one is given, and belongs to it or `of`.
+    """
+    for blob in blobs:
+        builder.add(blob)
+    first, outputs = blobs[0], tuple(blob.name for blob in blobs)
+    op = Op(
+        name or first.name, kind, tuple(values), outputs, settings or {}, first.location, BESIDE
+    )
+    builder.add(replace(op, origin=Origin(of or first.name, "reduce")))
 
 
-def add_next(
-    builder: Builder,
-    blob: Blob,
-    parts: Sequence[Part],
-    location: Location,
-    weights: tuple[float, ...] | None = None,
-) -> None:
+def weighting(parts: Sequence[Part]) -> dict[str, Attribute]:
+    """The settings of a mean over parts: their shares of the batch, where these differ."""
+    shares = tuple(part.share for part in parts)
+    return {"weights": shares} if len({part.size for part in parts}) > 1 else {}
+
+
+def add_next(builder: Builder, blob: Blob, parts: Sequence[Part]) -> None:
     """Add the next value of a state that all parts update: their mean, or the first of counts."""
-    name, values = blob.name, [part.name(blob.name) for part in parts]
+    values = [part.name(blob.name) for part in parts]
     if "float" in blob.dtype:
-        average(builder, blob, name, values, location=location, weights=weights)
+        add_reduction(builder, "Average", values, [blob], weighting(parts))
     else:
-        builder.add(replace(blob, location=location))
-        add_reduction(builder, name, "aten.clone", values[:1], [name], location=location)
+        add_reduction(builder, "aten.clone", values[:1], [blob])
 
 
 def add_outputs(
-    builder: Builder,
-    graph: Graph,
-    copied: Container[str],
-    parts: Sequence[Part],
-    weights: tuple[float, ...] | None = None,
+    builder: Builder, graph: Graph, copied: Container[str], parts: Sequence[Part]
 ) -> None:
     """Add the outputs of a graph; of those that are copied, the means of scalars, or each copy."""
     for name in graph.outputs:
@@ -220,8 +220,8 @@ def add_outputs(
             builder.outputs += copies
             continue
         if name in copied:
-            location = parts[0].located(blob.location)
-            average(builder, blob, name, copies, location=location, weights=weights)
+            mean = replace(blob, location=parts[0].located(blob.location))
+            add_reduction(builder, "Average", copies, [mean], weighting(parts))
         builder.outputs.append(name)
 
 
@@ -232,20 +232,20 @@ def is_scalar(blob: Blob) -> bool:
 def _moved(graph: Graph, op: Op, part: Part, samples: Mapping[str, int]) -> Mapping[str, Attribute]:
     """The attributes of an op, moved to the samples of its part."""
     if op.kind == "Data":
-        offset = op.attributes.get("offset", 0)
-        assert isinstance(offset, int)
-        return {**op.attributes, "offset": part.start + offset, "whole": part.whole}
+        return {**op.attributes, "offset": part.start + _offset(op), "whole": part.whole}
     if op.kind == "BatchReduceGradient":
         return {**op.attributes, "scale": scale_of(op, part.share)}
     if part.start and {"offset", "stream"} <= lookup(op).attributes.keys():
-        offset = op.attributes.get("offset", 0)
         shape = graph.blobs[op.outputs[0]].shape
-        assert isinstance(offset, int)
         if shape and not op.attributes.get("shared"):
             # Rows of the blob for each sample: more than one where places were joined with samples.
             rows = shape[0] // samples[op.name]
-            return {**op.attributes, "offset": offset + part.start * rows}
+            return {**op.attributes, "offset": _offset(op) + part.start * rows}
     return op.attributes
+
+
+def _offset(op: Op) -> int:
+    return cast(int, op.attributes.get("offset", 0))
 
 
 def _samples(graph: Graph) -> dict[str, int]:
@@ -262,14 +262,11 @@ def _samples(graph: Graph) -> dict[str, int]:
         op = graph.ops[name]
         parts = nothing.union(*(read.get(blob, nothing) for blob in op.inputs))
         if op.kind == "Data":
-            offset = op.attributes.get("offset", 0)
-            assert isinstance(offset, int)
-            shape = graph.blobs[next(blob for blob in op.outputs if blob != NOTHING)].shape
-            assert shape
-            sizes[offset] = shape[0]
-            parts = frozenset((offset,))
+            blob = next(blob for blob in op.outputs if blob != NOTHING)
+            sizes[_offset(op)] = spec_of(graph.blobs[blob]).shape[0]
+            parts = frozenset((_offset(op),))
         parts_of[name] = parts
-        read.update(dict.fromkeys(op.outputs, parts))
+        read |= dict.fromkeys(op.outputs, parts)
     for name in reversed(graph.order):
         if not parts_of[name]:
             blobs = graph.ops[name].outputs
@@ -279,3 +276,66 @@ def _samples(graph: Graph) -> dict[str, int]:
         name: sum(sizes[part] for part in parts) if parts else sizes[None]
         for name, parts in parts_of.items()
     }
+
+
+def joined_of(graph: Graph, halves: Halves) -> Joined:
+    """What the parts of a batch compute together; an error where its samples cannot be parted."""
+    batch = {op.name for op in halves.batch}
+    joined: dict[str, Op] = {}
+    blobs: set[str] = set()
+    varying = set(graph.inputs)
+    from_data = set(graph.inputs)
+    for name in graph.order:
+        if name not in batch:
+            continue
+        op = graph.ops[name]
+        if op.kind == "WholeBatch":
+            raise _mixing(graph, op)
+        drawn = op.kind == "Data" or "offset" in lookup(op).attributes
+        if op.kind == "BatchReduce" or (_is_gradient(op) and not op.attributes.get("shared")):
+            joined[name] = op
+            if op.kind == "BatchReduce":
+                blobs.update(op.outputs)
+            else:
+                varying.update(op.outputs)
+        elif drawn or _is_gradient(op) or not varying.isdisjoint(op.inputs):
+            varying.update(op.outputs)
+            read = (item for item in op.inputs if item in graph.producers and item in varying)
+            if op.kind == "Data" or (not drawn and all(item in from_data for item in read)):
+                from_data.update(op.outputs)
+        elif not blobs.isdisjoint(op.inputs):
+            joined[name] = op
+            blobs.update(op.outputs)
+    early: set[str] = set()
+    for name in reversed(graph.order):
+        op = graph.ops[name]
+        if name in batch and op.kind != "Data" and from_data.issuperset(op.outputs):
+            after = graph.successors[name]
+            if after and all(r in early or graph.ops[r].kind == "BatchReduce" for r in after):
+                early.add(name)
+    return Joined(tuple(joined.values()), frozenset(blobs), frozenset(early), frozenset(varying))
+
+
+def scale_of(op: Op, share: float) -> float:
+    """What the gradient of an all-reduce is multiplied by in a part with a share of the batch."""
+    scale = float(cast(float, op.attributes.get("scale", 1.0)))
+    return scale / share if op.attributes["operation"] == "sum" else scale
+
+
+def _is_gradient(op: Op) -> bool:
+    return op.kind == "BatchReduceGradient"
+
+
+def _mixing(graph: Graph, op: Op) -> GraphError:
+    """Why a batch cannot be cut, by the op that marks it."""
+    name, because = str(op.attributes["op"]), str(op.attributes["because"])
+    return GraphError(
+        f"the batch cannot be cut: op {name!r} at {op.location} reads samples together",
+        where=str(op.attributes.get("line") or "") or None,
+        op=replace(op, name=name),
+        blob=op.inputs[0],
+        expected="ops that treat samples one by one, and sums or means over the batch",
+        found=f"{because} (in blob {op.inputs[0]!r})",
+        remedy="use plain replicas (compose with data=N alone computes such ops on the whole "
+        "batch), cut layers with model=N, or train on one device without micro-batches",
+    )

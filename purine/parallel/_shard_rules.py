@@ -1,8 +1,9 @@
 """How ops work on pieces of their inputs: a rule for each sharding class that kinds declare.
 
-A rule of `_FOLLOW` is for an op whose inputs are cut already. It returns None if the pieces have to
-be gathered first. A rule of `_WEIGHTED` cuts an op by its parameters: by `columns`, so that each
-device computes a part of the result, or by `rows`, so that each computes a summand of it.
+Rules of `_FOLLOW` and `_FOLLOW_FIRST` are for ops whose inputs are cut already. They return None if
+the pieces have to be gathered first. A rule of `_WEIGHTED` cuts an op by its parameters: by
+`columns`, so that each device computes a part of the result, or by `rows`, so that each computes a
+summand of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from purine.graph import Attribute, Op
 from purine.parallel._sharding import Cannot, Shape, Sharding, evenly, reshaped
@@ -39,8 +40,7 @@ class Seen:
     def axis(self, name: str = "", dims: int | None = None) -> int:
         """An attribute that numbers a dimension, by default `axis` or `dim`, from the front."""
         known = lookup(self.op).attributes
-        value = self.setting(name or ("axis" if "axis" in known else "dim"))
-        assert isinstance(value, int)
+        value = cast(int, self.setting(name or ("axis" if "axis" in known else "dim")))
         return value % (len(self.inputs[0]) if dims is None else dims)
 
 
@@ -55,15 +55,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardedOp:
-    """How inputs and outputs of an op are cut (None: whole), and the op of each device.
+    """How inputs and outputs of an op are cut, and the op of each device.
 
-    With `summed` the pieces each write a summand of the one output.
+    None is an input that is whole, or an output of which each piece writes a summand.
     """
 
     inputs: tuple[Sharding | None, ...]
     outputs: tuple[Sharding | None, ...]
     pieces: tuple[Piece, ...]
-    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +75,18 @@ class Cut:
     unit: int = 1
 
 
-def _same(
-    seen: Seen, count: int, changed: Sequence[Mapping[str, Attribute]] = ()
-) -> tuple[Piece, ...]:
-    """Pieces of the op's own kind with all its inputs, and some attributes changed."""
-    changes = changed or [{}] * count
-    every = tuple(range(len(seen.inputs)))
-    return tuple(Piece(seen.op.kind, {**seen.op.attributes, **change}, every) for change in changes)
-
-
 def _sharded(
     seen: Seen,
-    sharding: Sharding,
     inputs: Sequence[Sharding | None],
     outputs: Sequence[Sharding | None],
     changed: Sequence[Mapping[str, Attribute]] = (),
 ) -> ShardedOp:
-    return ShardedOp(tuple(inputs), tuple(outputs), _same(seen, len(sharding.parts), changed))
-
-
-def _only(seen: Seen) -> Sharding | None:
-    """How the first input is cut, where it is the only one that is."""
-    first, *others = seen.shardings
-    return first if not any(others) else None
+    """Pieces of the op's own kind with all its inputs, and some attributes changed."""
+    count = next(len(sharding.parts) for sharding in (*inputs, *outputs) if sharding)
+    every = tuple(range(len(seen.inputs)))
+    changes = [{**seen.op.attributes, **change} for change in changed or [{}] * count]
+    pieces = tuple(Piece(seen.op.kind, attributes, every) for attributes in changes)
+    return ShardedOp(tuple(inputs), tuple(outputs), pieces)
 
 
 def _elementwise(seen: Seen) -> ShardedOp | None:
@@ -121,20 +109,19 @@ def _elementwise(seen: Seen) -> ShardedOp | None:
             wanted.append(first.along(own))
         else:
             return None
-    return _sharded(seen, first, wanted, [first.along(axis)] * len(seen.outputs))
+    return _sharded(seen, wanted, [first.along(axis)] * len(seen.outputs))
 
 
-def _dropout(seen: Seen) -> ShardedOp | None:
+def _dropout(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     """Each piece draws what the whole mask has at its places."""
-    sharding = _only(seen)
-    if sharding is None or sharding.axis == 0 or seen.op.attributes.get("part") is not None:
+    if sharding.axis == 0 or seen.op.attributes.get("part") is not None:
         return None
     extent = seen.inputs[0][sharding.axis]
     changed: list[dict[str, Attribute]] = [
         {"part": (sharding.axis, extent, *(end for span in part for end in span))}
         for part in sharding.parts
     ]
-    return _sharded(seen, sharding, [sharding, None, None], [sharding], changed)
+    return _sharded(seen, [sharding, None, None], [sharding], changed)
 
 
 def _shifted(seen: Seen) -> ShardedOp | None:
@@ -147,49 +134,46 @@ def _shifted(seen: Seen) -> ShardedOp | None:
     for shape in seen.inputs[1:]:
         inside = first <= sharding.axis < first + len(shape)
         wanted.append(sharding.along(sharding.axis - first) if inside else None)
-    return _sharded(seen, sharding, wanted, [sharding])
+    return _sharded(seen, wanted, [sharding])
 
 
-def _prelu(seen: Seen) -> ShardedOp | None:
-    sharding = _only(seen)
-    if sharding is None:
-        return None
+def _prelu(seen: Seen, sharding: Sharding) -> ShardedOp:
     cut = sharding.axis == 1 and seen.inputs[1] != (1,)
-    return _sharded(seen, sharding, [sharding, sharding.along(0) if cut else None], [sharding])
+    return _sharded(seen, [sharding, sharding.along(0) if cut else None], [sharding])
 
 
-def _batch_norm(seen: Seen) -> ShardedOp | None:
+def _batch_norm(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     """Each channel by itself, with its own statistics."""
-    sharding = _only(seen)
-    if sharding is None or sharding.axis != 1:
+    if sharding.axis != 1:
         return None
-    channels = sharding.along(0)
-    wanted = [sharding, *[channels] * (len(seen.inputs) - 1)]
-    return _sharded(seen, sharding, wanted, [sharding, *[channels] * (len(seen.outputs) - 1)])
+    inputs, outputs = (
+        [sharding, *[sharding.along(0)] * (len(shapes) - 1)]
+        for shapes in (seen.inputs, seen.outputs)
+    )
+    return _sharded(seen, inputs, outputs)
 
 
-def _planes(seen: Seen) -> ShardedOp | None:
+def _planes(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     """Ops on each image of each channel by itself."""
-    sharding = _only(seen)
-    if sharding is None or sharding.axis > 1 or len(seen.inputs[0]) != 4:
+    if sharding.axis > 1 or len(seen.inputs[0]) != 4:
         return None
-    return _sharded(seen, sharding, [sharding], [sharding] * len(seen.outputs))
+    return _sharded(seen, [sharding], [sharding] * len(seen.outputs))
 
 
-def _response(seen: Seen) -> ShardedOp | None:
+def _response(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     """Local response normalisation reads neighbouring channels, unless it is within one."""
-    return _planes(seen) if seen.setting("region") == "within" else None
+    return _planes(seen, sharding) if seen.setting("region") == "within" else None
 
 
-def _mean(seen: Seen) -> ShardedOp | None:
-    sharding, dims = _only(seen), seen.setting("dim")
-    if sharding is None or not isinstance(dims, tuple):
+def _mean(seen: Seen, sharding: Sharding) -> ShardedOp | None:
+    dims = seen.setting("dim")
+    if not isinstance(dims, tuple):
         return None
     gone = {dim % len(seen.inputs[0]) for dim in dims if isinstance(dim, int)}
     if sharding.axis in gone or not gone:
         return None
     less = 0 if seen.setting("keepdim") else sum(dim < sharding.axis for dim in gone)
-    return _sharded(seen, sharding, [sharding], [sharding.along(sharding.axis - less)])
+    return _sharded(seen, [sharding], [sharding.along(sharding.axis - less)])
 
 
 def _attention(seen: Seen) -> ShardedOp | None:
@@ -204,7 +188,7 @@ def _attention(seen: Seen) -> ShardedOp | None:
         if mask is not None or (own >= 0 and shape[own] != 1):
             return None
     rest = len(seen.inputs) - 3
-    return _sharded(seen, sharding, [sharding] * 3 + [None] * rest, [sharding])
+    return _sharded(seen, [sharding] * 3 + [None] * rest, [sharding])
 
 
 def _products(seen: Seen) -> ShardedOp | None:
@@ -213,7 +197,7 @@ def _products(seen: Seen) -> ShardedOp | None:
     one, other = seen.inputs
     if first is None or first != second or len(one) != len(other) or first.axis > len(one) - 3:
         return None
-    return _sharded(seen, first, [first, second], [first])
+    return _sharded(seen, [first, second], [first])
 
 
 def order_of(seen: Seen) -> tuple[int, ...]:
@@ -222,8 +206,7 @@ def order_of(seen: Seen) -> tuple[int, ...]:
     order = list(range(dims))
     if seen.op.kind in ("Transpose", "aten.permute"):
         given = attributes["axes" if seen.op.kind == "Transpose" else "dims"]
-        assert isinstance(given, tuple)
-        return tuple(axis % dims for axis in given if isinstance(axis, int))
+        return tuple(axis % dims for axis in cast(Shape, given))
     if seen.op.kind == "aten.t":
         return tuple(reversed(order))
     one, other = seen.axis("dim0"), seen.axis("dim1")
@@ -231,18 +214,14 @@ def order_of(seen: Seen) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _transposed(seen: Seen) -> ShardedOp | None:
-    sharding = _only(seen)
-    if sharding is None:
-        return None
+def _transposed(seen: Seen, sharding: Sharding) -> ShardedOp:
     axis = order_of(seen).index(sharding.axis)
-    return _sharded(seen, sharding, [sharding], [sharding.along(axis)])
+    return _sharded(seen, [sharding], [sharding.along(axis)])
 
 
-def _reshaped(seen: Seen) -> ShardedOp | None:
-    sharding = _only(seen)
-    after = sharding and reshaped(seen.inputs[0], sharding, seen.outputs[0])
-    if sharding is None or after is None:
+def _reshaped(seen: Seen, sharding: Sharding) -> ShardedOp | None:
+    after = reshaped(seen.inputs[0], sharding, seen.outputs[0])
+    if after is None:
         return None
     changed: list[dict[str, Attribute]] = []
     shape = seen.op.attributes.get("shape")
@@ -252,23 +231,22 @@ def _reshaped(seen: Seen) -> ShardedOp | None:
             if sizes[after.axis] not in (0, -1):
                 sizes[after.axis] = after.extent(number)
             changed.append({"shape": tuple(sizes)})
-    return _sharded(seen, sharding, [sharding], [after], changed)
+    return _sharded(seen, [sharding], [after], changed)
 
 
 def blocks_of(seen: Seen) -> tuple[int, int] | None:
     """Along which axis an op cuts its input into equal parts, and into how many."""
-    axis = seen.axis()
-    count = len(seen.outputs)
+    axis, count = seen.axis(), len(seen.outputs)
     return None if seen.inputs[0][axis] % count else (axis, count)
 
 
-def _split(seen: Seen) -> ShardedOp | None:
-    sharding, cut = _only(seen), blocks_of(seen)
-    if sharding is None or cut is None:
+def _split(seen: Seen, sharding: Sharding) -> ShardedOp | None:
+    cut = blocks_of(seen)
+    if cut is None:
         return None
     axis, count = cut
     if sharding.axis != axis:
-        return _sharded(seen, sharding, [sharding], [sharding] * count)
+        return _sharded(seen, [sharding], [sharding] * count)
     size = seen.inputs[0][axis] // count
     blocks = []
     for block in range(count):
@@ -287,7 +265,7 @@ def _split(seen: Seen) -> ShardedOp | None:
             changed.append({"split_size": sharding.extent(number) // count})
         elif seen.op.kind == "aten.split_with_sizes":
             changed.append({"split_sizes": (sharding.extent(number) // count,) * count})
-    return _sharded(seen, sharding, [sharding], blocks, changed)
+    return _sharded(seen, [sharding], blocks, changed)
 
 
 def _concat(seen: Seen) -> ShardedOp | None:
@@ -298,37 +276,43 @@ def _concat(seen: Seen) -> ShardedOp | None:
     first = shardings[0]
     if first.axis != axis:
         same = all(sharding == first for sharding in shardings)
-        return _sharded(seen, first, shardings, [first]) if same else None
+        return _sharded(seen, shardings, [first]) if same else None
     parts: list[list[tuple[int, int]]] = [[] for _ in first.parts]
     start = 0
     for shape, sharding in zip(seen.inputs, shardings, strict=True):
         for spans, own in zip(parts, sharding.parts, strict=True):
             spans += [(start + s, start + e) for s, e in own]
         start += shape[axis]
-    return _sharded(seen, first, shardings, [Sharding(axis, tuple(map(tuple, parts)))])
+    return _sharded(seen, shardings, [Sharding(axis, tuple(map(tuple, parts)))])
 
 
-def _along(seen: Seen, *, dropped: bool = False) -> ShardedOp | None:
+def _along(seen: Seen, sharding: Sharding, *, dropped: bool = False) -> ShardedOp | None:
     """Ops that work along one axis, which is not the one that is cut."""
-    sharding, axis = _only(seen), seen.axis()
-    if sharding is None or sharding.axis == axis:
+    axis = seen.axis()
+    if sharding.axis == axis:
         return None
     less = 1 if dropped and axis < sharding.axis else 0
-    return _sharded(seen, sharding, [sharding], [sharding.along(sharding.axis - less)])
+    return _sharded(seen, [sharding], [sharding.along(sharding.axis - less)])
 
 
-def _layer_norm(seen: Seen) -> ShardedOp | None:
-    sharding = _only(seen)
+def _layer_norm(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     shape = seen.setting("shape" if seen.op.kind == "LayerNorm" else "normalized_shape")
-    assert isinstance(shape, tuple)
-    if sharding is None or sharding.axis >= len(seen.inputs[0]) - len(shape):
+    if sharding.axis >= len(seen.inputs[0]) - len(cast(Shape, shape)):
         return None
-    return _sharded(seen, sharding, [sharding, *[None] * (len(seen.inputs) - 1)], [sharding])
+    return _sharded(seen, [sharding, *[None] * (len(seen.inputs) - 1)], [sharding])
 
 
 _FOLLOW: Mapping[ShardRule, Callable[[Seen], ShardedOp | None]] = {
     ShardRule.ELEMENTWISE: _elementwise,
     ShardRule.CHANNEL_SCALE: _shifted,
+    ShardRule.ATTENTION: _attention,
+    ShardRule.CONCAT: _concat,
+    ShardRule.BATCHED_PRODUCT: _products,
+    ShardRule.MATMUL: _products,
+}
+"""Rules for ops of which several inputs may be cut."""
+
+_FOLLOW_FIRST: Mapping[ShardRule, Callable[[Seen, Sharding], ShardedOp | None]] = {
     ShardRule.PRELU: _prelu,
     ShardRule.DROPOUT: _dropout,
     ShardRule.BATCH_NORM: _batch_norm,
@@ -336,16 +320,13 @@ _FOLLOW: Mapping[ShardRule, Callable[[Seen], ShardedOp | None]] = {
     ShardRule.LOCAL_RESPONSE: _response,
     ShardRule.POOL: _planes,
     ShardRule.MEAN: _mean,
-    ShardRule.ATTENTION: _attention,
     ShardRule.TRANSPOSE: _transposed,
     ShardRule.RESHAPE: _reshaped,
     ShardRule.SPLIT: _split,
-    ShardRule.CONCAT: _concat,
     ShardRule.ALONG_AXIS: _along,
     ShardRule.SELECT: partial(_along, dropped=True),
-    ShardRule.BATCHED_PRODUCT: _products,
-    ShardRule.MATMUL: _products,
 }
+"""Rules for ops whose first input, and no other, is cut in the given way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,10 +350,7 @@ _LINEAR: Mapping[ShardRule, _Places] = {
 }
 
 
-def _linear(seen: Seen, cut: Cut) -> ShardedOp:
-    shard = shard_rule(seen.op)
-    assert shard is not None
-    at = _LINEAR[shard]
+def _linear(seen: Seen, cut: Cut, at: _Places) -> ShardedOp:
     x, weight = seen.inputs[at.x], seen.inputs[at.weight]
     biased = len(seen.inputs) == 3
     if not seen.states[at.weight] or len(weight) != 2:
@@ -383,33 +361,40 @@ def _linear(seen: Seen, cut: Cut) -> ShardedOp:
         raise Cannot("its bias is not a row")
     first = seen.axis("axis", len(x)) if seen.op.kind == "InnerProduct" else len(x) - 1
     wanted: list[Sharding | None] = [None] * len(seen.inputs)
-    given = seen.shardings[at.x]
-    fits = given is not None and given.axis == first
-    if (cut.by or ("rows" if fits else "columns")) == "columns":
+    rows = _rows(seen, cut, at.x, first)
+    if rows is None:
         spans = evenly(weight[at.out], cut.count, blocks=cut.blocks, unit=cut.unit)
         wanted[at.weight] = Sharding(at.out, spans)
         if biased:
             wanted[at.bias] = Sharding(0, spans)
         result = Sharding(len(seen.outputs[0]) - 1, spans)
-        return _sharded(seen, result, wanted, [result])
-    rows = given if fits else Sharding(first, evenly(x[first], cut.count))
-    assert rows is not None
+        return _sharded(seen, wanted, [result])
     wanted[at.x] = rows
     wanted[at.weight] = rows.scaled(at.into, math.prod(x[first + 1 :]))
-    return ShardedOp(tuple(wanted), (None,), _summands(seen, cut.count, at), summed=True)
+    return ShardedOp(tuple(wanted), (None,), _summands(seen, cut.count, at))
+
+
+def _rows(seen: Seen, cut: Cut, index: int, axis: int) -> Sharding | None:
+    """How an input is cut along an axis, where the op is to be cut by rows."""
+    given = seen.shardings[index]
+    if given is not None and given.axis != axis:
+        given = None
+    if (cut.by or ("rows" if given else "columns")) == "columns":
+        return None
+    return given or Sharding(axis, evenly(seen.inputs[index][axis], cut.count))
 
 
 def _summands(
     seen: Seen, count: int, at: _Places, changed: Mapping[str, Attribute] | None = None
 ) -> tuple[Piece, ...]:
     """Pieces of which the first adds the bias."""
-    whole = _same(seen, count)
+    whole = Piece(seen.op.kind, seen.op.attributes, tuple(range(len(seen.inputs))))
     if len(seen.inputs) < 3:
-        return whole
+        return (whole,) * count
     others = tuple(index for index in range(3) if index != at.bias)
     attributes = {**seen.op.attributes, **(changed or {})}
     bare = Piece(at.bare or seen.op.kind, attributes, others)
-    return (whole[0], *[bare] * (count - 1))
+    return (whole, *[bare] * (count - 1))
 
 
 _CONV = _Places(0, 1, 2, 0, 1)
@@ -421,20 +406,16 @@ def _conv(seen: Seen, cut: Cut) -> ShardedOp:
         raise Cannot("its weight is not a parameter, or its input is not a batch")
     if seen.op.attributes.get("transposed"):
         raise Cannot("it is a transposed convolution")
-    groups = seen.setting("groups")
-    assert isinstance(groups, int)
+    groups = cast(int, seen.setting("groups"))
     if groups > 1:
         return _grouped_conv(seen, cut, groups)
-    given = seen.shardings[0]
-    fits = given is not None and given.axis == 1
-    if (cut.by or ("rows" if fits else "columns")) == "columns":
+    rows = _rows(seen, cut, 0, 1)
+    if rows is None:
         return _conv_columns(seen, Sharding(1, evenly(weight[0], cut.count)))
-    rows = given if fits else Sharding(1, evenly(x[1], cut.count))
-    assert rows is not None
     wanted = (rows, rows, *[None] * (len(seen.inputs) - 2))
     absent: dict[str, Attribute] = {"bias": None} if seen.op.kind == "aten.convolution" else {}
     pieces = _summands(seen, cut.count, _CONV, absent)
-    return ShardedOp(wanted, (None,), pieces, summed=True)
+    return ShardedOp(wanted, (None,), pieces)
 
 
 def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> ShardedOp:
@@ -457,18 +438,14 @@ def _grouped_conv(seen: Seen, cut: Cut, groups: int) -> ShardedOp:
                 owned.append(1)
     else:
         raise Cannot(f"{groups} groups cannot be laid over {cut.count} devices")
-    changed: list[dict[str, Attribute]] = [{"groups": count} for count in owned]
-    return _conv_columns(seen, Sharding(1, tuple(spans)), Sharding(1, tuple(reads)), changed)
+    return _conv_columns(seen, Sharding(1, tuple(spans)), Sharding(1, tuple(reads)), owned)
 
 
 def _conv_columns(
-    seen: Seen,
-    result: Sharding,
-    reads: Sharding | None = None,
-    changed: Sequence[Mapping[str, Attribute]] = (),
+    seen: Seen, result: Sharding, reads: Sharding | None = None, owned: Sequence[int] = ()
 ) -> ShardedOp:
     wanted = (reads, *[result.along(0)] * (len(seen.inputs) - 1))
-    return _sharded(seen, result, wanted, [result], changed)
+    return _sharded(seen, wanted, [result], [{"groups": count} for count in owned])
 
 
 def _embedding(seen: Seen, cut: Cut) -> ShardedOp:
@@ -487,17 +464,17 @@ def _embedding(seen: Seen, cut: Cut) -> ShardedOp:
         spans = evenly(shape[1], cut.count)
         wanted[table] = Sharding(1, spans)
         last = Sharding(len(seen.outputs[0]) - 1, spans)
-        return _sharded(seen, last, wanted, [last])
+        return _sharded(seen, wanted, [last])
     if not plain:
         raise Cannot("its padding and scaling need the whole table")
     spans = evenly(shape[0], cut.count)
     wanted[table] = Sharding(0, spans)
     pieces = tuple(Piece("EmbeddingPart", {"start": part[0][0]}, (index, table)) for part in spans)
-    return ShardedOp(tuple(wanted), (None,), pieces, summed=True)
+    return ShardedOp(tuple(wanted), (None,), pieces)
 
 
 _WEIGHTED: Mapping[ShardRule, Callable[[Seen, Cut], ShardedOp]] = {
-    **dict.fromkeys(_LINEAR, _linear),
+    **{rule: partial(_linear, at=places) for rule, places in _LINEAR.items()},
     ShardRule.CONVOLUTION: _conv,
     ShardRule.EMBEDDING: _embedding,
 }
@@ -523,5 +500,9 @@ def cut_by_parameters(seen: Seen, cut: Cut) -> ShardedOp:
 def follow(seen: Seen) -> ShardedOp | None:
     """The sharded of an op that works on its inputs as they are cut, if there is one."""
     shard = shard_rule(seen.op)
-    rule = None if shard is None else _FOLLOW.get(shard)
-    return None if rule is None else rule(seen)
+    first, *others = seen.shardings
+    if shard is not None and shard in _FOLLOW:
+        return _FOLLOW[shard](seen)
+    if shard is None or shard not in _FOLLOW_FIRST or first is None or any(others):
+        return None
+    return _FOLLOW_FIRST[shard](seen, first)

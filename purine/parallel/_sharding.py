@@ -38,13 +38,11 @@ class Sharding:
         spans = [span for part in self.parts for span in part]
         if any(end * factor % divisor for span in spans for end in span):
             return None
-        return Sharding(
-            axis,
-            tuple(
-                tuple((s * factor // divisor, e * factor // divisor) for s, e in part)
-                for part in self.parts
-            ),
+        parts = (
+            tuple((start * factor // divisor, end * factor // divisor) for start, end in part)
+            for part in self.parts
         )
+        return Sharding(axis, tuple(parts))
 
     def local(self, shape: Shape, number: int) -> Shape:
         """The shape of piece `number` of a blob of the given shape."""

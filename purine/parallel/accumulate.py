@@ -13,8 +13,7 @@ from purine.arguments import at_least, checked
 from purine.graph import Attribute, Builder, Graph, Op, Origin
 from purine.graph.names import micro_batch
 from purine.kinds.custom_gradient import refuse_parts
-from purine.parallel._joined import NONE, joined_of
-from purine.parallel._parts import Part, add_joined, add_part, is_scalar
+from purine.parallel._parts import NONE, Part, add_joined, add_part, is_scalar, joined_of
 from purine.parallel.halves import halve, samples_of
 
 __all__ = ["accumulate"]

@@ -8,16 +8,17 @@ one replica goes together with the same micro-batch of the others.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import infer_op, spec_of
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Builder, Graph, Lane, Location, Op, Origin
+from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op, Origin
 from purine.graph.names import combined_of, origin_of
-from purine.parallel._parts import BESIDE
+from purine.parallel._parts import BESIDE, Part, weighting
 
 __all__ = ["synchronise"]
 
@@ -26,26 +27,16 @@ _BACKWARD = "aten.native_batch_norm_backward"
 _PER_SAMPLE = ("BatchNormTest", "CaffeBatchNormTest", "aten._native_batch_norm_legit_no_training")
 
 
-def synchronise(
-    graph: Graph, prefixes: Sequence[str], weights: tuple[float, ...] | None = None
-) -> Graph:
-    """The graph of replicas with batch norm over the samples of all.
-
-    `prefixes` are those of the replicas' names, `weights` their shares of the batch where these
-    differ.
-    """
-    return _Synchronised(graph, prefixes, weights).graph()
+def synchronise(graph: Graph, parts: Sequence[Part]) -> Graph:
+    """The graph of these replicas with batch norm over the samples of all."""
+    return _Synchronised(graph, parts).graph()
 
 
 class _Synchronised:
     """The graph while batch norms are replaced in it, those of all replicas at a time."""
 
-    def __init__(
-        self, graph: Graph, prefixes: Sequence[str], weights: tuple[float, ...] | None
-    ) -> None:
-        self.base = graph
-        self.prefixes = prefixes
-        self.weights = weights
+    def __init__(self, graph: Graph, parts: Sequence[Part]) -> None:
+        self.base, self.parts = graph, parts
         self.builder = Builder(graph)
         self.combined: dict[str, str] = {}
         """By a replica's running statistic, the one of all."""
@@ -53,7 +44,7 @@ class _Synchronised:
         """By the mean that a replica saved, the mean and the variance of all."""
         self.homes: dict[str, Location] = {}
         """By running statistic, the device that makes the next one."""
-        self.turn = 0
+        self.turns = itertools.count()
         self.first: dict[str, str] = {}
         """By an op that was cut, its first part."""
 
@@ -62,7 +53,7 @@ class _Synchronised:
             op = self.base.ops[name]
             if origin_of(op).replica != 0:
                 continue
-            rest = name.removeprefix(f"{self.prefixes[0]}/")
+            rest = name.removeprefix(self.parts[0].name(""))
             if op.kind in (_LOWERED, "BatchNorm"):
                 self._forward(rest, self._peers(op, rest))
             elif op.kind == _BACKWARD and op.inputs[5:] and op.inputs[5] in self.batch:
@@ -80,33 +71,27 @@ class _Synchronised:
 
     def _peers(self, op: Op, rest: str) -> list[Op]:
         """The same batch norm in all replicas."""
-        ops = [self.base.ops.get(f"{prefix}/{rest}") for prefix in self.prefixes]
+        ops = [self.base.ops.get(part.name(rest)) for part in self.parts]
         peers = [peer for peer in ops if peer is not None and peer.kind == op.kind]
         if len(peers) == len(ops):
             return peers
-        raise GraphError(
-            f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas",
-            op=op,
-            expected="steps that differ in their batch alone",
-            found=f"{len(peers)} of {len(ops)} replicas that have it",
-            remedy="make all steps from one net; recompute behind replicate, or blocks by name",
-        )
+        what = f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas"
+        expected = "steps that differ in their batch alone"
+        found = f"{len(peers)} of {len(ops)} replicas that have it"
+        remedy = "make all steps from one net; recompute behind replicate, or blocks by name"
+        raise GraphError(what, op=op, expected=expected, found=found, remedy=remedy)
 
     def _forward(self, rest: str, peers: Sequence[Op]) -> None:
-        builder = self.builder
-        settings = peers[0].attributes
-        eps = {"eps": settings.get("eps", 1e-5)}
+        builder, settings = self.builder, peers[0].attributes
         statistics: list[str] = []
         counts: list[Attribute] = []
         for op in peers:
-            x = builder.blobs[op.inputs[0]]
-            assert x.shape
-            counts.append(math.prod((x.shape[0], *x.shape[2:])))
+            batch, _, *image = spec_of(builder.blobs[op.inputs[0]]).shape
+            counts.append(math.prod((batch, *image)))
             self.first[op.name] = part = builder.fresh(f"{op.name}/statistics")
             names = [f"{part}/mean", f"{part}/variance"]
-            statistics += self._op(
-                part, "BatchNormStatistics", [x.name], names, {}, op.location, op.lane
-            )
+            own = replace(op, name=part, kind="BatchNormStatistics", attributes={})
+            statistics += self._add(own, op.inputs[:1], names)
         running = [self.combined.get(name, name) for name in peers[0].inputs[3:]]
         owner = self._owner(running, peers)
         name = builder.fresh(combined_of(rest))
@@ -114,22 +99,21 @@ class _Synchronised:
         for label, index in (("mean_next", -2), ("variance_next", -1)):
             parts = [op.outputs[index] for op in peers]
             names.append(self._next(f"{name}/{label}", parts, owner))
-        inputs = [*running, *statistics]
         combining = {"counts": tuple(counts), "momentum": settings.get("momentum", 0.1)}
-        self._op(name, "CombineStatistics", inputs, names, combining, owner, BESIDE)
-        mean, variance = names[:2]
+        combine = Op(name, "CombineStatistics", (), (), combining, owner, BESIDE)
+        mean, variance, *_ = self._add(combine, [*running, *statistics], names)
         for op in peers:
             if op.kind == _LOWERED:
                 self.batch[op.outputs[1]] = mean, variance
                 for saved in op.outputs[1:3]:
                     builder.blobs.pop(saved, None)
-            builder.ops[op.name] = replace(
-                op,
-                kind="BatchNormTest",
-                inputs=(*op.inputs[:3], mean, variance),
-                outputs=op.outputs[:1],
-                attributes=eps,
-            )
+            self._replace(op, "BatchNormTest", mean, variance)
+
+    def _replace(self, op: Op, kind: str, *statistics: str) -> None:
+        """Put an op that reads statistics of all replicas in place of one that computes its own."""
+        inputs, eps = (*op.inputs[:3], *statistics), {"eps": op.attributes.get("eps", 1e-5)}
+        own = replace(op, kind=kind, inputs=inputs, outputs=op.outputs[:1], attributes=eps)
+        self.builder.ops[op.name] = own
 
     def _backward(self, rest: str, peers: Sequence[Op]) -> None:
         """Sums by replica, their mean, and the gradients of the samples of each replica.
@@ -152,32 +136,22 @@ class _Synchronised:
                 given or (f"{part}/{label}" if wanted else NOTHING)
                 for given, label in zip(op.outputs[1:], ("weight", "bias"), strict=True)
             ]
-            inputs = [*op.inputs[:2], mean, variance]
-            sums += self._op(part, "BatchNormSums", inputs, names, eps, op.location, op.lane)
+            own = replace(op, name=part, kind="BatchNormSums", attributes=eps)
+            sums += self._add(own, [*op.inputs[:2], mean, variance], names)
         if not wanted:
             return
-        settings: dict[str, Attribute] = {"groups": 2}
-        if self.weights is not None:
-            settings["weights"] = self.weights
-        name = builder.fresh(combined_of(rest))
-        names = [f"{name}/weight", f"{name}/bias"]
-        owner = builder.blobs[mean].location
-        totals = self._op(name, "Average", sums, names, settings, owner, BESIDE)
+        settings = {"groups": 2, **weighting(self.parts)}
+        name, owner = builder.fresh(combined_of(rest)), builder.blobs[mean].location
+        average = Op(name, "Average", (), (), settings, owner, BESIDE)
+        totals = self._add(average, sums, [f"{name}/weight", f"{name}/bias"])
         for op in peers:
-            builder.ops[op.name] = replace(
-                op,
-                kind="BatchNormGradient",
-                inputs=(*op.inputs[:3], mean, variance, *totals),
-                outputs=op.outputs[:1],
-                attributes=eps,
-            )
+            self._replace(op, "BatchNormGradient", mean, variance, *totals)
 
     def _owner(self, running: Sequence[str], peers: Sequence[Op]) -> Location:
         """Where statistics are combined, and the running ones kept: the replicas take turns."""
         if running[0] in self.homes:
             return self.homes[running[0]]
-        owner = peers[self.turn % len(peers)].location
-        self.turn += 1
+        owner = peers[next(self.turns) % len(peers)].location
         for name in running:
             if name in self.base.states:
                 self.homes[name] = owner
@@ -202,25 +176,16 @@ class _Synchronised:
         self.homes[name] = owner
         return name
 
-    def _op(
-        self,
-        name: str,
-        kind: str,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        attributes: Mapping[str, Attribute],
-        location: Location,
-        lane: Lane,
-    ) -> Sequence[str]:
-        """Add an op, and those of its results that are not there yet."""
-        origin = Origin(name, "reduce")
-        op = Op(name, kind, tuple(inputs), tuple(outputs), attributes, location, lane, None, origin)
+    def _add(self, op: Op, inputs: Sequence[str], outputs: Sequence[str]) -> Sequence[str]:
+        """Add an op that reads and writes these blobs, and those of its results that are new."""
+        origin = Origin(op.name, "reduce")
+        op = replace(op, inputs=tuple(inputs), outputs=tuple(outputs), where=None, origin=origin)
         self.builder.add(op)
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in inputs])
         for output, spec in zip(outputs, specs, strict=True):
             if output != NOTHING and output not in self.builder.blobs:
                 assert spec is not None
-                self.builder.blob(output, spec.shape, spec.dtype, location)
+                self.builder.blob(output, spec.shape, spec.dtype, op.location)
         return outputs
 
 
@@ -229,10 +194,7 @@ def _refuse(op: Op) -> None:
     train = op.attributes.get("train", op.attributes.get("training", True))
     name = op.kind.lower().replace("_", "")
     if "batchnorm" in name and op.kind not in _PER_SAMPLE and train:
-        raise GraphError(
-            f"op {op.name!r} ({op.kind}) at {op.location} cannot be synchronised",
-            op=op,
-            expected="batch norm of kind BatchNorm",
-            found=op.kind,
-            remedy='use BatchNorm with Scale and Bias in it, or batch_norm="replica"',
-        )
+        what = f"op {op.name!r} ({op.kind}) at {op.location} cannot be synchronised"
+        expected = "batch norm of kind BatchNorm"
+        remedy = 'use BatchNorm with Scale and Bias in it, or batch_norm="replica"'
+        raise GraphError(what, op=op, expected=expected, found=op.kind, remedy=remedy)

@@ -44,12 +44,10 @@ def balanced_cut(
     flow = flow_of(step, halve(step))
     starts = _starts(step, flow)
     if not 1 <= stages <= len(starts):
-        raise ConfigError(
-            f"the net cannot be cut into {stages} stages",
-            expected=f"1 to {len(starts)} stages: it has {len(starts)} ops that compute",
-            found=str(stages),
-            remedy="ask for fewer stages" if stages > 1 else "ask for at least one stage",
-        )
+        what = f"the net cannot be cut into {stages} stages"
+        expected = f"1 to {len(starts)} stages: it has {len(starts)} ops that compute"
+        remedy = "ask for fewer stages" if stages > 1 else "ask for at least one stage"
+        raise ConfigError(what, expected=expected, found=str(stages), remedy=remedy)
     spent = [0.0] * len(flow.forward)
     for name, position in flow.position.items():
         known = None if times is None else times.get(name)
@@ -127,13 +125,11 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
     for name, time in times.items():
         op = graph.ops.get(name)
         if op is None:
-            raise ConfigError(
-                f"the pipeline has no op {name!r} that a time is given for",
-                op=name,
-                expected="a graph that `pipeline` made, and times of its own trace",
-                found=f"a graph of {len(graph.ops)} ops without {name!r}",
-                remedy="pass the graph of the run whose trace it is",
-            )
+            what = f"the pipeline has no op {name!r} that a time is given for"
+            expected = "a graph that `pipeline` made, and times of its own trace"
+            found = f"a graph of {len(graph.ops)} ops without {name!r}"
+            remedy = "pass the graph of the run whose trace it is"
+            raise ConfigError(what, op=name, expected=expected, found=found, remedy=remedy)
         adds = op.kind == "AddScaled"
         maker = graph.producers.get(op.inputs[1]) if adds else op
         origin = None if maker is None else origin_of(maker)

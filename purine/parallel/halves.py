@@ -6,16 +6,17 @@ border is where gradients leave the backward. Behind it are unscaling, clipping,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from purine.errors import GraphError
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import NOTHING, Graph, Location, Op
 from purine.graph.names import gradient_of, origin_of
 from purine.kinds.fused import refuse_fused
 from purine.registry.clock import ITERATION
 
-__all__ = ["Halves", "halve", "samples_of"]
+__all__ = ["Halves", "follow", "halve", "samples_of", "shared_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ def halve(graph: Graph) -> Halves:
     for name, state in graph.states.items():
         gradient = gradient_of(name)
         if state.trainable and gradient in graph.producers:
-            gradients[name] = _before_updates(graph, gradient)
+            # The border is before updates, which unscale, clip or decay their first input.
+            while origin_of(graph.producers[gradient]).role == "update":
+                gradient = graph.producers[gradient].inputs[0]
+            gradients[name] = gradient
     if not gradients:
         refuse_fused(graph, "a scheme of parallelism")
         raise GraphError(
@@ -77,15 +81,6 @@ def halve(graph: Graph) -> Halves:
     )
 
 
-def _before_updates(graph: Graph, gradient: str) -> str:
-    """The gradient as the backward makes it: updates unscale, clip or decay their first input."""
-    while True:
-        maker = graph.producers[gradient]
-        if origin_of(maker).role != "update":
-            return gradient
-        gradient = maker.inputs[0]
-
-
 def samples_of(graph: Graph) -> int:
     """How many samples an iteration of the graph reads."""
     for op in graph.ops.values():
@@ -98,9 +93,48 @@ def samples_of(graph: Graph) -> int:
         shape = graph.blobs[name].shape
         if shape:
             return shape[0]
-    raise GraphError(
-        "the graph reads no batches",
-        expected="at least one Data op or input",
-        found="kinds " + ", ".join(sorted({op.kind for op in graph.ops.values()})),
-        remedy="build the net with Net.data or Net.source",
-    )
+    what, remedy = "the graph reads no batches", "build the net with Net.data or Net.source"
+    found = "kinds " + ", ".join(sorted({op.kind for op in graph.ops.values()}))
+    raise GraphError(what, expected="at least one Data op or input", found=found, remedy=remedy)
+
+
+def follow(
+    graph: Graph, halves: Halves, homes: Mapping[str, Location], known: set[str]
+) -> dict[str, Location]:
+    """`homes` of all blobs, with what belongs to a parameter at the home of the parameter.
+
+    An op of the once half that reads `known` blobs of one home is at that home. So are its outputs
+    and the states that only it reads.
+    """
+    homes, known = dict(homes), set(known)
+    once = {op.name for op in halves.once}
+    read = {name for op in halves.batch for name in op.inputs}
+    for name in graph.order:
+        op = graph.ops[name]
+        if name not in once:
+            continue
+        locations = {homes[item] for item in op.inputs if item in known}
+        if len(locations) != 1 or op.kind == "GlobalNorm":
+            continue
+        slots = [item for item in op.inputs if item in graph.states and item not in read]
+        shared = [item for item in slots if len(graph.consumers[item]) > 1]
+        owned = {*op.outputs, *slots}.difference(shared, {NOTHING})
+        homes.update(dict.fromkeys(owned, *locations))
+        known |= owned
+    batch = halves.made()
+    for state in graph.states.values():
+        if state.next not in batch:
+            homes[state.next] = homes[state.read]
+    return homes
+
+
+def shared_out(
+    sizes: Mapping[str, int], choices: Callable[[str], Sequence[Location]]
+) -> dict[str, Location]:
+    """An owner for each state, the largest first: of its choices the one that owns least so far."""
+    load: Counter[Location] = Counter()
+    owners: dict[str, Location] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = owner = min(choices(name), key=load.__getitem__)
+        load[owner] += sizes[name]
+    return owners

@@ -21,7 +21,7 @@ from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph, Location, Op
 from purine.graph.names import replica, shard_name
 from purine.parallel._parts import Part, add_next, add_outputs, add_part
-from purine.parallel.halves import Halves, samples_of
+from purine.parallel.halves import Halves, samples_of, shared_out
 from purine.parallel.shard import shard
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, wrong_devices
@@ -63,12 +63,10 @@ def hybrid(
     refuse_casts(net, "hybrid")
     own = devices_of(net)
     if len(own) > 1:
-        raise GraphError(
-            f"the net is on {len(own)} devices already",
-            expected="a net on one device",
-            found=", ".join(location.device for location in own),
-            remedy="give the net as it was before it was placed",
-        )
+        what = f"the net is on {len(own)} devices already"
+        found = ", ".join(location.device for location in own)
+        remedy = "give the net as it was before it was placed"
+        raise GraphError(what, expected="a net on one device", found=found, remedy=remedy)
     bare = complete(without_copies(net))
     parts = _Parts(bare, _rest(bare, split))
     return _Hybrid(bare, parts, places, cut=cut).graph()
@@ -123,9 +121,8 @@ class _Parts:
         read = {name for op in self.rest for name in op.inputs}
         self.border = [name for name in net.blobs if name in self.made and name in read]
         self.axes = self._axes()
-        if not any(lookup(op).loss for op in self.rest) or not any(
-            net.blobs[name].dtype.startswith("float") for name in self.border
-        ):
+        real = any(net.blobs[name].dtype.startswith("float") for name in self.border)
+        if not real or not any(lookup(op).loss for op in self.rest):
             raise GraphError(
                 "the net has no two parts",
                 expected="convolutions, and behind them inner products and a loss",
@@ -140,25 +137,22 @@ class _Parts:
         """
         batch = batch_of_net(self.net, losses_of(self.net))
         front = {op.name: op for op in self.front.batch}
-        for name in batch.mixing:
-            if name in front and any(
-                batch.relations.get(blob) is MIXED for blob in front[name].outputs
-            ):
-                raise _needs_whole(front[name], "mixes the samples of a batch")
+        for op in (front[name] for name in batch.mixing if name in front):
+            if any(batch.relations.get(blob) is MIXED for blob in op.outputs):
+                raise _needs_whole(op, "mixes the samples of a batch")
         for blob in batch.reduced:
             readers = [op for op in self.net.consumers.get(blob, ()) if op.name in front]
             maker = self.net.producers.get(blob.removesuffix("/part"))
-            if readers or (maker is not None and maker.name in front and blob not in self.border):
-                blamed = readers[0] if readers else maker
-                assert blamed is not None
-                raise _needs_whole(blamed, "needs a sum or a mean over the whole batch")
+            if maker is not None and maker.name in front and blob not in self.border:
+                readers.append(maker)
+            if readers:
+                raise _needs_whole(readers[0], "needs a sum or a mean over the whole batch")
         axes = {}
         for name in self.border:
             relation = batch.relations.get(name)
             if not isinstance(relation, Samples) or relation.outer != 1 or relation.numbers:
-                raise _needs_whole(
-                    self.net.producers[name], f"makes {name!r}, which has no samples to join"
-                )
+                because = f"makes {name!r}, which has no samples to join"
+                raise _needs_whole(self.net.producers[name], because)
             axes[name] = relation.axis
         return axes
 
@@ -180,10 +174,7 @@ class _Hybrid:
     def __init__(
         self, net: Graph, parts: _Parts, places: tuple[Location, ...], *, cut: bool
     ) -> None:
-        self.net = net
-        self.cut = cut
-        self.parts = parts
-        self.places = places
+        self.net, self.parts, self.places, self.cut = net, parts, places, cut
         self.batch = samples_of(net)
         self.wide = _widened(net, self.batch * len(places))
 
@@ -201,20 +192,22 @@ class _Hybrid:
         for part in copies:
             add_part(builder, self.net, self.parts.front, part)
         for op in self.parts.shared:
-            self._add_shared(builder, op)
+            for name in op.outputs:
+                if name != NOTHING and name not in builder.blobs:
+                    builder.add(replace(self.net.blobs[name], location=self.places[0]))
+            builder.add(replace(op, location=self.places[0]))
         self._join(builder, [part.prefix for part in copies])
         for name, state in self.net.states.items():
             if state.next in self.parts.made:
                 home = builder.blobs[name].location
-                add_next(builder, self.net.blobs[state.next], copies, home)
+                add_next(builder, replace(self.net.blobs[state.next], location=home), copies)
         add_outputs(builder, self.net, self.parts.made, copies)
         return check(insert_copies(builder.graph()))
 
     def _share(self, number: int) -> Part:
-        location = self.places[number]
-        whole = self.batch * len(self.places)
-        start = number * self.batch
-        return Part(replica(number), start, self.batch, whole, number, located=lambda _: location)
+        location, size = self.places[number], self.batch
+        start, whole = number * size, len(self.places) * size
+        return Part(replica(number), start, size, whole, number, located=lambda _: location)
 
     def _rest_alone(self) -> Graph:
         """The rest for the whole batch as a net of its own, fed with what crosses the border."""
@@ -234,26 +227,16 @@ class _Hybrid:
 
     def _owners(self, builder: Builder) -> dict[str, Location]:
         """Where the states are that the rest has not: parameters are shared out by size."""
-        load = dict.fromkeys(self.places, 0)
-        owners: dict[str, Location] = {}
         names = [
             name
             for name in self.net.states
             if name not in builder.states and shard_name(name, 0) not in builder.states
         ]
-        size = {name: size_in_bytes(self.net.blobs[name]) for name in names}
-        for name in sorted(names, key=lambda n: (-size[n], n)):
-            smallest = min(self.places, key=load.__getitem__)
-            owner = self.places[0] if name in (SEED, ITERATION) else smallest
-            load[owner] += size[name]
-            owners[name] = owner
+        owners = shared_out(
+            {name: size_in_bytes(self.net.blobs[name]) for name in names},
+            lambda name: self.places[:1] if name in (SEED, ITERATION) else self.places,
+        )
         return {name: owners[name] for name in names}
-
-    def _add_shared(self, builder: Builder, op: Op) -> None:
-        for name in op.outputs:
-            if name != NOTHING and name not in builder.blobs:
-                builder.add(replace(self.net.blobs[name], location=self.places[0]))
-        builder.add(replace(op, location=self.places[0]))
 
     def _join(self, builder: Builder, prefixes: list[str]) -> None:
         """Let every device that reads a blob of the border join the shares of all by itself."""
@@ -273,7 +256,6 @@ class _Hybrid:
 
 
 def _widened(net: Graph, batch: int) -> Graph:
-    """The net for the whole batch."""
     try:
         return check(with_batch(net, batch))
     except GraphError as error:

@@ -16,16 +16,15 @@ from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location
 from purine.graph.names import micro_batch, origin_of
-from purine.parallel._joined import joined_of
-from purine.parallel._once import follow, partial_norms
-from purine.parallel._parts import BESIDE
+from purine.parallel._parts import BESIDE, joined_of
 from purine.parallel.accumulate import accumulate
 from purine.parallel.cut import balanced_cut, cut_at
 from purine.parallel.flow import Flow, flow_of, weight_ops
-from purine.parallel.halves import Halves, halve
+from purine.parallel.halves import Halves, follow, halve
 from purine.parallel.schedule import Letter, Schedule, Unit, named_schedule
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, refuse_repeated, wrong_devices
+from purine.solvers.clip import norm_of_norms
 
 __all__ = ["pipeline"]
 
@@ -112,7 +111,7 @@ def _placed(
         outputs = [name for name in op.outputs if name != NOTHING]
         home = homes[outputs[0]] if outputs else spread(stage.get(op.name, 0), op.location)
         if op.name not in stage and op.kind == "GlobalNorm":
-            op = partial_norms(builder, op, homes)
+            op = norm_of_norms(builder, op, homes)
         origin = replace(origin_of(op), stage=stage[op.name]) if op.name in stage else op.origin
         builder.ops[op.name] = replace(op, location=home, origin=origin)
     return builder.graph()
@@ -160,16 +159,13 @@ class _Chains:
             when[name] = -1, number
         once = {op.name for op in halve(self.graph).once}
         later = 2 * len(when)  # behind all places that `_units` gives
+        producers = self.graph.producers
         for number, name in enumerate(self.graph.order):
             op = self.graph.ops[name]
-            producers = self.graph.producers
-            makers = [(blob, producers[blob]) for blob in op.inputs if blob in producers]
-            before = [
-                (when[maker.name], blob)
-                for blob, maker in makers
-                if maker.name in when and maker.kind != "Data"
-            ]
-            if name not in when and any(maker.name in once for _, maker in makers):
+            makers = {b: producers[b] for b in op.inputs if b in producers}
+            timed = {b: m for b, m in makers.items() if m.name in when and m.kind != "Data"}
+            before = [(when[maker.name], blob) for blob, maker in timed.items()]
+            if name not in when and any(maker.name in once for maker in makers.values()):
                 once.add(name)
             latest, blob = max(before, default=((0, 0), NOTHING))
             if name in when and before and latest >= when[name]:
@@ -179,7 +175,7 @@ class _Chains:
                     blob=blob,
                     expected="values that pass from forward to backward, and from the forward of a "
                     "micro-batch to that of the next",
-                    found=f"{blob!r}, made by op {self.graph.producers[blob].name!r}",
+                    found=f"{blob!r}, made by op {producers[blob].name!r}",
                     remedy="use schedule gpipe, whose forwards all come before the backwards, "
                     "or accumulate instead of a pipeline",
                 )

@@ -19,16 +19,23 @@ from purine.errors import GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.graph.names import replica
 from purine.kinds.custom_gradient import refuse_parts
-from purine.parallel._joined import joined_of
-from purine.parallel._once import follow, partial_norms
-from purine.parallel._parts import BESIDE, Part, add_joined, add_next, add_outputs, add_part
+from purine.parallel._parts import (
+    BESIDE,
+    Part,
+    add_joined,
+    add_next,
+    add_outputs,
+    add_part,
+    joined_of,
+)
 from purine.parallel.batch_norm import synchronise
-from purine.parallel.halves import Halves, halve, samples_of
+from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
 from purine.parallel.reduce import Reduction, Topology
 from purine.placement import devices as machines
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, wrong_devices
 from purine.placement.place import to_devices
+from purine.solvers.clip import norm_of_norms
 
 __all__ = ["BatchNorms", "replicate"]
 
@@ -83,7 +90,7 @@ def replicate(
         _refuse_unlike(plan)
     graph = plan.graph(topology, bucket)
     if batch_norm == "synchronised":
-        graph = synchronise(graph, [part.prefix for part in plan.parts], plan.weights)
+        graph = synchronise(graph, plan.parts)
     return check(insert_copies(graph))
 
 
@@ -91,10 +98,8 @@ class _Replicas:
     """The graph of all replicas while it is built."""
 
     def __init__(self, steps: Sequence[Graph], places: Sequence[Sequence[Location]]) -> None:
-        self.steps = steps
-        self.base = steps[0]
+        self.steps, self.base, self.places = steps, steps[0], places
         self.own = devices_of(self.base)
-        self.places = places
         self.halves: list[Halves] = [halve(step) for step in steps]
         sizes = [samples_of(step) for step in steps]
         whole = sum(sizes)
@@ -103,8 +108,6 @@ class _Replicas:
             at = dict(zip(self.own, onto, strict=True)).__getitem__
             start = sum(sizes[:number])
             self.parts.append(Part(replica(number), start, size, whole, number, located=at))
-        even = len(set(sizes)) == 1
-        self.weights = None if even else tuple(size / whole for size in sizes)
 
     def graph(self, topology: Topology, bucket: int) -> Graph:
         base, halves = self.base, self.halves[0]
@@ -120,13 +123,7 @@ class _Replicas:
         for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
             add_part(builder, step, own, part, joined=joined_of(step, own))
         add_joined(builder, base, joined, self.parts)
-        reduction = Reduction(
-            builder,
-            [part.prefix for part in self.parts],
-            {location: self.group(location) for location in self.own},
-            self.weights,
-        )
-        reduction.add(
+        Reduction(builder, self.parts).add(
             {border: (base.blobs[border], owners[p]) for p, border in gradients.items()},
             topology=topology,
             bucket=bucket,
@@ -137,11 +134,11 @@ class _Replicas:
         copied = batch - joined.blobs
         for name, state in base.states.items():
             if state.next in copied:
-                blob = base.blobs[state.next]
-                add_next(builder, blob, self.parts, homes[name], self.weights)
+                following = replace(base.blobs[state.next], location=homes[name])
+                add_next(builder, following, self.parts)
             builder.add(state)
         borders = halves.gradients.values()
-        add_outputs(builder, base, copied.difference(borders), self.parts, self.weights)
+        add_outputs(builder, base, copied.difference(borders), self.parts)
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
 
@@ -151,29 +148,25 @@ class _Replicas:
 
     def _owners(self, halves: Halves, topology: Topology) -> dict[str, Location]:
         """The device that adds up and updates each parameter: shares of equal size for all."""
-        load = {location: 0 for onto in self.places for location in onto}
-        owners: dict[str, Location] = {}
-        size = {p: size_in_bytes(self.base.blobs[p]) for p in halves.gradients}
-        for name in sorted(halves.gradients, key=lambda p: (-size[p], p)):
-            group = self.group(self.base.blobs[name].location)
-            owner = group[0] if topology == "server" else min(group, key=load.__getitem__)
-            load[owner] += size[name]
-            owners[name] = owner
-        return owners
+        blobs = self.base.blobs
+
+        def choices(parameter: str) -> Sequence[Location]:
+            group = self.group(blobs[parameter].location)
+            return group[:1] if topology == "server" else group
+
+        return shared_out({p: size_in_bytes(blobs[p]) for p in halves.gradients}, choices)
 
     def _homes(self, halves: Halves, owners: Mapping[str, Location]) -> dict[str, Location]:
         """Where everything that there is once is: what belongs to a parameter is at its owner."""
-        base = self.base
         first = self.parts[0].located
-        homes = {name: first(blob.location) for name, blob in base.blobs.items()}
-        homes.update(owners)
-        homes.update({border: owners[p] for p, border in halves.gradients.items()})
-        return follow(base, halves, homes, {*owners, *halves.gradients.values()})
+        homes = {name: first(blob.location) for name, blob in self.base.blobs.items()}
+        borders = {border: owners[p] for p, border in halves.gradients.items()}
+        return follow(self.base, halves, {**homes, **owners, **borders}, {*owners, *borders})
 
     def _add_once(self, builder: Builder, op: Op, homes: Mapping[str, Location]) -> None:
         home = homes[next(name for name in op.outputs if name != NOTHING)]
         if op.kind == "GlobalNorm":
-            op = partial_norms(builder, replace(op, lane=BESIDE), homes)
+            op = norm_of_norms(builder, replace(op, lane=BESIDE), homes)
         builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
 
 
@@ -191,11 +184,8 @@ def _refuse_unlike(plan: _Replicas) -> None:
 def _refuse(
     base: Graph, steps: Sequence[Graph], places: Sequence[Location], own: Sequence[Location]
 ) -> None:
-    if (
-        not places
-        or len(places) % len(own)
-        or (len(steps) > 1 and len(places) != len(steps) * len(own))
-    ):
+    replicas, rest = divmod(len(places), len(own))
+    if not places or rest or len(steps) not in (1, replicas):
         count = f"a multiple of {len(own)}" if len(steps) == 1 else str(len(steps) * len(own))
         what = f"replicas of a step on {len(own)} devices cannot be laid over {len(places)}"
         raise wrong_devices(what, f"{count} devices", places, f"name {count} devices")
@@ -203,10 +193,8 @@ def _refuse(
     for other in steps[1:]:
         if other.states.keys() != base.states.keys():
             differing = sorted(other.states.keys() ^ base.states.keys())[0]
-            raise GraphError(
-                "the steps of the replicas are not of one net",
-                blob=differing,
-                expected="steps that differ in their batch alone",
-                found=f"state {differing!r} in one of them only",
-                remedy="build all from one net: with_batch(net, n)",
-            )
+            what = "the steps of the replicas are not of one net"
+            expected = "steps that differ in their batch alone"
+            found = f"state {differing!r} in one of them only"
+            remedy = "build all from one net: with_batch(net, n)"
+            raise GraphError(what, blob=differing, expected=expected, found=found, remedy=remedy)

@@ -7,32 +7,19 @@ run, because a unit is missing or because units wait for each other, is refused 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError
 from purine.nearest import unknown_name
 
-__all__ = [
-    "SCHEDULES",
-    "Letter",
-    "Schedule",
-    "Unit",
-    "bubble",
-    "bubble_formula",
-    "gpipe",
-    "interleaved",
-    "named_schedule",
-    "one_f_one_b",
-    "zero_bubble",
-]
-
 Letter: TypeAlias = Literal["F", "B", "W"]
 """Forward, backward, and gradients of weights where these wait: B is then the rest of backward."""
+_FB: tuple[Letter, ...] = ("F", "B")
 
 _CELL = re.compile(r"(?P<stage>\d+)?(?P<letter>[FBW])(?P<micro>\d+)")
 
@@ -69,12 +56,10 @@ class Schedule:
         _refuse_wrong_units(self)
         cycle = _cycle(self)
         if cycle:
-            raise ConfigError(
-                "the schedule cannot be run: its units wait for each other",
-                expected="units of every device behind those they wait for",
-                found=" waits for ".join(map(str, (*cycle, cycle[0]))),
-                remedy="move one of them to another place in its row",
-            )
+            expected = "units of every device behind those they wait for"
+            found = " waits for ".join(map(str, (*cycle, cycle[0])))
+            remedy = "move one of them to another place in its row"
+            raise _wrong("its units wait for each other", expected, found, remedy)
 
     def __str__(self) -> str:
         return self.grid()
@@ -151,8 +136,7 @@ class Schedule:
         `durations` are the slots that F, B and W take: 1, 2 where there is no W, else 1, 1, 1.
         """
         lasting = durations or self._durations()
-        starts = self.times(lasting)
-        end = max(start + lasting[unit.letter] for unit, start in starts.items())
+        starts, end = self.times(lasting), self._end(lasting)
         width = max(len(self.cell(unit)) for unit in starts)
         lines = []
         for device, row in enumerate(self.rows):
@@ -183,6 +167,9 @@ class Schedule:
             rows.append(tuple(kept))
         return cls(tuple(rows))
 
+    def _end(self, lasting: Mapping[str, int]) -> int:
+        return max(start + lasting[unit.letter] for unit, start in self.times(lasting).items())
+
     def _durations(self) -> Mapping[str, int]:
         return {"F": 1, "B": 1, "W": 1} if self.split else {"F": 1, "B": 2}
 
@@ -190,23 +177,22 @@ class Schedule:
 @checked
 def gpipe(stages: int, micro: int) -> Schedule:
     """All forwards, then all backwards: every stage holds all micro-batches."""
-    _at_least_one(stages=stages, micro=micro)
-    rows = (
-        tuple(Unit(letter, m, s) for letter in _letters("FB") for m in range(micro))
-        for s in range(stages)
-    )
-    return Schedule(tuple(rows))
+    return _one_stage_each(stages, micro, ahead=[micro] * stages)
 
 
 @checked
 def one_f_one_b(stages: int, micro: int) -> Schedule:
     """Each stage goes back as soon as it can: stage s holds at most `stages - s` micro-batches."""
+    return _one_stage_each(stages, micro, ahead=range(stages - 1, -1, -1))
+
+
+def _one_stage_each(stages: int, micro: int, ahead: Sequence[int]) -> Schedule:
+    """Stage s is on device s, and does `ahead[s]` forwards before its first backward."""
     _at_least_one(stages=stages, micro=micro)
     rows = []
-    for s in range(stages):
-        forwards = [Unit("F", m, s) for m in range(micro)]
-        backwards = [Unit("B", m, s) for m in range(micro)]
-        rows.append(tuple(_alternating(forwards, backwards, ahead=stages - 1 - s)))
+    for stage in range(stages):
+        forwards, backwards = ([Unit(letter, m, stage) for m in range(micro)] for letter in _FB)
+        rows.append(tuple(_alternating(forwards, backwards, ahead=ahead[stage])))
     return Schedule(tuple(rows))
 
 
@@ -220,12 +206,10 @@ def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
     if chunks == 1:
         return one_f_one_b(devices, micro)
     if micro % devices:
-        raise ConfigError(
-            f"{micro} micro-batches cannot be interleaved over {devices} devices",
-            expected=f"a multiple of {devices} micro-batches",
-            found=str(micro),
-            remedy=f"use {(micro // devices + 1) * devices} micro-batches, or schedule 1f1b",
-        )
+        what = f"{micro} micro-batches cannot be interleaved over {devices} devices"
+        expected = f"a multiple of {devices} micro-batches"
+        remedy = f"use {(micro // devices + 1) * devices} micro-batches, or schedule 1f1b"
+        raise ConfigError(what, expected=expected, found=str(micro), remedy=remedy)
     rows = []
     for device in range(devices):
         forwards, backwards = [], []
@@ -274,12 +258,9 @@ def named_schedule(name: str, devices: int, micro: int, *, chunks: int = 1) -> S
         remedy = "use one of these, or a Schedule of your own"
         raise unknown_name(ConfigError, "schedule", name, SCHEDULES, remedy=remedy)
     if chunks != 1 and name != "interleaved":
-        raise ConfigError(
-            f"schedule {name!r} has one stage on each device",
-            expected="chunks=1",
-            found=f"chunks={chunks}",
-            remedy='use schedule="interleaved" for several',
-        )
+        what = f"schedule {name!r} has one stage on each device"
+        remedy = 'use schedule="interleaved" for several'
+        raise ConfigError(what, expected="chunks=1", found=f"chunks={chunks}", remedy=remedy)
     return SCHEDULES[name](devices, micro, chunks)
 
 
@@ -291,9 +272,8 @@ def bubble(schedule: Schedule, durations: Mapping[str, int] | None = None) -> fl
     (0.25, 0.25)
     """
     lasting = durations or schedule._durations()
-    starts = schedule.times(lasting)
-    end = max(start + lasting[unit.letter] for unit, start in starts.items())
-    return 1 - sum(lasting[unit.letter] for unit in starts) / (end * schedule.devices)
+    busy = sum(lasting[unit.letter] for unit in schedule.device_of)
+    return 1 - busy / (schedule._end(lasting) * schedule.devices)
 
 
 @checked
@@ -305,11 +285,6 @@ def bubble_formula(name: str, devices: int, micro: int, *, chunks: int = 1) -> f
     named_schedule(name, 1, 1, chunks=chunks)
     work = {"interleaved": micro * chunks, "zero-bubble": 3 * micro}.get(name, micro)
     return (devices - 1) / (work + devices - 1)
-
-
-def _letters(text: str) -> Iterator[Letter]:
-    known: dict[str, Letter] = {"F": "F", "B": "B", "W": "W"}
-    return (known[letter] for letter in text)
 
 
 def _alternating(forwards: list[Unit], backwards: list[Unit], *, ahead: int) -> Iterator[Unit]:
@@ -370,7 +345,7 @@ def _refuse_wrong_units(schedule: Schedule) -> None:
     if len(set(units)) != len(units):
         twice = next(unit for unit in units if units.count(unit) > 1)
         raise _wrong(f"{twice} comes twice", "every unit once", "it twice")
-    letters = list(_letters("FBW" if schedule.split else "FB"))
+    letters: tuple[Letter, ...] = (*_FB, "W") if schedule.split else _FB
     stages, micro = range(schedule.stages), range(schedule.micro)
     for unit in (Unit(letter, m, stage) for stage in stages for letter in letters for m in micro):
         if unit not in schedule.device_of:
@@ -388,13 +363,10 @@ def _refuse_wrong_units(schedule: Schedule) -> None:
             latest[unit.stage] = unit.micro
 
 
-def _wrong(what: str, expected: str, found: str) -> ConfigError:
-    return ConfigError(
-        f"the schedule cannot be run: {what}",
-        expected=expected,
-        found=found,
-        remedy="correct the grid, or use one of " + ", ".join(SCHEDULES),
-    )
+def _wrong(what: str, expected: str, found: str, remedy: str | None = None) -> ConfigError:
+    what = f"the schedule cannot be run: {what}"
+    remedy = remedy or "correct the grid, or use one of " + ", ".join(SCHEDULES)
+    return ConfigError(what, expected=expected, found=found, remedy=remedy)
 
 
 def _parse_cell(cell: str, device: int) -> Unit:
@@ -402,18 +374,14 @@ def _parse_cell(cell: str, device: int) -> Unit:
     if not match:
         expected = "cells such as F0, B0, W0, 2F0 or a dot"
         raise _unreadable(f"cell {cell!r} in row {device}", expected)
-    (letter,) = _letters(match["letter"])
     stage = device if match["stage"] is None else int(match["stage"])
-    return Unit(letter, int(match["micro"]), stage)
+    return Unit(cast(Letter, match["letter"]), int(match["micro"]), stage)
 
 
 def _unreadable(found: str, expected: str) -> ConfigError:
-    return ConfigError(
-        "the text is no grid of a schedule",
-        expected=expected,
-        found=found,
-        remedy="write a row for each device: its number, a colon, and its cells",
-    )
+    what = "the text is no grid of a schedule"
+    remedy = "write a row for each device: its number, a colon, and its cells"
+    return ConfigError(what, expected=expected, found=found, remedy=remedy)
 
 
 def _at_least_one(**numbers: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, get_args
 
 from purine.arguments import check_fields, checked, wrong_value
-from purine.errors import ConfigError
+from purine.errors import ConfigError, given_twice
 from purine.files import expanded, read_bounded, unreadable
 from purine.nearest import nearest_name, unknown_name
 from purine.parallel.reduce import TOPOLOGIES, Topology
@@ -71,11 +71,8 @@ class Scheme:
         if type(self.hybrid) is not bool:
             raise wrong_value(ConfigError, "hybrid", self.hybrid, "true or false")
         blocks = self.recompute
-        if type(blocks) is int:
-            good = blocks >= 2
-        else:
-            good = blocks is None or (isinstance(blocks, tuple) and len(blocks) > 0)
-        if not good:
+        names = isinstance(blocks, tuple) and len(blocks) > 0
+        if not (blocks is None or names or (type(blocks) is int and blocks >= 2)):
             expected = "2 or more blocks, or names of blocks"
             raise wrong_value(ConfigError, "recompute", blocks, expected)
         _choose("topology", self.topology, TOPOLOGIES)
@@ -121,11 +118,8 @@ class Scheme:
                 if name == "cut":
                     expected = f"{wanted} names, one for each stage but the first"
                     found = f"{given} names"
-                what, remedy = (
-                    f"{name} does not fit the schedule",
-                    f"change {name}, or the schedule",
-                )
-                refuse(what, expected, found, remedy)
+                remedy = f"change {name}, or the schedule"
+                refuse(f"{name} does not fit the schedule", expected, found, remedy)
 
     @classmethod
     @checked
@@ -136,19 +130,12 @@ class Scheme:
             key, equals, value = item.partition("=")
             key = key.strip().replace("-", "_")
             if not equals:
-                raise ConfigError(
-                    f"{item.strip()!r} is no setting of a scheme",
-                    expected="settings such as data=2, with commas between them",
-                    found=repr(text),
-                    remedy="write for example --parallel data=2,pipeline=4",
-                )
+                what = f"{item.strip()!r} is no setting of a scheme"
+                expected = "settings such as data=2, with commas between them"
+                remedy = "write for example --parallel data=2,pipeline=4"
+                raise ConfigError(what, expected=expected, found=repr(text), remedy=remedy)
             if key in given:
-                raise ConfigError(
-                    f"{key} is given twice",
-                    expected="every setting once",
-                    found=repr(text),
-                    remedy="remove one",
-                )
+                raise given_twice(ConfigError, key, "setting", found=repr(text))
             given[key] = value.strip()
         return cls.of(given)
 
@@ -164,12 +151,12 @@ class Scheme:
         """Raise `ConfigError` unless this is the name of a setting."""
         known = [item.name for item in fields(cls)]
         if key not in known:
-            raise ConfigError(
+            what, expected = (
                 f"there is no setting {key!r} of parallelism",
-                expected=f"one of {', '.join(known)}",
-                found=repr(key),
-                remedy=nearest_name(key, known, f"remove {key!r}", cutoff=0.5),
+                f"one of {', '.join(known)}",
             )
+            remedy = nearest_name(key, known, f"remove {key!r}", cutoff=0.5)
+            raise ConfigError(what, expected=expected, found=repr(key), remedy=remedy)
 
     @property
     def devices(self) -> int:
@@ -194,11 +181,8 @@ class Scheme:
     @property
     def settings(self) -> dict[str, Setting]:
         """What differs from the defaults."""
-        return {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if getattr(self, item.name) != item.default
-        }
+        values = ((item.name, getattr(self, item.name), item.default) for item in fields(self))
+        return {name: value for name, value, default in values if value != default}
 
     def grid(self, times: int) -> Schedule:
         """The schedule of the pipeline for `times` as many micro-batches."""
@@ -261,9 +245,8 @@ def _grid_of(path: Path) -> str:
     try:
         return str(Schedule.parse(read_bounded(expanded(path), _BYTES).decode()))
     except (OSError, UnicodeDecodeError) as error:
-        what, expected = "cannot read the schedule", "the path of a grid, or one of "
-        expected += ", ".join(SCHEDULES)
-        remedy = "check the path"
+        what, remedy = "cannot read the schedule", "check the path"
+        expected = "the path of a grid, or one of " + ", ".join(SCHEDULES)
         raise unreadable(
             ConfigError, path, error, expected=expected, what=what, remedy=remedy
         ) from error

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from purine.analysis.infer import check, complete
+from purine.analysis.infer import check, complete, spec_of
 from purine.arguments import checked
 from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
@@ -59,7 +59,9 @@ def shard(
     _refuse(net, places)
     bare = complete(without_copies(net))
     if len(devices_of(bare)) == 1:
-        bare = _all_at(bare, places[0])
+        moved = {name: replace(op, location=places[0]) for name, op in bare.ops.items()}
+        blobs = {name: replace(blob, location=places[0]) for name, blob in bare.blobs.items()}
+        bare = replace(bare, ops=moved, blobs=blobs)
     if len(places) == 1:
         return check(insert_copies(bare))
     planned = _planned(bare, len(places), ops, by)
@@ -74,21 +76,9 @@ def _refuse(net: Graph, places: Sequence[Location]) -> None:
     refuse_casts(net, "shard")
     cut = next((name for name, state in net.states.items() if shard_of(state.filler)), None)
     if cut is not None:
-        raise GraphError(
-            "the net is sharded already",
-            blob=cut,
-            expected="a net whose parameters are whole",
-            found=f"state {cut!r}",
-            remedy="shard the net once, over all devices",
-        )
-
-
-def _all_at(net: Graph, place: Location) -> Graph:
-    return replace(
-        net,
-        blobs={name: replace(blob, location=place) for name, blob in net.blobs.items()},
-        ops={name: replace(op, location=place) for name, op in net.ops.items()},
-    )
+        what, expected = "the net is sharded already", "a net whose parameters are whole"
+        remedy = "shard the net once, over all devices"
+        raise GraphError(what, blob=cut, expected=expected, found=f"state {cut!r}", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +124,13 @@ def _planned(
     for name, state in net.states.items():
         if state.next != name and planned.blobs.get(name) != planned.blobs.get(state.next):
             planned.blobs.pop(name, None)
-    for name in list(planned.blobs):
-        if name in net.states and not _is_partition(planned.blobs[name], _shape(net, name)):
+        if name in planned.blobs and not _is_partition(planned.blobs[name], _shape(net, name)):
             del planned.blobs[name]
     if not any(has_parameters(net.ops[name]) for name in planned.ops):
-        raise GraphError(
-            "nothing in the net can be cut",
-            expected=f"{_SUCH}, of {count} or more outputs",
-            found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
-            remedy="use fewer devices, or replicate",
-        )
+        what = "nothing in the net can be cut"
+        expected, remedy = f"{_SUCH}, of {count} or more outputs", "use fewer devices, or replicate"
+        found = "kinds " + ", ".join(sorted({op.kind for op in net.ops.values()}))
+        raise GraphError(what, expected=expected, found=found, remedy=remedy)
     return planned
 
 
@@ -181,19 +168,14 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
 
 
 def _refused(op: Op, reason: str) -> ConfigError:
-    return ConfigError(
-        f"op {op.name!r} ({op.kind}) at {op.location} cannot be cut: {reason}",
-        op=op,
-        expected=f"{_SUCH}, that can be laid over the devices",
-        found=reason,
-        remedy="leave it out of ops and by, or use other devices",
-    )
+    what = f"op {op.name!r} ({op.kind}) at {op.location} cannot be cut: {reason}"
+    expected = f"{_SUCH}, that can be laid over the devices"
+    remedy = "leave it out of ops and by, or use other devices"
+    return ConfigError(what, op=op, expected=expected, found=reason, remedy=remedy)
 
 
 def _shape(net: Graph, blob: str) -> tuple[int, ...]:
-    shape = net.blobs[blob].shape
-    assert shape is not None
-    return shape
+    return spec_of(net.blobs[blob]).shape
 
 
 def _grain(net: Graph, op: Op) -> tuple[int, int]:
@@ -235,9 +217,7 @@ class _Emission:
     """Builds the net of pieces, in the order of the net."""
 
     def __init__(self, net: Graph, places: Sequence[Location], planned: _Planned) -> None:
-        self.net = net
-        self.places = places
-        self.planned = planned
+        self.net, self.places, self.planned = net, places, planned
         self.builder = Builder()
         self.gathered: set[str] = set()
         self.sliced: dict[tuple[str, Sharding], list[str]] = {}
@@ -276,11 +256,10 @@ class _Emission:
             self.builder.add(replace(blob, location=home))
             self.builder.add(state)
             return
-        assert blob.shape is not None
         for number in range(len(self.places)):
             piece = self._add_piece(blob, sharding, number)
             following = piece if state.next == name else shard_name(state.next, number)
-            part = Shard(name, blob.shape, sharding.axis, sharding.parts[number])
+            part = Shard(name, _shape(self.net, name), sharding.axis, sharding.parts[number])
             own = replace(state, read=piece, next=following, filler=part.filler(state.filler))
             self.builder.add(own)
 
@@ -294,9 +273,8 @@ class _Emission:
         return self.places[readers[0]] if len(readers) == 1 else None
 
     def _add_piece(self, blob: Blob, sharding: Sharding, number: int) -> str:
-        assert blob.shape is not None
         name = shard_name(blob.name, number)
-        shape = sharding.local(blob.shape, number)
+        shape = sharding.local(spec_of(blob).shape, number)
         self.builder.add(replace(blob, name=name, shape=shape, location=self.places[number]))
         return name
 
@@ -311,9 +289,8 @@ class _Emission:
         summands: list[str] = []
         for number, piece in enumerate(sharded.pieces):
             location = self.places[number]
-            inputs = tuple(
-                self._at(op.inputs[item], sharded.inputs[item], number) for item in piece.inputs
-            )
+            reads = ((op.inputs[item], sharded.inputs[item]) for item in piece.inputs)
+            inputs = tuple(self._at(name, sharding, number) for name, sharding in reads)
             outputs = []
             for name, sharding in zip(op.outputs, sharded.outputs, strict=True):
                 if name == NOTHING:
@@ -325,17 +302,15 @@ class _Emission:
                     self.builder.add(replace(self.net.blobs[name], name=part, location=location))
                     outputs.append(part)
                     summands.append(part)
-            own = replace(op, name=shard_name(op.name, number), kind=piece.kind, inputs=inputs)
-            own = replace(
-                own, outputs=tuple(outputs), attributes=piece.attributes, location=location
-            )
-            self.builder.add(replace(own, origin=Origin(op.name, shard=number)))
-        if sharded.summed:
+            name, origin = shard_name(op.name, number), Origin(op.name, shard=number)
+            own = replace(op, name=name, kind=piece.kind, location=location, origin=origin)
+            own = replace(own, inputs=inputs, outputs=tuple(outputs), attributes=piece.attributes)
+            self.builder.add(own)
+        if summands:
             (name,) = op.outputs
             self.builder.add(self.net.blobs[name])
-            self.builder.op(
-                op.name, "Eltwise", summands, [name], location=op.location, where=op.where
-            )
+            total = Op(op.name, "Eltwise", tuple(summands), (name,), location=op.location)
+            self.builder.add(replace(total, where=op.where))
 
     def _whole(self, name: str) -> str:
         """The whole of a blob at its place, gathered where it is cut."""
@@ -346,14 +321,11 @@ class _Emission:
         blob = self.net.blobs[name]
         parts: list[tuple[int, str]] = []
         for number, spans in enumerate(sharding.parts):
-            piece = shard_name(name, number)
-            start = 0
-            for span in spans:
-                end = start + span[1] - span[0]
-                own = piece
-                if len(spans) > 1:
-                    own = self._slice(piece, sharding.axis, start, end, f"{piece}/span")
-                parts.append((span[0], own))
+            piece, start = shard_name(name, number), 0
+            for low, high in spans:
+                end = start + high - low
+                own = self._slice(piece, sharding.axis, start, end, f"{piece}/span")
+                parts.append((low, own))
                 start = end
         self.builder.add(blob)
         settings: dict[str, Attribute] = {"axis": sharding.axis}
@@ -378,31 +350,29 @@ class _Emission:
         return self.sliced[key][number]
 
     def _slice(self, name: str, axis: int, start: int, end: int, label: str) -> str:
-        blob = self.builder.blobs[name]
-        assert blob.shape is not None
-        if end - start == blob.shape[axis]:
+        if end - start == spec_of(self.builder.blobs[name]).shape[axis]:
             return name
-        settings: dict[str, Attribute] = {"axis": axis, "start": start, "end": end}
-        return self._resized(label, "Slice", [name], settings, end - start)
+        settings: dict[str, Attribute] = {"start": start, "end": end}
+        return self._resized(label, "Slice", [name], axis, end - start, settings)
 
     def _join(self, parts: Sequence[str], axis: int, name: str) -> str:
-        extent = sum((self.builder.blobs[part].shape or ())[axis] for part in parts)
-        return self._resized(f"{name}/slices", "Concat", parts, {"axis": axis}, extent)
+        extent = sum(spec_of(self.builder.blobs[part]).shape[axis] for part in parts)
+        return self._resized(f"{name}/slices", "Concat", parts, axis, extent, {})
 
     def _resized(
         self,
         label: str,
         kind: str,
         inputs: Sequence[str],
-        settings: Mapping[str, Attribute],
+        axis: int,
         extent: int,
+        settings: Mapping[str, Attribute],
     ) -> str:
         """Add an op whose result differs from its inputs in the extent of `axis` alone."""
-        axis, blob = settings["axis"], self.builder.blobs[inputs[0]]
-        assert isinstance(axis, int)
-        assert blob.shape is not None
+        blob = self.builder.blobs[inputs[0]]
+        shape = list(spec_of(blob).shape)
+        shape[axis], settings = extent, {"axis": axis, **settings}
         name = self.builder.fresh(label)
-        shape = (*blob.shape[:axis], extent, *blob.shape[axis + 1 :])
-        self.builder.add(replace(blob, name=name, shape=shape))
+        self.builder.add(replace(blob, name=name, shape=tuple(shape)))
         self.builder.op(name, kind, inputs, [name], settings, location=blob.location)
         return name

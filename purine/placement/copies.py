@@ -14,7 +14,7 @@ from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Locati
 from purine.graph.names import copied_from, copy_of, origin_of
 from purine.placement.devices import is_cpu, shares_memory
 
-__all__ = ["add_copy", "bytes_moved", "copy_name", "insert_copies", "without_copies"]
+__all__ = ["bytes_moved", "insert_copies", "without_copies"]
 
 
 @checked
@@ -39,12 +39,10 @@ def insert_copies(graph: Graph) -> Graph:
             settings = _settings(*(graph.blobs[n].location for n in (*op.inputs, *op.outputs)))
             if settings != op.attributes:
                 builder.ops[op.name] = replace(op, attributes=settings)
-            continue
-        if op.kind in COLLECTIVES:
-            continue
-        inputs = tuple(copies.at(name, op.location) for name in op.inputs)
-        if inputs != op.inputs:
-            builder.ops[op.name] = replace(op, inputs=inputs)
+        elif op.kind not in COLLECTIVES:
+            inputs = tuple(copies.at(name, op.location) for name in op.inputs)
+            if inputs != op.inputs:
+                builder.ops[op.name] = replace(op, inputs=inputs)
     for name, state in graph.states.items():
         following = copies.at(state.next, graph.blobs[name].location)
         if following != state.next:
@@ -119,37 +117,14 @@ def bytes_moved(graph: Graph) -> int:
     return total
 
 
-def copy_name(builder: Builder, blob: str, location: Location) -> str:
-    """The name of the copy of a blob at a location."""
-    source = builder.blobs[blob].location
-    base = copied_from(blob)
-    device = location.device
-    if location.host != source.host:
-        device = f"{location.host}/{device}"
-    taken = builder.blobs.get(copy_of(base, device))
-    # A copy that was moved together with its step still has the name of its old location.
-    return copy_of(base if taken is None or taken.location == location else blob, device)
-
-
-def add_copy(builder: Builder, blob: str, location: Location, maker: Op | None = None) -> str:
-    """Add a copy of a blob, which `maker` makes, at another location and return its name."""
-    source = builder.blobs[blob]
-    name = builder.fresh(copy_name(builder, blob, location))
-    builder.add(replace(source, name=name, location=location))
-    settings = _settings(source.location, location)
-    origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
-    builder.add(Op(name, "Copy", (blob,), (name,), settings, location, "inbound", origin=origin))
-    return name
-
-
 class _Copies:
     """The copies of a graph by what they are copies of and where they are."""
 
     def __init__(self, graph: Graph) -> None:
         self.builder = Builder(graph)
         self.producers = graph.producers
-        copies = [op for op in graph.ops.values() if op.kind == "Copy"]
-        self.origins = {op.outputs[0]: op.inputs[0] for op in copies}
+        ops = graph.ops.values()
+        self.origins = {op.outputs[0]: op.inputs[0] for op in ops if op.kind == "Copy"}
         self.copies: dict[tuple[str, Location], str] = {}
         for name in list(self.origins):
             self.copies.setdefault((self._origin(name), graph.blobs[name].location), name)
@@ -163,10 +138,25 @@ class _Copies:
         if self.builder.blobs[origin].location == location:
             return origin
         if (origin, location) not in self.copies:
-            copy = add_copy(self.builder, origin, location, self.producers.get(origin))
-            self.origins[copy] = origin
-            self.copies[origin, location] = copy
+            self._add(origin, location)
         return self.copies[origin, location]
+
+    def _add(self, blob: str, location: Location) -> None:
+        builder, source = self.builder, self.builder.blobs[blob]
+        device = location.device
+        if location.host != source.location.host:
+            device = f"{location.host}/{device}"
+        base = copied_from(blob)
+        taken = builder.blobs.get(copy_of(base, device))
+        # A copy that was moved together with its step still has the name of its old location.
+        own = taken is None or taken.location == location
+        name = builder.fresh(copy_of(base if own else blob, device))
+        builder.add(replace(source, name=name, location=location))
+        maker, settings = self.producers.get(blob), _settings(source.location, location)
+        origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
+        copy = Op(name, "Copy", (blob,), (name,), settings, location, "inbound", origin=origin)
+        builder.add(copy)
+        self.origins[name], self.copies[blob, location] = blob, name
 
     def _origin(self, name: str) -> str:
         while name in self.origins:

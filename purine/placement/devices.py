@@ -9,17 +9,6 @@ from purine.arguments import checked, shown
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 
-__all__ = [
-    "as_location",
-    "as_locations",
-    "devices_of",
-    "is_cpu",
-    "parse_devices",
-    "refuse_repeated",
-    "shares_memory",
-    "wrong_devices",
-]
-
 _SPAN = re.compile(r"(cpu|cuda):([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
@@ -35,13 +24,10 @@ def parse_devices(text: str) -> tuple[str, ...]:
         span = _SPAN.fullmatch(item.strip())
         first, last = (int(span[2]), int(span[3] or span[2])) if span else (1, 0)
         if not span or last < first:
-            raise ConfigError(
-                f"devices are {shown(text)}",
-                expected="cpu:K, cuda:K or spans such as cpu:0-3, with commas between them; "
-                "K is below 1000",
-                found=shown(item.strip()),
-                remedy="write for example --devices cpu:0-3",
-            )
+            expected = "cpu:K, cuda:K or spans such as cpu:0-3, with commas between them"
+            remedy, found = "write for example --devices cpu:0-3", shown(item.strip())
+            what, expected = f"devices are {shown(text)}", f"{expected}; K is below 1000"
+            raise ConfigError(what, expected=expected, found=found, remedy=remedy)
         names += [f"{span[1]}:{number}" for number in range(first, last + 1)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

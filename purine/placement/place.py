@@ -20,18 +20,6 @@ from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_location, as_locations, devices_of, wrong_devices
 from purine.registry.clock import ITERATION, SEED
 
-__all__ = [
-    "matching",
-    "moved",
-    "no_match",
-    "place",
-    "place_at_cut",
-    "refuse_casts",
-    "refuse_gradients",
-    "to_device",
-    "to_devices",
-]
-
 _FOLLOWING = frozenset({"backward", "update"})
 """Roles of ops that go where the op or the parameter is that they belong to."""
 
@@ -52,9 +40,7 @@ def place(graph: Graph, places: Mapping[str, str | Location]) -> Graph:
     bare = without_copies(graph)
     named: dict[str, Location] = {}
     for pattern, device in places.items():
-        location = as_location(device)
-        for name in matching(bare, [pattern]):
-            named[name] = location
+        named |= dict.fromkeys(matching(bare, [pattern]), as_location(device))
     return moved(bare, _with_helpers(bare, named))
 
 
@@ -81,12 +67,12 @@ def to_device(graph: Graph, device: str | Location) -> Graph:
 def to_devices(graph: Graph, moves: Mapping[Location, Location]) -> Graph:
     """The graph with everything of each device on another; data for a GPU is read on the host."""
     bare = without_copies(graph)
-    builder = Builder(bare)
-    for name, op in bare.ops.items():
-        builder.ops[name] = replace(op, location=moves[op.location])
-    for name, blob in bare.blobs.items():
-        builder.blobs[name] = replace(blob, location=moves.get(blob.location, blob.location))
-    return check(insert_copies(builder.graph()))
+    ops = {name: replace(op, location=moves[op.location]) for name, op in bare.ops.items()}
+    blobs = {
+        name: replace(blob, location=moves.get(blob.location, blob.location))
+        for name, blob in bare.blobs.items()
+    }
+    return check(insert_copies(replace(bare, ops=ops, blobs=blobs)))
 
 
 @checked
@@ -194,12 +180,9 @@ def _with_helpers(graph: Graph, named: Mapping[str, Location]) -> dict[str, Loca
 def refuse_gradients(net: Graph, transform: str) -> None:
     """An error for a graph that is not a net any more."""
     if has_gradients(net):
-        raise GraphError(
-            "the graph has gradients already",
-            expected="a net of forward ops",
-            found=f"blobs under {GRADIENT}/",
-            remedy=f"change the net first: sgd(backward({transform}(net, ...)))",
-        )
+        what, expected = "the graph has gradients already", "a net of forward ops"
+        remedy = f"change the net first: sgd(backward({transform}(net, ...)))"
+        raise GraphError(what, expected=expected, found=f"blobs under {GRADIENT}/", remedy=remedy)
 
 
 def refuse_casts(net: Graph, transform: str) -> None:
@@ -220,10 +203,7 @@ def refuse_casts(net: Graph, transform: str) -> None:
 
 def no_match(graph: Graph, pattern: str) -> ConfigError:
     """The error that no op is called so, with the nearest names."""
-    return ConfigError(
-        f"no op is called {pattern!r}",
-        op=pattern,
-        expected="the name of an op of the graph, or a pattern such as layer1/*",
-        found=repr(pattern),
-        remedy=nearest_names(pattern.strip("*"), graph.ops, "see `purine show` for the names"),
-    )
+    what = f"no op is called {pattern!r}"
+    expected = "the name of an op of the graph, or a pattern such as layer1/*"
+    remedy = nearest_names(pattern.strip("*"), graph.ops, "see `purine show` for the names")
+    return ConfigError(what, op=pattern, expected=expected, found=repr(pattern), remedy=remedy)

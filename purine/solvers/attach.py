@@ -34,12 +34,10 @@ def parameters(graph: Graph) -> tuple[str, ...]:
     )
     if not names:
         trainable = [name for name, state in graph.states.items() if state.trainable]
-        raise GraphError(
-            "the graph has no gradients",
-            expected="a blob grad/NAME for the trainable states",
-            found=f"trainable: {', '.join(trainable) or 'none'}; no gradient of any",
-            remedy="run backward first: sgd(backward(net))",
-        )
+        what, expected = "the graph has no gradients", "a blob grad/NAME for the trainable states"
+        found = f"trainable: {', '.join(trainable) or 'none'}; no gradient of any"
+        remedy = "run backward first: sgd(backward(net))"
+        raise GraphError(what, expected=expected, found=found, remedy=remedy)
     for name in names:
         state = graph.states[name]
         if state.next != state.read:
@@ -84,20 +82,13 @@ def attach(
             builder.add(replace(weight, name=item, where=None))
             builder.state(item, _following(builder, item, weight), Filler(), origin=origin)
         builder.states[name] = replace(state, next=_following(builder, name, weight))
-        settings: dict[str, Attribute] = {
-            **attributes,
-            "weight_decay": weight_decay * state.decay_mult,
-            "lr_mult": state.lr_mult,
-        }
-        builder.op(
-            update_of(name),
-            kind,
-            [name, gradient_of(name), *states, rate, *clock],
-            [_written(builder, item, weight, origin) for item in (name, *states)],
-            {k: v for k, v in settings.items() if v != known.attributes[k].default},
-            location=weight.location,
-            origin=origin,
-        )
+        decay = weight_decay * state.decay_mult
+        settings = {**attributes, "weight_decay": decay, "lr_mult": state.lr_mult}
+        inputs = [name, gradient_of(name), *states, rate, *clock]
+        outputs = [_written(builder, item, weight, origin) for item in (name, *states)]
+        changed = {k: v for k, v in settings.items() if v != known.attributes[k].default}
+        at = weight.location
+        builder.op(update_of(name), kind, inputs, outputs, changed, location=at, origin=origin)
     return insert_copies(builder.graph())
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import checked, positive
 from purine.autodiff import GRADIENT, gradient_of
-from purine.graph import Builder, Graph, Location, Origin
+from purine.graph import Builder, Graph, Location, Op, Origin
 from purine.placement.copies import insert_copies
 from purine.solvers.attach import parameters
 
-__all__ = ["clip_by_norm"]
+__all__ = ["clip_by_norm", "norm_of_norms"]
 
 
 @checked
@@ -30,40 +30,31 @@ def clip_by_norm(graph: Graph, max_norm: float) -> Graph:
         builder.add(replace(builder.blobs[old], name=new))
     for op in graph.ops.values():
         if not raw.keys().isdisjoint((*op.inputs, *op.outputs)):
-            builder.ops[op.name] = replace(
-                op,
-                inputs=tuple(raw.get(name, name) for name in op.inputs),
-                outputs=tuple(raw.get(name, name) for name in op.outputs),
-            )
-    norm = _norm(builder, list(raw.values()))
+            inputs = tuple(raw.get(name, name) for name in op.inputs)
+            outputs = tuple(raw.get(name, name) for name in op.outputs)
+            builder.ops[op.name] = replace(op, inputs=inputs, outputs=outputs)
+    norm, location = builder.fresh(f"{GRADIENT}/norm"), builder.blobs[next(iter(raw))].location
+    homes = {name: builder.blobs[name].location for name in raw.values()}
+    whole = Op(norm, "GlobalNorm", tuple(homes), (norm,), location=location)
+    builder.add(norm_of_norms(builder, replace(whole, origin=Origin(norm, "update")), homes))
+    builder.blob(norm, (), "float64", location)
     for name, (clipped, gradient) in zip(names, raw.items(), strict=True):
-        builder.op(
-            builder.fresh(f"{clipped}/clip"),
-            "ClipGradient",
-            [gradient, norm],
-            [clipped],
-            {"max_norm": max_norm},
-            location=builder.blobs[clipped].location,
-            origin=Origin(name, "update"),
-        )
+        clip, at = builder.fresh(f"{clipped}/clip"), homes[gradient]
+        op = Op(clip, "ClipGradient", (gradient, norm), (clipped,), {"max_norm": max_norm}, at)
+        builder.add(replace(op, origin=Origin(name, "update")))
     return insert_copies(builder.graph())
 
 
-def _norm(builder: Builder, gradients: Sequence[str]) -> str:
-    """Add the norm of all gradients; with several locations, the norm of their norms."""
+def norm_of_norms(builder: Builder, op: Op, homes: Mapping[str, Location]) -> Op:
+    """The norm of all gradients as the norm of the norms at each location, which are added."""
     groups: dict[Location, list[str]] = {}
-    for name in gradients:
-        groups.setdefault(builder.blobs[name].location, []).append(name)
-    norm = builder.fresh(f"{GRADIENT}/norm")
-    norms: list[str] = []
-    origin = Origin(norm, "update")
-    for number, (location, names) in enumerate(groups.items()):
-        own = norm if len(groups) == 1 else f"{norm}/{number}"
-        builder.blob(own, (), "float64", location)
-        builder.op(own, "GlobalNorm", names, [own], location=location, origin=origin)
-        norms.append(own)
-    if len(groups) > 1:
-        first = next(iter(groups))
-        builder.blob(norm, (), "float64", first)
-        builder.op(norm, "GlobalNorm", norms, [norm], location=first, origin=origin)
-    return norm
+    for name in op.inputs:
+        groups.setdefault(homes[name], []).append(name)
+    if len(groups) == 1:
+        return op
+    norms = []
+    for number, (home, names) in enumerate(groups.items()):
+        norm = builder.fresh(f"{op.name}/{number}")
+        norms.append(builder.blob(norm, (), "float64", home))
+        builder.add(replace(op, name=norm, inputs=tuple(names), outputs=(norm,), location=home))
+    return replace(op, inputs=tuple(norms))

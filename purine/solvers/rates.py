@@ -8,7 +8,8 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import TypeAlias
+from functools import partial
+from typing import Annotated, TypeAlias
 
 import purine.kinds.rates  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, check_fields, checked, not_negative, positive, wrong_value
@@ -17,142 +18,97 @@ from purine.graph import Attribute, Builder
 from purine.nearest import nearest_name, unknown_name
 from purine.registry.clock import ITERATION, add_clock
 
-__all__ = [
-    "POLICIES",
-    "Cosine",
-    "Exp",
-    "Fixed",
-    "Inv",
-    "MultiStep",
-    "Poly",
-    "Rate",
-    "Sigmoid",
-    "Step",
-    "Warmup",
-    "add_rate",
-    "parse_rate",
-]
+_FROM_ONE = partial(at_least, least=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class _Policy:
+    """A policy with the rate that it starts from; the annotation of a field has its check."""
+
+    lr: Annotated[float, positive]
+
+    def __post_init__(self) -> None:
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            for check in getattr(hint, "__metadata__", ()):
+                check(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(_Policy):
     """The same rate in all iterations."""
 
-    lr: float
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(_Policy):
     """The rate times `gamma` after every `step` iterations."""
 
-    lr: float
     _: KW_ONLY
-    step: int
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        at_least("step", self.step, 1)
-        positive("gamma", self.gamma)
+    step: Annotated[int, _FROM_ONE]
+    gamma: Annotated[float, positive] = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class MultiStep:
+class MultiStep(_Policy):
     """The rate times `gamma` at each of the iterations `steps`."""
 
-    lr: float
     _: KW_ONLY
     steps: tuple[int, ...]
-    gamma: float = 0.1
+    gamma: Annotated[float, positive] = 0.1
 
     def __post_init__(self) -> None:
         check_fields(self)
-        positive("lr", self.lr)
-        positive("gamma", self.gamma)
+        _Policy.__post_init__(self)
         for step in self.steps:
             at_least("a step of steps", step, 1)
         if list(self.steps) != sorted(set(self.steps)) or not self.steps:
-            raise ConfigError(
-                f"steps are {self.steps!r}",
-                expected="one or more iterations, each later than the one before",
-                found=repr(self.steps),
-                remedy="write them in order, for example (1000, 2000)",
-            )
+            expected = "one or more iterations, each later than the one before"
+            remedy = "write them in order, for example (1000, 2000)"
+            what, found = f"steps are {self.steps!r}", repr(self.steps)
+            raise ConfigError(what, expected=expected, found=found, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
-class Exp:
+class Exp(_Policy):
     """The rate times `gamma` after every iteration."""
 
-    lr: float
     _: KW_ONLY
-    gamma: float
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        positive("gamma", self.gamma)
+    gamma: Annotated[float, positive]
 
 
 @dataclass(frozen=True, slots=True)
-class Inv:
+class Inv(_Policy):
     """lr * (1 + gamma * iteration) ^ -power."""
 
-    lr: float
     _: KW_ONLY
-    gamma: float
-    power: float
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        not_negative("gamma", self.gamma)
-        not_negative("power", self.power)
+    gamma: Annotated[float, not_negative]
+    power: Annotated[float, not_negative]
 
 
 @dataclass(frozen=True, slots=True)
-class Poly:
+class Poly(_Policy):
     """Down to 0 at `max_iterations` along a power of what is left: a line where `power` is 1."""
 
-    lr: float
     _: KW_ONLY
-    max_iterations: int
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        at_least("max_iterations", self.max_iterations, 1)
-        positive("power", self.power)
+    max_iterations: Annotated[int, _FROM_ONE]
+    power: Annotated[float, positive] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sigmoid:
+class Sigmoid(_Policy):
     """lr / (1 + exp(-gamma * (iteration - step))); falls where gamma is negative."""
 
-    lr: float
     _: KW_ONLY
     gamma: float
-    step: int
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        at_least("step", self.step, 0)
+    step: Annotated[int, partial(at_least, least=0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Cosine:
+class Cosine(_Policy):
     """Half a cosine from the rate down to `floor` at `max_iterations`."""
 
-    lr: float
     _: KW_ONLY
-    max_iterations: int
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        at_least("max_iterations", self.max_iterations, 1)
-        not_negative("floor", self.floor)
+    max_iterations: Annotated[int, _FROM_ONE]
+    floor: Annotated[float, not_negative] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +130,11 @@ class Warmup:
         not_negative("start", self.start)
 
 
-Rate: TypeAlias = Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine | Warmup
+_Base: TypeAlias = Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine
+Rate: TypeAlias = _Base | Warmup
 """Any learning-rate policy."""
 
-Policy: TypeAlias = type[Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine]
-
-POLICIES: Mapping[str, Policy] = {
+POLICIES: Mapping[str, type[_Base]] = {
     policy.__name__.lower(): policy
     for policy in (Fixed, Step, MultiStep, Exp, Inv, Poly, Sigmoid, Cosine)
 }
@@ -216,19 +171,16 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     policy = POLICIES.get(name)
     if policy is None:
         raise unknown_name(ConfigError, "learning-rate policy", name, POLICIES, found=repr(text))
-    types = {**typing.get_type_hints(policy), "warmup": int}
-    del types["lr"]
-    types.pop("_", None)
+    hints = typing.get_type_hints(policy)
+    types = {**{key: hints[key] for key in hints if key not in ("lr", "_")}, "warmup": int}
     values: dict[str, typing.Any] = {}
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
         if key not in types:
-            raise ConfigError(
-                f"policy {name!r} has no setting {key!r}",
-                expected=f"settings of {name}: {', '.join(types)}",
-                found=repr(text),
-                remedy=nearest_name(key, types, "use one of these", cutoff=0.5),
-            )
+            what = f"policy {name!r} has no setting {key!r}"
+            expected = f"settings of {name}: {', '.join(types)}"
+            remedy = nearest_name(key, types, "use one of these", cutoff=0.5)
+            raise ConfigError(what, expected=expected, found=repr(text), remedy=remedy)
         if key in values:
             raise given_twice(ConfigError, key, "setting", found=repr(text))
         values[key] = _value(key, value, types[key])
@@ -239,12 +191,9 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     needed = [item.name for item in fields(policy) if item.default is MISSING][1:]
     missing = [key for key in needed if key not in values]
     if missing:
-        raise ConfigError(
-            f"policy {name!r} needs {' and '.join(missing)}",
-            expected=f"{name}:{','.join(f'{key}=...' for key in needed)}",
-            found=repr(text),
-            remedy=f"add {missing[0]}=...",
-        )
+        what = f"policy {name!r} needs {' and '.join(missing)}"
+        expected = f"{name}:{','.join(f'{key}=...' for key in needed)}"
+        raise ConfigError(what, expected=expected, found=repr(text), remedy=f"add {missing[0]}=...")
     rate: Rate = policy(lr, **values)
     return Warmup(rate, iterations=warmup) if warmup else rate
 
@@ -263,10 +212,10 @@ def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
             return float(text)
         return tuple(int(item) for item in text.split("|"))
     except ValueError:
-        forms: dict[object, tuple[str, str]] = {
-            int: ("a whole number", "1"),
-            float: ("a number", "1"),
-        }
-        expected, example = forms.get(hint, ("whole numbers with bars between them", "100|200"))
+        expected, example = _FORMS.get(hint, ("whole numbers with bars between them", "100|200"))
         remedy = f"write for example {key}={example}"
         raise wrong_value(ConfigError, key, text, expected, remedy=remedy) from None
+
+
+_FORMS: Mapping[object, tuple[str, str]] = {int: ("a whole number", "1"), float: ("a number", "1")}
+"""By type of a setting, what is expected of its text, and an example."""

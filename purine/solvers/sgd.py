@@ -33,24 +33,13 @@ def sgd(
     """
     fraction("momentum", momentum)
     if nesterov and momentum == 0:
-        raise ConfigError(
-            "nesterov needs momentum",
-            expected="a momentum above 0",
-            found="momentum=0.0",
-            remedy="pass momentum=0.9, or leave nesterov out",
-        )
+        what, remedy = "nesterov needs momentum", "pass momentum=0.9, or leave nesterov out"
+        raise ConfigError(what, expected="a momentum above 0", found="momentum=0.0", remedy=remedy)
     if momentum == 0:
         return attach(graph, "SgdUpdate", [], lr, weight_decay)
-    return attach(
-        graph,
-        "MomentumUpdate",
-        ["momentum"],
-        lr,
-        weight_decay,
-        momentum=momentum,
-        nesterov=nesterov,
-        lr_in_momentum=lr_in_momentum,
-    )
+    flags = {"nesterov": nesterov, "lr_in_momentum": lr_in_momentum}
+    slots = ["momentum"]
+    return attach(graph, "MomentumUpdate", slots, lr, weight_decay, momentum=momentum, **flags)
 
 
 @checked
