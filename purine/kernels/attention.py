@@ -8,6 +8,8 @@ head. It accumulates the gradients of its keys and values over all queries that 
 the gradient of its queries over all keys that they attend to, and writes all three into the matrix.
 All programs have the same work, causal or not, and the bits are the same from run to run. A small
 kernel before it computes the inner products of results and their gradients.
+
+Importing this module needs Triton.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _tile(pointer, start, STRIDE, T, D, ROWS):
+def _tile(
+    pointer, start, STRIDE: tl.constexpr, T: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+):
     """Rows of a matrix with D columns; zeros behind its end."""
     row = tl.arange(0, ROWS)[:, None]
     place = pointer + start * STRIDE + (row * STRIDE + tl.arange(0, D)[None, :])
@@ -35,11 +39,14 @@ def _tile(pointer, start, STRIDE, T, D, ROWS):
 
 
 @triton.jit
-def _line(pointer, start, T, ROWS, OTHER):
+def _line(pointer, start, T: tl.constexpr, ROWS: tl.constexpr, OTHER: tl.constexpr):
     """Numbers of rows; behind the end `OTHER`."""
     row = tl.arange(0, ROWS)
-    place = pointer + start + row
-    return tl.load(place) if T % ROWS == 0 else tl.load(place, start + row < T, OTHER)
+    if T % ROWS == 0:
+        found = tl.load(pointer + start + row)
+    else:
+        found = tl.load(pointer + start + row, start + row < T, OTHER)
+    return found
 
 
 @triton.jit
@@ -68,7 +75,21 @@ def _inner(
 
 
 @triton.jit
-def _for_keys(dk, dv, k, v, tensors, at, factor, seen, MASKED, STRIDES, T, D, ROWS):
+def _for_keys(
+    dk,
+    dv,
+    k,
+    v,
+    tensors,
+    at,
+    factor,
+    seen,
+    MASKED: tl.constexpr,
+    STRIDES: tl.constexpr,
+    T: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Add what comes from queries from `at` on; these lie along the second axis."""
     query = _tile(tensors[1], at, STRIDES[1], T, D, ROWS)
     pulled = _tile(tensors[0], at, STRIDES[0], T, D, ROWS)
@@ -86,7 +107,22 @@ def _for_keys(dk, dv, k, v, tensors, at, factor, seen, MASKED, STRIDES, T, D, RO
 
 
 @triton.jit
-def _for_queries(dq, q, dy, tensors, at, level, along, factor, seen, MASKED, STRIDES, T, D, ROWS):
+def _for_queries(
+    dq,
+    q,
+    dy,
+    tensors,
+    at,
+    level,
+    along,
+    factor,
+    seen,
+    MASKED: tl.constexpr,
+    STRIDES: tl.constexpr,
+    T: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Add what comes from keys from `at` on; these lie along the second axis."""
     key = _tile(tensors[2], at, STRIDES[2], T, D, ROWS)
     value = _tile(tensors[3], at, STRIDES[3], T, D, ROWS)
@@ -100,7 +136,18 @@ def _for_queries(dq, q, dy, tensors, at, level, along, factor, seen, MASKED, STR
 
 
 @triton.jit
-def _keep(result, whole, parts, batch, block, column, T, WIDTH, D, BLOCK):
+def _keep(
+    result,
+    whole,
+    parts,
+    batch,
+    block,
+    column,
+    T: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Store a block of rows behind `column` columns of the whole, and their sums."""
     low = result.to(whole.dtype.element_ty)
     at = column + tl.arange(0, D)
@@ -222,7 +269,16 @@ def attention_gradient(
 
 
 @attention_gradient.register_fake
-def _(gradient: Tensor, query: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+def _(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    log: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
     return _results(query)
 
 

@@ -3,6 +3,8 @@
 A row of scores is read from memory once and its gradient is written once. The second read of a row,
 when its maximum and sum are known, comes from the cache or from registers. The scale of the
 gradient has to be known beforehand, so the loss is computed together with its gradient.
+
+Importing this module needs Triton.
 """
 
 from __future__ import annotations
@@ -111,7 +113,17 @@ def _finite(most):
 
 
 @triton.jit
-def _store(gradient, kept, column, classes, log, label, factor, WIDTH, POLICY):
+def _store(
+    gradient,
+    kept,
+    column,
+    classes,
+    log,
+    label,
+    factor,
+    WIDTH: tl.constexpr,
+    POLICY: tl.constexpr,
+):
     share = tl.exp2(_binary(kept, column, classes) - log)
     pulled = (share - tl.where(column == label, 1.0, 0.0)) * factor
     pulled = pulled.to(gradient.dtype.element_ty)
@@ -143,7 +155,9 @@ def softmax_loss(
 
 
 @softmax_loss.register_fake
-def _(scores: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+def _(
+    scores: Tensor, labels: Tensor, scale: Tensor, classes: int, ignored: int
+) -> tuple[Tensor, Tensor]:
     return _results(scores)
 
 

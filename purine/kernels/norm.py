@@ -5,6 +5,8 @@ front of a residual sum. A compiler computes them in separate passes over values
 the rows had in its registers. Our kernel accumulates the three sums of its rows and writes them at
 its end; `totals` adds up the partial sums of all programs. The order is fixed, so the bits are the
 same from run to run.
+
+Importing this module needs Triton.
 """
 
 from __future__ import annotations
@@ -98,7 +100,9 @@ def layer_norm_gradient(
 
 
 @layer_norm_gradient.register_fake
-def _(gradient: Tensor, x: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+def _(
+    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, more: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return _results(x)
 
 

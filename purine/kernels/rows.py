@@ -4,6 +4,8 @@ Rows are sorted by index. Rows with the same index are a *run*. A program owns o
 from there to the end of the run or of a chunk of rows, whichever comes first. It has nothing to do
 if the row before is in the same chunk and run. A second kernel adds up the sums of runs that cross
 chunks, many at once: a frequent word of a text is in hundreds of chunks.
+
+Importing this module needs Triton.
 """
 
 from __future__ import annotations
@@ -84,7 +86,12 @@ def _sum_chunks(
 
 @triton.jit
 def _join_chunks(
-    places, sums, count, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr
+    places,
+    sums,
+    count,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)

@@ -6,6 +6,8 @@ Each program works on a tile of columns and a block of rows, and accumulates the
 columns. The sums of all blocks, `parts`, are a small matrix; `totals` adds up those of a whole step
 in one launch. The sums are of the numbers as they are stored, in float32, in an order that is the
 same from run to run.
+
+Importing this module needs Triton.
 """
 
 from __future__ import annotations
@@ -35,11 +37,6 @@ class Tiling:
         tiles = -(-shape[1] // self.columns)
         blocks = max(1, self.programs // tiles)
         return -(-shape[0] // (blocks * self.step)) * self.step
-
-    def constants(self, shape: Sequence[int]) -> dict[str, int]:
-        """The constants of a kernel for a matrix [rows, columns]."""
-        sizes = {"COLUMNS": shape[1], "ROWS": self.rows(shape), "STEP": self.step}
-        return sizes | {"TILE": self.columns, "num_warps": self.warps}
 
 
 GELU = Tiling(columns=64, step=16, programs=1056, warps=4)
@@ -112,15 +109,38 @@ def _join(
         tiles = (SIZES[i] + TILE - 1) // TILE
         if (tile >= 0) & (tile < tiles):
             _copy(
-                *(pieces[i], strides[i], whole, parts, rows, tile, to),
-                *(SIZES[i], COLUMNS, ROWS, STEP, TILE),
+                pieces[i],
+                strides[i],
+                whole,
+                parts,
+                rows,
+                tile,
+                to,
+                SIZES[i],
+                COLUMNS,
+                ROWS,
+                STEP,
+                TILE,
             )
         tile -= tiles
         to += SIZES[i]
 
 
 @triton.jit
-def _copy(piece, stride, whole, parts, rows, tile, to, SIZE, COLUMNS, ROWS, STEP, TILE):
+def _copy(
+    piece,
+    stride,
+    whole,
+    parts,
+    rows,
+    tile,
+    to,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Copy a tile of columns of a piece to behind `to` columns of the whole."""
     column = tile * TILE + tl.arange(0, TILE)
     block = tl.program_id(1)
@@ -136,7 +156,15 @@ def _copy(piece, stride, whole, parts, rows, tile, to, SIZE, COLUMNS, ROWS, STEP
 
 
 @triton.jit
-def _total(matrices, results, rows, columns, planes, STEP: tl.constexpr, TILE: tl.constexpr):
+def _total(
+    matrices,
+    results,
+    rows,
+    columns,
+    planes,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     plane = tl.program_id(1)
     known = (column < columns)[None, :]
@@ -157,8 +185,15 @@ def gelu_gradient(dy: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tens
     """The gradient of a GELU of a matrix, and its partial column sums."""
     dy, x = dy.contiguous(), x.contiguous()
     dx, parts = _results(x, x.shape, GELU)
-    _pull[(triton.cdiv(x.shape[1], GELU.columns), parts.shape[0])](
-        *(dy, x, dx, parts, x.shape[0]), TANH=approximate == "tanh", **GELU.constants(x.shape)
+    rows, columns = x.shape
+    _pull[(triton.cdiv(columns, GELU.columns), parts.shape[0])](
+        *(dy, x, dx, parts, rows),
+        COLUMNS=columns,
+        TANH=approximate == "tanh",
+        ROWS=GELU.rows(x.shape),
+        STEP=GELU.step,
+        TILE=GELU.columns,
+        num_warps=GELU.warps,
     )
     return dx, parts
 
@@ -179,7 +214,11 @@ def joined(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     _join[(tiles, parts.shape[0])](
         *(tuple(near), tuple(piece.stride(0) for piece in near), whole, parts, shape[0]),
         SIZES=sizes,
-        **JOINED.constants(shape),
+        COLUMNS=shape[1],
+        ROWS=JOINED.rows(shape),
+        STEP=JOINED.step,
+        TILE=JOINED.columns,
+        num_warps=JOINED.warps,
     )
     return whole, parts
 
