@@ -95,7 +95,7 @@ def put_in_place(path: Path, data: bytes | str) -> None:
     """Write a file, text as UTF-8; raises OSError."""
     data = data.encode() if isinstance(data, str) else data
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():  # a pipe or a device
+    if not _may_be_replaced(path):  # a pipe, a device or a link to itself
         with open(path, "wb") as file:
             file.write(data)
         return
@@ -121,3 +121,10 @@ def write_whole(path: Path, data: bytes | str) -> None:
             remedy = "make the folder, or choose another path"
         what, expected = "cannot write the file", "a path that can be written"
         raise unreadable(ConfigError, path, found, expected, what, remedy) from error
+
+
+def _may_be_replaced(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return True

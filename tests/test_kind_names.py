@@ -40,7 +40,6 @@ NO_KINDS = {
 }
 
 TABLES = {
-    "purine.autodiff.reverse": ["_STOPS"],
     "purine.graph.nodes": ["COLLECTIVES"],
     "purine.importers.torch.graph": ["_DROPLESS", "_SPECIAL"],
     "purine.importers.torch.sizes": ["_SIZELESS"],

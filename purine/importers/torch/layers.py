@@ -74,7 +74,7 @@ def _ctc_loss(
         for value in (input_lengths, target_lengths)
     )
     losses: Tensor = torch.ops.purine.CtcLosses(
-        log_probs, targets, times, counts, blank, zero_infinity
+        log_probs, targets, times, counts, blank=blank, zero_infinity=zero_infinity
     )
     if reduction in ("mean", 1):
         return (losses / counts.clamp(min=1).to(losses.dtype)).mean()
