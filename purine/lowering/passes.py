@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from purine.errors import ConfigError
 from purine.graph import Graph
-from purine.graph.verify import Rule
+from purine.graph.verify import RULES, Rule
 from purine.lowering.aliases import without_aliases
 from purine.lowering.collectives import without_collectives
+from purine.lowering.hosts import part_of
 from purine.lowering.lowered import Lowered
 from purine.lowering.packing import with_packed_filters
 from purine.lowering.rules import PACKED_RULES, SHARED_MEMORY_RULES, lowering_problems
@@ -31,10 +32,11 @@ class Options:
     """What may differ between two lowerings of one step.
 
     With `segments` the ops of a lane are dispatched in groups. A trace of single ops needs them
-    single.
+    single. `host` is the host whose part is lowered; None stands for the only one.
     """
 
     segments: bool = False
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +44,55 @@ class Pass:
     """One rewrite of lowering.
 
     `why` says in one sentence what the pass is for. `rules` are those that its result obeys. The
-    pass is skipped where `applies` is false of the options.
+    pass is skipped where `applies` is false of the options. With `whole` its result has all inputs,
+    states and outputs of the graph before it.
     """
 
     name: str
     why: str
-    function: Callable[[Graph], Lowered]
+    function: Callable[[Graph, Options], Lowered]
     rules: tuple[Rule, ...]
     applies: Callable[[Options], bool] = lambda options: True
+    whole: bool = True
 
 
 LOWERING: tuple[Pass, ...] = (
     Pass(
+        "hosts",
+        "A host runs its own part; a copy between hosts becomes a put and an arrival.",
+        lambda graph, options: Lowered(part_of(graph, options.host or "")),
+        RULES,
+        applies=lambda options: options.host is not None,
+        whole=False,
+    ),
+    Pass(
         "aliases",
         "Copies between devices that share memory move nothing, so they are not dispatched.",
-        without_aliases,
+        lambda graph, options: without_aliases(graph),
         SHARED_MEMORY_RULES,
     ),
     Pass(
         "collectives",
         "A collective becomes a mean over shared memory, a call of NCCL, or copies and a mean.",
-        without_collectives,
+        lambda graph, options: without_collectives(graph),
         SHARED_MEMORY_RULES,
     ),
     Pass(
         "shares",
         "All devices that share memory average and apply a part of each large gradient.",
-        in_shares,
+        lambda graph, options: in_shares(graph),
         SHARED_MEMORY_RULES,
     ),
     Pass(
         "packing",
         "Filters that several convolutions read are laid out for the library's kernels once.",
-        with_packed_filters,
+        lambda graph, options: with_packed_filters(graph),
         PACKED_RULES,
     ),
     Pass(
         "segments",
         "Ops that follow each other on a lane are dispatched as one, without the interpreter.",
-        joined,
+        lambda graph, options: joined(graph),
         PACKED_RULES,
         applies=lambda options: options.segments,
     ),
@@ -114,16 +126,16 @@ def lower(step: Graph, options: Options | None = None, *, after: str | None = No
     lowered = Lowered(step)
     for item in LOWERING:
         if item.applies(options):
-            lowered = _applied(item, lowered)
+            lowered = _applied(item, lowered, options)
         if item.name == after:
             break
     return lowered
 
 
-def _applied(item: Pass, lowered: Lowered) -> Lowered:
-    before, result = lowered.graph, item.function(lowered.graph)
+def _applied(item: Pass, lowered: Lowered, options: Options) -> Lowered:
+    before, result = lowered.graph, item.function(lowered.graph, options)
     if result.graph is before:
         return lowered
-    for error in lowering_problems(result.graph, item.rules, before):
+    for error in lowering_problems(result.graph, item.rules, before, whole=item.whole):
         raise AssertionError(f"lowering pass {item.name!r} returned a wrong graph: {error}")
     return replace(result, kernels={**lowered.kernels, **result.kernels})

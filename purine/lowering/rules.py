@@ -73,11 +73,14 @@ PACKED_RULES = _instead(SHARED_MEMORY_RULES, layouts_fit, layouts_fit_or_packed)
 
 
 def lowering_problems(
-    graph: Graph, rules: tuple[Rule, ...], before: Graph | None = None
+    graph: Graph, rules: tuple[Rule, ...], before: Graph | None = None, *, whole: bool = True
 ) -> Iterator[GraphError]:
-    """What is wrong with a graph by these rules, given that `before` obeyed those of its level."""
+    """What is wrong with a graph by these rules, given that `before` obeyed those of its level.
+
+    With `whole` it must have the inputs, states and outputs of `before`.
+    """
     kinds = RegisteredKinds()
-    if before is not None:
+    if before is not None and whole:
         yield from _other_interface(graph, before)
     for rule in rules:
         if rule is agrees_with_its_kind and before is not None:

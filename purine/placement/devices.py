@@ -9,40 +9,65 @@ from purine.arguments import checked, shown
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 
-_SPAN = re.compile(r"(cpu|cuda):([0-9]{1,3})(?:-([0-9]{1,3}))?")
+_SPAN = re.compile(
+    r"(?:([A-Za-z_.]+)(?:([0-9]{1,4})(?:-([0-9]{1,4}))?)?:)?"
+    r"(cpu|cuda):([0-9]{1,3})(?:-([0-9]{1,3}))?"
+)
+"""A host or a span of hosts, which may be missing; a device or a span of devices."""
+_HERE = Location().host
 
 
 @checked
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Devices as people write them.
+    """Devices as people write them; those of named hosts have the host in front.
 
     >>> parse_devices("cpu:0-2,cuda:1")
     ('cpu:0', 'cpu:1', 'cpu:2', 'cuda:1')
+    >>> parse_devices("host0-1:cpu:0-1")
+    ('host0:cpu:0', 'host0:cpu:1', 'host1:cpu:0', 'host1:cpu:1')
     """
-    names: list[str] = []
+    return tuple(
+        at.device if at.host == _HERE else f"{at.host}:{at.device}" for at in _parsed(text)
+    )
+
+
+def _parsed(text: str) -> list[Location]:
+    locations: list[Location] = []
     for item in text.split(","):
         span = _SPAN.fullmatch(item.strip())
-        first, last = (int(span[2]), int(span[3] or span[2])) if span else (1, 0)
-        if not span or last < first:
+        hosts = _hosts(span[1], span[2], span[3]) if span else []
+        first, last = (int(span[5]), int(span[6] or span[5])) if span else (1, 0)
+        if not span or not hosts or last < first:
             expected = "cpu:K, cuda:K or spans such as cpu:0-3, with commas between them"
             remedy, found = "write for example --devices cpu:0-3", shown(item.strip())
             what, expected = f"devices are {shown(text)}", f"{expected}; K is below 1000"
             raise ConfigError(what, expected=expected, found=found, remedy=remedy)
-        names += [f"{span[1]}:{number}" for number in range(first, last + 1)]
-    twice = next((name for name in names if names.count(name) > 1), None)
+        numbers = range(first, last + 1)
+        locations += [Location(host, f"{span[4]}:{n}") for host in hosts for n in numbers]
+    twice = next((at for at in locations if locations.count(at) > 1), None)
     if twice is not None:
-        raise wrong_devices(f"device {twice} is named twice", "each device once", text)
-    return tuple(names)
+        raise wrong_devices(f"device {twice.device} is named twice", "each device once", text)
+    return locations
+
+
+def _hosts(name: str | None, first: str | None, last: str | None) -> list[str]:
+    """The hosts of a span such as `host0-3`."""
+    if name is None or first is None:
+        return [name or _HERE]
+    return [f"{name}{number}" for number in range(int(first), int(last or first) + 1)]
 
 
 def as_location(device: str | Location) -> Location:
-    return device if isinstance(device, Location) else Location(device=device)
+    if isinstance(device, Location):
+        return device
+    host = device.rpartition(":")[0].rpartition(":")[0]
+    return Location(host, device.removeprefix(f"{host}:")) if host else Location(device=device)
 
 
 def as_locations(devices: str | Iterable[str | Location]) -> tuple[Location, ...]:
-    """Locations from a text such as `cpu:0-3`, or from devices one by one."""
+    """Locations from a text such as `cpu:0-3` or `host0-1:cpu:0`, or from devices one by one."""
     if isinstance(devices, str):
-        devices = parse_devices(devices)
+        return tuple(_parsed(devices))
     return tuple(as_location(device) for device in devices)
 
 

@@ -93,6 +93,11 @@ def save(
     return target
 
 
+def checkpoint_path(folder: Path, iteration: int) -> Path:
+    """The folder of a checkpoint of the run in `folder`."""
+    return folders.path_of(folder / FOLDER, iteration)
+
+
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint of the run in `folder`; None if there is none."""
     paths = folders.checkpoints_in(folder / FOLDER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -25,6 +25,8 @@ from purine.machine.cores import pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
 from purine.runtime.buffers import Buffers
+from purine.runtime.exchange import Exchange
+from purine.runtime.host_core import HostCore
 from purine.runtime.program import Program
 from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
 from purine.trace.events import FETCH, Event
@@ -55,6 +57,11 @@ class Settings:
     record: bool = False
 
 
+_LEAVE = 1.0
+"""Seconds after a failure for a thread that may be sending to a lost host. It is left alone then:
+nothing ends a send, and threads do not keep the process alive."""
+
+
 class Executor:
     """One execution of a program on this machine.
 
@@ -71,18 +78,27 @@ class Executor:
         feeds: Mapping[str, Tensor] | None = None,
         start: int = 0,
         settings: Settings | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         settings = settings or Settings()
         credit, plan = settings.credit, program.plan
         self.graph, self.plan, self.settings = program.graph, plan, settings
         self.threads = settings.threads or threads_of_all()
-        self.core = Core(plan, start=start, credit=credit)
+        self._exchange = exchange
+        self.core: Core | HostCore = (
+            Core(plan, start=start, credit=credit)
+            if exchange is None
+            else exchange.open(plan, start=start, credit=credit)
+        )
         self.buffers = Buffers(
             program, states=states, feeds=feeds or {}, start=start, credit=credit
         )
         gpus = any(is_gpu(location) for location, _ in plan.stations)
         self._streams = Streams(self.buffers, start=start, record=settings.record) if gpus else None
-        self._run = self.buffers.run if self._streams is None else self._streams.run
+        run: Callable[[int], None] = (
+            self.buffers.run if self._streams is None else self._streams.run
+        )
+        self._run = run if exchange is None else exchange.running(run)
         self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start
         self._failure: RunError | None = None
@@ -97,7 +113,11 @@ class Executor:
         """A queue for each thread, and for each op the number of its thread and its priority."""
         stations, station_of = self.plan.stations, self.plan.station
         self._workers, worker_of = _workers(stations, self.settings.cores)
-        self._worker_of = tuple(worker_of[station] for station in station_of)
+        numbers = [worker_of[station] for station in station_of]
+        self._receiver: int | None = None
+        if self._exchange is not None:
+            self._receiver = _add_peers(self._workers, numbers, self._exchange)
+        self._worker_of = tuple(numbers)
         shared = len(self._workers) < len(stations)
         self._later = tuple(
             _COMPUTE if shared and stations[station][1].startswith("compute") else 0
@@ -108,6 +128,9 @@ class Executor:
         self._bells = [threading.Lock() for _ in self._workers]
         for bell in self._bells:
             bell.acquire()
+        self._rings = [bell.release for bell in self._bells]
+        if self._exchange is not None and self._receiver is not None:
+            self._rings[self._receiver] = self._exchange.transport.wake
         self._asleep = [False] * len(self._workers)
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
@@ -122,10 +145,11 @@ class Executor:
         """Start the threads, once. Holds the lock."""
         if self._threads or self._stopped:
             return
-        self._threads = [
-            threading.Thread(target=self._lane, args=(k,), name=f"{where} {lane}", daemon=True)
-            for k, (where, lane) in enumerate(self._workers)
-        ]
+        for index, (location, lane) in enumerate(self._workers):
+            name = f"{location} {lane}"
+            target = self._receive if index == self._receiver else self._lane
+            thread = threading.Thread(target=target, args=(index,), name=name, daemon=True)
+            self._threads.append(thread)
         for thread in self._threads:
             thread.start()
 
@@ -137,13 +161,17 @@ class Executor:
             if self._holds:
                 let_go()  # one is enough
             self._holds = self.settings.tf32 is not None
-            for token in self.core.extend(limit):
-                op = token % self.core.size
-                worker = self._worker_of[op]
-                heappush(self._queues[worker], token + self._later[op])
-                self._ring(worker)
+            self._push(self.core.extend(limit))
             self._start()
             self._let_go_if_idle()
+
+    def _push(self, tokens: Iterable[int]) -> None:
+        """Give tokens to their threads. Holds the lock."""
+        for token in tokens:
+            op = token % self.core.size
+            worker = self._worker_of[op]
+            heappush(self._queues[worker], token + self._later[op])
+            self._ring(worker)
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
         """The outputs of an iteration, once all of it is complete."""
@@ -195,8 +223,11 @@ class Executor:
             return  # a forked child has no threads, and locks in their state at the fork
         with self._lock:
             self._stop()
+        stuck = self._exchange is not None and self._failure is not None
         for thread in self._threads:
-            thread.join()
+            thread.join(_LEAVE if stuck else None)
+        if self._exchange is not None:
+            self._exchange.transport.close()
         with self._lock:
             self._let_go_if_idle()
         if self._streams is not None and self._failure is None:
@@ -223,7 +254,8 @@ class Executor:
 
     def _lane(self, worker: int) -> None:
         location, lane = self._workers[worker]
-        cores = self.settings.cores.get(location.device, ())
+        peers = () if self._exchange is None else self._exchange.peers
+        cores = () if location.host in peers else self.settings.cores.get(location.device, ())
         pin(cores)
         set_kernel_threads((len(cores) or self.threads) if lane.startswith("compute") else 1)
         keep_order()
@@ -244,6 +276,24 @@ class Executor:
                         self._fail(error)
                 token = None
 
+    def _receive(self, worker: int) -> None:
+        """The thread that waits for other hosts."""
+        exchange, queue = self._exchange, self._queues[worker]
+        assert exchange is not None
+        with torch.no_grad():
+            while not self._stopped:
+                try:
+                    events = exchange.wait()
+                    with self._lock:
+                        self._asleep[worker] = False
+                        self._push(exchange.take(events))
+                        token = heappop(queue) & _TOKEN if queue else self._next(worker)
+                    if token is not None:
+                        self._run_from(worker, token)
+                except BaseException as error:
+                    with self._lock:
+                        self._fail(error)
+
     def _next(self, worker: int) -> int | None:
         """The next token of a lane; without one the lane is asleep from now on. Holds the lock."""
         queue = self._queues[worker]
@@ -252,7 +302,7 @@ class Executor:
         if queue:
             return heappop(queue) & _TOKEN
         self._asleep[worker] = True
-        if all(self._asleep) and not self.core.idle:
+        if self._exchange is None and all(self._asleep) and not self.core.idle:
             self._fail(_stall(self.core, self.graph))
         return None
 
@@ -260,7 +310,7 @@ class Executor:
         """Wake a lane that sleeps. Holds the lock."""
         if self._asleep[worker]:
             self._asleep[worker] = False
-            self._bells[worker].release()
+            self._rings[worker]()
 
     def _run_from(self, worker: int, token: int | None) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
@@ -300,6 +350,8 @@ class Executor:
                 outputs = self._streams.collect(self._collected, outputs)
             self._results[self._collected] = outputs
             self._collected += 1
+        if self._exchange is not None:
+            self._exchange.completed()
         self._let_go_if_idle()
         self._host.notify_all()
 
@@ -351,7 +403,20 @@ def _workers(
     return list(workers), worker_of
 
 
-def _stall(core: Core, graph: Graph) -> StallError:
+def _add_peers(workers: list[Station], numbers: list[int], exchange: Exchange) -> int:
+    """Add a thread for the puts to each peer, and one that receives, whose number is returned."""
+    for peer in exchange.peers:
+        for op, target in exchange.puts.items():
+            if target == peer:
+                numbers[op] = len(workers)
+        workers.append((Location(peer), "outbound"))
+    for op in exchange.arrivals.values():
+        numbers[op] = len(workers)
+    workers.append((Location(exchange.host), "inbound"))
+    return len(workers) - 1
+
+
+def _stall(core: Core | HostCore, graph: Graph) -> StallError:
     waiting, producers = core.waiting(), graph.producers
     lines = []
     for iteration, name, _ in waiting[:5]:

@@ -25,7 +25,9 @@ from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
 from purine.graph import Graph, Op
+from purine.graph.names import copied_from
 from purine.lowering import Options, lower, options_for
+from purine.lowering.hosts import hosts_of, part_of
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
@@ -37,6 +39,7 @@ from purine.registry.lookup import lookup
 from purine.runtime import checkpoint
 from purine.runtime import values as tensors
 from purine.runtime.compute import means_over_test_set
+from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
@@ -44,6 +47,7 @@ from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.trace.trace import Trace
+from purine.transports.world import World
 
 __all__ = ["Run"]
 
@@ -92,6 +96,7 @@ class Run:
         compiled: bool | None = None,
         tf32: bool = False,
         record: bool | Literal["segments"] = False,
+        world: World | None = None,
     ) -> None:
         at_least("prefetch", prefetch, 0, _MOST_PREFETCH)
         at_least("seed", seed, 0, LARGEST_SEED)
@@ -106,14 +111,19 @@ class Run:
         self.credit = prefetch + 1
         self.threads = threads
         self.record = record
-        cores = cores_of(self.graph, threads=threads, share=share_cores)
-        held = tf32_of(self.graph, tf32)
+        self.world = world
+        part = self.graph if world is None else part_of(self.graph, world.host)
+        _refuse_hosts(self.graph, world)
+        cores = cores_of(part, threads=threads, share=share_cores)
+        held = tf32_of(part, tf32)
         if tf32 and held is None:
-            raise _no_tf32(self.graph)
+            raise _no_tf32(part)
         self._settings = Settings(self.credit, threads, cores, held, record=bool(record))
-        self._gpus = on_gpus(self.graph)
+        self._gpus = on_gpus(part)
         self._losses = reported_losses(self.graph)
-        self._sources = read_stream(self.graph, self.data)
+        self._sources = read_stream(part, self.data)
+        if world is not None:
+            world.compare({"step": self.graph.digest, "seed": str(seed)})
         self._fused = _FusedKernels(compiled)
 
         self._process = os.getpid()
@@ -135,7 +145,11 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if self.world is not None and kind is not None and self._executor is not None:
+            # The other hosts do not close their runs now, so the states cannot be gathered.
+            self._failure = self._failure or _left(kind)
+            self._end_lanes()
         self.close()
 
     @checked
@@ -160,6 +174,9 @@ class Run:
                 with self._noting_failure():
                     outputs = executor.wait(self.iteration)
             self.iteration += 1
+            if self.world is not None:
+                own = self.graph.outputs
+                outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
             return Result(self.iteration - 1, outputs, self._losses)
 
     def states(self) -> dict[str, Tensor]:
@@ -228,7 +245,10 @@ class Run:
         with self._serving():
             iteration, values = self._settled()
             whole = gather_values(self.graph, values)
-            return checkpoint.save(
+            if self.world is not None and not self.world.first:
+                self.world.barrier()
+                return checkpoint.checkpoint_path(Path(folder), iteration)
+            path = checkpoint.save(
                 Path(folder),
                 iteration=iteration,
                 values={name: value.cpu() for name, value in whole.items()},
@@ -237,6 +257,9 @@ class Run:
                 extra=extra,
                 keep=keep,
             )
+            if self.world is not None:
+                self.world.barrier()
+            return path
 
     @checked
     def load(self, folder: Path | str) -> int:
@@ -309,7 +332,8 @@ class Run:
             return self._reached, self._states
         with self._noting_failure():
             completed = self._executor.drain()
-        return completed, self._executor.states()
+        states = self._executor.states()
+        return completed, states if self.world is None else self.world.gather(self.graph, states)
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -351,10 +375,20 @@ class Run:
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self.graph, name, value)
             single = self.record not in (False, "segments")
-            lowered = lower(self.graph, Options() if single else options_for(self.graph))
-            program = compile_program(lowered, self._sources, fused=self._fused)
+            options = Options() if single else options_for(self.graph)
+            sources, exchange, states = self._sources, None, self._states
+            if self.world is not None:
+                options = replace(options, host=self.world.host)
+            lowered = lower(self.graph, options)
+            if self.world is not None:
+                plain, world = lowered.unsegmented or lowered.graph, self.world
+                exchange = Exchange(plain, world.host, world.peers, world.transport())
+                sources = {**sources, **exchange.kernels}
+                states = {name: states[name] for name in plain.states}
+            program = compile_program(lowered, sources, fused=self._fused)
+            settings = replace(self._settings, record=bool(self.record))
             self._executor = Executor(
-                program, states=self._states, start=self._reached, settings=self._settings
+                program, states=states, start=self._reached, settings=settings, exchange=exchange
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
@@ -372,6 +406,34 @@ class Run:
                 remedy="let the net begin with a Data op, or feed it: "
                 f"pu.compute(graph, {{{name!r}: ...}})",
             )
+
+
+def _left(kind: type[BaseException]) -> RunError:
+    return RunError(
+        f"the run on several hosts was left by {kind.__name__}",
+        expected="all hosts to close their runs at the same iteration",
+        found=f"{kind.__name__} on this one",
+        remedy="load the last checkpoint on all hosts",
+    )
+
+
+def _refuse_hosts(graph: Graph, world: World | None) -> None:
+    """A step on several hosts needs a process on each of them."""
+    hosts = hosts_of(graph)
+    if world is None and len(hosts) > 1:
+        raise ConfigError(
+            f"the step is on {len(hosts)} hosts, and this process is alone",
+            expected="a process for each of " + ", ".join(hosts),
+            found="one process",
+            remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
+        )
+    if world is not None and set(hosts) != set(world.hosts):
+        raise ConfigError(
+            "the step is not on the hosts that were started",
+            expected="devices of " + ", ".join(world.hosts),
+            found="devices of " + ", ".join(hosts),
+            remedy="name devices of all hosts, or start as many hosts as are named",
+        )
 
 
 class _FusedKernels:

@@ -1,0 +1,272 @@
+"""Lowering pass `hosts`: the part of a step that one host runs.
+
+A `Copy` between hosts becomes a `Put` at the sender and an `Arrival` at the receiver. A control
+edge between hosts becomes such a pair without a value. Everything else of other hosts is left out.
+
+What all hosts can compute for themselves is not sent: the clock (seed and iteration) and scalars
+that depend on the clock alone, such as the learning rate. A host that reads them computes them.
+
+Scalars that the step returns, such as the loss, go to every host, so that all see the same results
+and stop at the same iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from purine.errors import ConfigError
+from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.graph.names import copy_of
+from purine.nearest import unknown_name
+from purine.placement.devices import shares_memory
+from purine.registry.clock import ITERATION, SEED
+
+__all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A blob that goes from one host to another in every iteration.
+
+    `number` is its place among those of the same two hosts. `op` is the put of the sender or the
+    arrival of the receiver. `blob` is None where only a signal is sent.
+    """
+
+    source: str
+    target: str
+    number: int
+    op: str
+    blob: Blob | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A copy or a control edge between hosts: its name, its ends, and its blob at both."""
+
+    name: str
+    source: Location
+    target: Location
+    read: str | None
+    written: Blob | None
+    before: str | None = None
+    after: str | None = None
+
+
+def hosts_of(graph: Graph) -> tuple[str, ...]:
+    """The hosts of a graph, sorted by the number at the end of their names, then by name."""
+    return tuple(sorted({op.location.host for op in graph.ops.values()}, key=_host_order))
+
+
+def _host_order(host: str) -> tuple[str, int, str]:
+    letters = host.rstrip("0123456789")
+    return letters, int(host[len(letters) :] or 0), host
+
+
+def part_of(step: Graph, host: str) -> Graph:
+    """The part of a verified step that runs on a host, with its puts and arrivals.
+
+    >>> import purine as pu
+    >>> step = pu.compose(
+    ...     pu.zoo.mlp(batch=8),
+    ...     solver=pu.solvers.sgd,
+    ...     devices=[pu.Location("host0", "cpu:0"), pu.Location("host1", "cpu:0")],
+    ... )
+    >>> [len(channels_of(part_of(step, "host0"), "host0")[k]) for k in (0, 1)]
+    [5, 5]
+    """
+    hosts = hosts_of(step)
+    if host not in hosts:
+        remedy = "name this host in the devices of the step"
+        raise unknown_name(ConfigError, "host", host, hosts, remedy=remedy)
+    if len(hosts) == 1:
+        return step
+    return _Part(step, host, hosts).graph()
+
+
+def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Channel, ...]]:
+    """The channels to a host and those from it, in the order of its ops."""
+    incoming, outgoing = [], []
+    for op in part.ops.values():
+        if op.kind not in ("Put", "Arrival"):
+            continue
+        peer, number = op.attributes["peer"], op.attributes["channel"]
+        assert isinstance(peer, str)
+        assert isinstance(number, int)
+        names = op.inputs if op.kind == "Put" else op.outputs
+        blob = part.blobs[names[0]] if names else None
+        if op.kind == "Put":
+            outgoing.append(Channel(host, peer, number, op.name, blob))
+        else:
+            incoming.append(Channel(peer, host, number, op.name, blob))
+    return tuple(incoming), tuple(outgoing)
+
+
+class _Part:
+    """The part of one host while it is built."""
+
+    def __init__(self, step: Graph, host: str, hosts: tuple[str, ...]) -> None:
+        self.step, self.host, self.hosts = step, host, hosts
+        self.clockwork = _clockwork(step)
+        self.builder = Builder()
+
+    def graph(self) -> Graph:
+        step, builder = self.step, self.builder
+        for blob in step.blobs.values():
+            if blob.location.host == self.host:
+                builder.add(blob)
+        transfers = list(self._transfers())
+        crossing = {transfer.name for transfer in transfers}
+        for op in step.ops.values():
+            if op.location.host == self.host and op.name not in crossing:
+                self._add(op)
+        for state in step.states.values():
+            if step.blobs[state.read].location.host == self.host:
+                builder.add(state)
+        builder.outputs = [name for name in step.outputs if name in builder.blobs]
+        halves = {
+            transfer.name: self._add_half(channel, transfer)
+            for channel, transfer in _numbered(transfers)
+        }
+        builder.control |= {edge for edge in step.control if builder.ops.keys() >= set(edge)}
+        builder.control |= set(self._through_others(transfers, halves))
+        return builder.graph()
+
+    def _add(self, op: Op) -> None:
+        """Add an op. A copy of what this host computes for itself reads it here."""
+        (source, *_) = op.inputs or ("",)
+        far = op.kind == "Copy" and self.step.blobs[source].location.host != self.host
+        if far:
+            location = self._computed(source, self._devices(self.host)[0])
+            settings = {"alias": True} if shares_memory(location, op.location) else {}
+            op = replace(op, attributes=settings)
+        self.builder.add(op)
+
+    def _computed(self, blob: str, location: Location) -> Location:
+        """Where this host has a scalar of the clock, which is added there unless it has it."""
+        if blob in self.builder.blobs:
+            return self.builder.blobs[blob].location
+        step, builder = self.step, self.builder
+        builder.add(replace(step.blobs[blob], location=location))
+        if blob in step.states:
+            state = step.states[blob]
+            builder.add(state)
+            if state.next != blob:
+                self._computed(state.next, location)
+        if blob in step.producers:
+            op = step.producers[blob]
+            for name in op.inputs:
+                self._computed(name, location)
+            for name in op.outputs:
+                if name not in builder.blobs:
+                    builder.add(replace(step.blobs[name], location=location))
+            builder.add(replace(op, location=location))
+        return location
+
+    def _transfers(self) -> Iterator[_Transfer]:
+        """What crosses between hosts in a step, in its order, and has an end at this host."""
+        step = self.step
+        sent: set[tuple[str, str]] = set()
+        for op in step.ops.values():
+            if op.kind != "Copy":
+                continue
+            source, target = step.blobs[op.inputs[0]], step.blobs[op.outputs[0]]
+            if source.location.host == target.location.host or source.name in self.clockwork:
+                continue
+            sent.add((source.name, target.location.host))
+            if self.host in (source.location.host, target.location.host):
+                yield _Transfer(op.name, source.location, target.location, source.name, target)
+        for name in step.outputs:
+            blob = step.blobs[name]
+            for other in self.hosts if blob.shape == () else ():
+                home = blob.location
+                if other != home.host and self.host in (other, home.host):
+                    device = next(at for at in self._devices(other))
+                    copy = replace(blob, name=copy_of(name, f"{other}/results"), location=device)
+                    yield _Transfer(copy.name, home, device, name, copy)
+        for before, after in sorted(step.control):
+            one, two = step.ops[before].location, step.ops[after].location
+            if one.host != two.host and self.host in (one.host, two.host):
+                yield _Transfer(f"signal/{before}/{after}", one, two, None, None, before, after)
+
+    def _devices(self, host: str) -> list[Location]:
+        return sorted({op.location for op in self.step.ops.values() if op.location.host == host})
+
+    def _through_others(
+        self, transfers: list[_Transfer], halves: dict[str, str]
+    ) -> Iterator[tuple[str, str]]:
+        """Control edges from puts to the arrivals that other hosts send because of them.
+
+        An arrival comes after these puts anyway. The edges tell so to whatever looks at this part
+        alone: two ops with a path between them through another host are not dispatched as one.
+        """
+        step = self.step
+        puts: dict[str, set[str]] = {}
+        """By op of another host the puts that it waits for."""
+        arrivals: dict[str, list[str]] = {}
+        """By op of another host the arrivals that wait for it."""
+        for transfer in transfers:
+            before, after = transfer.before, transfer.after
+            if transfer.read is not None:
+                maker = step.producers.get(transfer.read)
+                before = None if maker is None else maker.name
+                after = transfer.name if transfer.name in step.ops else None
+            if transfer.source.host == self.host and after is not None:
+                puts.setdefault(after, set()).add(halves[transfer.name])
+            elif transfer.target.host == self.host and before is not None:
+                arrivals.setdefault(before, []).append(halves[transfer.name])
+        for name in step.order:
+            if name not in puts or step.ops[name].location.host == self.host:
+                continue
+            for arrival in arrivals.get(name, ()):
+                yield from ((put, arrival) for put in puts[name])
+            for following in step.successors[name]:
+                puts.setdefault(following, set()).update(puts[name])
+
+    def _add_half(self, channel: int, transfer: _Transfer) -> str:
+        """Add the put or the arrival of a transfer, and return its name."""
+        builder = self.builder
+        outgoing = transfer.source.host == self.host
+        peer = transfer.target.host if outgoing else transfer.source.host
+        ends: dict[str, Attribute] = {"peer": peer, "channel": channel}
+        origin = Origin(transfer.read or transfer.name, "copy")
+        if outgoing:
+            name = builder.fresh(f"put/{transfer.name}")
+            read = () if transfer.read is None else (transfer.read,)
+            at = transfer.source
+            builder.op(name, "Put", read, (), ends, location=at, lane="outbound", origin=origin)
+            if transfer.before is not None:
+                builder.control.add((transfer.before, name))
+            return name
+        written = () if transfer.written is None else (transfer.written.name,)
+        if transfer.written is not None and transfer.written.name not in builder.blobs:
+            builder.add(transfer.written)
+            builder.outputs.append(transfer.written.name)
+        at = transfer.target
+        builder.op(
+            transfer.name, "Arrival", (), written, ends, location=at, lane="inbound", origin=origin
+        )
+        if transfer.after is not None:
+            builder.control.add((transfer.name, transfer.after))
+        return transfer.name
+
+
+def _numbered(transfers: list[_Transfer]) -> Iterator[tuple[int, _Transfer]]:
+    """The transfers, numbered for each pair of hosts in the order of their names."""
+    numbers: dict[tuple[str, str], int] = {}
+    for transfer in sorted(transfers, key=lambda transfer: transfer.name):
+        pair = transfer.source.host, transfer.target.host
+        numbers[pair] = numbers.get(pair, -1) + 1
+        yield numbers[pair], transfer
+
+
+def _clockwork(step: Graph) -> frozenset[str]:
+    """Scalars that depend on the clock alone: every host can compute them for itself."""
+    known = {name for name in (SEED, ITERATION) if name in step.states}
+    for name in step.order:
+        op = step.ops[name]
+        scalar = all(step.blobs[blob].shape == () for blob in op.outputs if blob)
+        if op.inputs and scalar and known.issuperset(op.inputs):
+            known.update(op.outputs)
+    carried = {state.next for name, state in step.states.items() if name in known}
+    return frozenset(known) if carried <= known else frozenset()

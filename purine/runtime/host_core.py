@@ -1,0 +1,117 @@
+"""The dispatcher's core for one host of several: what also waits for other hosts.
+
+An arrival is ready when its iteration is open here and its value has arrived. A put is ready when
+its blob exists and the receiver has a free slot for it. A receiver has `slots` slots for each blob
+and gives those of an iteration back when the iteration is complete there, so a put of iteration i
+waits until the receiver has completed iteration i - slots.
+
+No set of hosts can deadlock on this. Consider the oldest iteration that some host has not
+completed. All earlier ones are complete everywhere, so its puts have slots. Its ops wait for ops of
+the same iteration alone, among which there is no cycle. A put without a slot holds nothing up: it
+waits here and not on a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from purine.core import Core, Plan
+
+__all__ = ["HostCore"]
+
+
+class HostCore:
+    """A `Core` whose arrivals and puts wait for other hosts as well.
+
+    `arrivals` are the numbers of the ops that complete when a value arrives, `puts` those that
+    send, with the host they send to.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        arrivals: Collection[int],
+        puts: Mapping[int, str],
+        start: int = 0,
+        credit: int = 2,
+        slots: int | None = None,
+    ) -> None:
+        self.core = Core(plan, start=start, credit=credit)
+        self.plan, self.size = plan, self.core.size
+        self.slots = credit + 1 if slots is None else slots
+        self._arrivals = frozenset(arrivals)
+        self._puts = dict(puts)
+        self._expected: set[int] = set()
+        """Arrivals whose iteration is open and whose value is not here."""
+        self._early: set[int] = set()
+        """Arrivals whose value is here and whose iteration is not open yet."""
+        self._granted = dict.fromkeys(self._puts.values(), start + self.slots)
+        """By peer: it has slots for the iterations below this one."""
+        self._held: dict[str, list[int]] = {peer: [] for peer in self._granted}
+
+    @property
+    def completed(self) -> int:
+        return self.core.completed
+
+    @property
+    def idle(self) -> bool:
+        return self.core.idle
+
+    def extend(self, limit: int) -> list[int]:
+        return self._runnable(self.core.extend(limit))
+
+    def complete(self, token: int) -> list[int]:
+        return self._runnable(self.core.complete(token))
+
+    def arrive(self, op: int, iteration: int) -> list[int]:
+        """The value of an arrival is in its slot; returns the tokens that became ready."""
+        token = iteration * self.size + op
+        assert self.completed <= iteration < self.completed + self.slots, "no slot is free for it"
+        assert token not in self._early, "it arrived twice"
+        if token in self._expected:
+            self._expected.remove(token)
+            return [token]
+        self._early.add(token)
+        return []
+
+    def grant(self, peer: str, completed: int) -> list[int]:
+        """A peer has completed the iterations below `completed`; returns the puts that may run."""
+        if peer not in self._granted:
+            return []
+        limit = self._granted[peer] = max(self._granted[peer], completed + self.slots)
+        held = self._held[peer]
+        self._held[peer] = [token for token in held if token // self.size >= limit]
+        return [token for token in held if token // self.size < limit]
+
+    def waiting(self) -> list[tuple[int, str, int]]:
+        return self.core.waiting()
+
+    def missing(self) -> list[tuple[int, str]]:
+        """The arrivals that are waited for: (iteration, op), the oldest first."""
+        return [
+            (token // self.size, self.plan.ops[token % self.size])
+            for token in sorted(self._expected)
+        ]
+
+    def held(self) -> list[tuple[int, str]]:
+        """The puts that wait for a slot: (iteration, op), the oldest first."""
+        tokens = sorted(token for held in self._held.values() for token in held)
+        return [(token // self.size, self.plan.ops[token % self.size]) for token in tokens]
+
+    def _runnable(self, ready: list[int]) -> list[int]:
+        runnable = []
+        for token in ready:
+            op = token % self.size
+            if op in self._arrivals:
+                if token not in self._early:
+                    self._expected.add(token)
+                    continue
+                self._early.remove(token)
+            elif op in self._puts:
+                peer = self._puts[op]
+                if token // self.size >= self._granted[peer]:
+                    self._held[peer].append(token)
+                    continue
+            runnable.append(token)
+        return runnable

@@ -1,0 +1,1 @@
+"""How values go from one host to another: one interface, one file for each engine."""

@@ -1,0 +1,166 @@
+"""The interface of all transports: one-sided puts with notification.
+
+A receiver has a few slots of memory for each blob that comes from another host. The sender puts a
+value into the slot of its *version*, the iteration, and the receiver is told of it. The receiver
+tells how many iterations it has completed, which gives their slots back; `HostCore` sees to it that
+no put is made without a free slot, so a transport never has to hold one back.
+
+A transport moves bytes and reports events. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from purine.graph import CHANNELS_LAST
+from purine.lowering.hosts import Channel
+from purine.registry.aten import dtype_of
+
+__all__ = ["Arrived", "Event", "Granted", "Lost", "Region", "Transport", "regions_of"]
+
+_ALIGNMENT = 64
+"""Slots begin at multiples of this, the size of a cache line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A value of a channel is in its slot."""
+
+    peer: str
+    channel: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A peer has completed the iterations below `completed`. It repeats this to say it is alive."""
+
+    peer: str
+    completed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A peer is gone; nothing more comes from it."""
+
+    peer: str
+    why: str
+
+
+Event: TypeAlias = Arrived | Granted | Lost
+
+
+class Region:
+    """The memory that a receiver has for the values of one sender, and where each slot is in it.
+
+    Both ends compute the same offsets from the channels between them.
+    """
+
+    def __init__(self, channels: Sequence[Channel], slots: int) -> None:
+        self.slots = slots
+        self._blobs = {channel.number: channel.blob for channel in channels}
+        self._offsets: dict[int, tuple[int, int]] = {}
+        self.size = 0
+        for number in sorted(self._blobs):
+            blob = self._blobs[number]
+            if blob is not None:
+                size = math.prod(blob.shape or ()) * dtype_of(blob.dtype).itemsize
+                stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+                self._offsets[number] = (self.size, stride)
+                self.size += stride * slots
+
+    def offset(self, channel: int, version: int) -> int:
+        """Where the slot of a version begins."""
+        start, stride = self._offsets[channel]
+        return start + version % self.slots * stride
+
+    def bytes_of(self, memory: Tensor, channel: int, version: int) -> Tensor:
+        """The bytes of the slot of a version; none for a signal."""
+        blob = self._blobs[channel]
+        if blob is None:
+            return memory[:0]
+        start, size = self.offset(channel, version), math.prod(blob.shape or ())
+        return memory[start : start + size * dtype_of(blob.dtype).itemsize]
+
+    def slot(self, memory: Tensor, channel: int, version: int) -> Tensor | None:
+        """The slot of a version in `memory`, in the form of its blob; None for a signal."""
+        blob = self._blobs[channel]
+        if blob is None:
+            return None
+        shape = blob.shape or ()
+        line = self.bytes_of(memory, channel, version).view(dtype_of(blob.dtype))
+        if blob.layout == CHANNELS_LAST:
+            batch, channels, *points = shape
+            return line.view(batch, *points, channels).movedim(-1, 1)
+        return line.view(shape)
+
+    def flat(self, channel: int, value: Tensor) -> Tensor:
+        """The bytes of a value in the order in which the slot has them."""
+        blob = self._blobs[channel]
+        if blob is not None and blob.layout == CHANNELS_LAST:
+            value = value.movedim(1, -1)
+        return value.contiguous().view(-1).view(torch.uint8)
+
+
+def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:
+    """The region of each peer that values come from (`by_source`) or go to."""
+    groups: dict[str, list[Channel]] = {}
+    for channel in channels:
+        groups.setdefault(channel.source if by_source else channel.target, []).append(channel)
+    return {peer: Region(group, slots) for peer, group in groups.items()}
+
+
+class Transport(ABC):
+    """The connection of one host to the others, over one engine.
+
+    `open` is called once, before anything else. `put` is called by one thread for each peer, `wait`
+    by one thread; `credit` and `wake` by any.
+    """
+
+    @abstractmethod
+    def open(
+        self,
+        peers: Sequence[str],
+        incoming: Sequence[Channel],
+        outgoing: Sequence[Channel],
+        slots: int,
+    ) -> None:
+        """Register the slots of all channels and connect with the peers."""
+
+    @abstractmethod
+    def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
+        """The slot that holds a version from a peer; None for a signal."""
+
+    @abstractmethod
+    def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
+        """Write a value into its slot at a peer and notify it. The value may change afterwards."""
+
+    @abstractmethod
+    def credit(self, peer: str, completed: int) -> None:
+        """Tell a peer how many iterations are complete here. Never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> list[Event]:
+        """The events since the last call; without any, waits until there is one or time is up."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let `wait` return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory and connections. Peers see that this host is gone."""
+
+
+def copied_into(slot: Tensor | None, value: Tensor | None) -> None:
+    """Copy a value into its slot."""
+    if slot is not None and value is not None:
+        with torch.no_grad():
+            slot.copy_(value)

@@ -1,0 +1,191 @@
+"""Transport `inproc`: hosts that are threads of one process, for tests.
+
+A network may delay messages at random. Messages of one pair may then overtake each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from purine.graph import Graph
+from purine.lowering.hosts import Channel
+from purine.transports.base import (
+    Arrived,
+    Event,
+    Granted,
+    Lost,
+    Region,
+    Transport,
+    copied_into,
+    regions_of,
+)
+from purine.transports.world import World, difference
+
+__all__ = ["InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
+
+
+T = TypeVar("T")
+_PATIENCE = 60.0
+"""Seconds that a host waits for the others to open their ends."""
+
+
+class InprocNetwork:
+    """The endpoints of some hosts, by name. `delay` is the longest delay of a message in seconds.
+
+    >>> network = InprocNetwork(["host0", "host1"])
+    >>> one, other = network.ends.values()
+    >>> one.credit("host1", 3)
+    >>> other.wait(1.0)
+    [Granted(peer='host0', completed=3)]
+    """
+
+    def __init__(self, hosts: Sequence[str], *, delay: float = 0.0, seed: int = 0) -> None:
+        self.delay = delay
+        self.random = random.Random(seed)
+        self.opened: set[str] = set()
+        self.changed = threading.Condition()
+        self.ends = {host: InprocTransport(self, host) for host in hosts}
+
+
+class InprocTransport(Transport):
+    """The end of one host."""
+
+    def __init__(self, network: InprocNetwork, host: str) -> None:
+        self._network, self._host = network, host
+        self._events: list[tuple[float, int, Event]] = []
+        self._count = 0
+        self._changed = threading.Condition()
+        self._awake = False
+        self._closed = False
+        self._incoming: Mapping[str, Region] = {}
+        self._memory: dict[str, Tensor] = {}
+
+    def open(
+        self,
+        peers: Sequence[str],
+        incoming: Sequence[Channel],
+        outgoing: Sequence[Channel],
+        slots: int,
+    ) -> None:
+        self._peers = tuple(peers)
+        self._incoming = regions_of(incoming, slots, by_source=True)
+        for peer, region in self._incoming.items():
+            self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
+        with self._network.changed:
+            self._network.opened.add(self._host)
+            self._network.changed.notify_all()
+            self._network.changed.wait_for(
+                lambda: self._network.opened.issuperset(peers), _PATIENCE
+            )
+
+    def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
+        return self._incoming[peer].slot(self._memory[peer], channel, version)
+
+    def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
+        end = self._network.ends[peer]
+        copied_into(end.slot(self._host, channel, version), value)
+        end._tell(Arrived(self._host, channel, version))
+
+    def credit(self, peer: str, completed: int) -> None:
+        self._network.ends[peer]._tell(Granted(self._host, completed))
+
+    def wait(self, timeout: float) -> list[Event]:
+        ends = monotonic() + timeout
+        with self._changed:
+            while True:
+                now = monotonic()
+                due = []
+                while self._events and self._events[0][0] <= now:
+                    due.append(heapq.heappop(self._events)[2])
+                if due or self._awake or now >= ends:
+                    self._awake = False
+                    return due
+                following = self._events[0][0] if self._events else ends
+                self._changed.wait(min(following, ends) - now)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._awake = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            for peer in self._peers:
+                self._network.ends[peer]._tell(Lost(self._host, "it closed its end"))
+
+    def _tell(self, event: Event) -> None:
+        network = self._network
+        with self._changed:
+            if self._closed:
+                return
+            delay = network.random.uniform(0.0, network.delay) if network.delay else 0.0
+            self._count += 1
+            heapq.heappush(self._events, (monotonic() + delay, self._count, event))
+            self._changed.notify_all()
+
+
+class InprocWorld(World):
+    """The world of one of several hosts that are threads of this process."""
+
+    def __init__(self, host: str, hosts: Sequence[str], shared: _Shared) -> None:
+        self.host, self.hosts, self._shared = host, tuple(hosts), shared
+        self._count = 0
+
+    def transport(self) -> Transport:
+        self._count += 1
+        with self._shared.lock:
+            if self._count not in self._shared.networks:
+                network = InprocNetwork(self.hosts, delay=self._shared.delay, seed=self._count)
+                self._shared.networks[self._count] = network
+            return self._shared.networks[self._count].ends[self.host]
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        for peer, others in self._all(dict(facts)).items():
+            differing = [name for name in facts if others.get(name) != facts[name]]
+            if differing:
+                raise difference(self.host, peer, differing[0], facts, others)
+
+    def gather(self, graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parts = self._all({name: value.clone() for name, value in values.items()})
+        homes = {name: graph.blobs[name].location.host for name in graph.states}
+        return {name: parts[home][name] for name, home in homes.items()}
+
+    def barrier(self) -> None:
+        self._shared.barrier.wait(_PATIENCE)
+
+    def close(self) -> None:
+        self._shared.barrier.abort()
+
+    def _all(self, own: T) -> dict[str, T]:
+        """What each host gave."""
+        self._shared.given[self.host] = own
+        self.barrier()
+        given = dict(self._shared.given)
+        self.barrier()
+        return given
+
+
+class _Shared:
+    """What the worlds of all hosts have in common."""
+
+    def __init__(self, count: int, delay: float) -> None:
+        self.delay = delay
+        self.barrier = threading.Barrier(count)
+        self.lock = threading.Lock()
+        self.networks: dict[int, InprocNetwork] = {}
+        self.given: dict[str, Any] = {}
+
+
+def inproc_worlds(hosts: Sequence[str], *, delay: float = 0.0) -> tuple[InprocWorld, ...]:
+    """The worlds of some hosts, each for a thread of its own."""
+    shared = _Shared(len(hosts), delay)
+    return tuple(InprocWorld(host, hosts, shared) for host in hosts)

@@ -1,0 +1,70 @@
+"""The hosts of a job: who they are, and what they agree on before and between steps.
+
+A host is a process that drives all devices of its machine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from purine.errors import ConfigError
+from purine.graph import Graph
+from purine.transports.base import Transport
+
+__all__ = ["World", "difference"]
+
+
+class World(ABC):
+    """The hosts of a job as one of them sees it.
+
+    All hosts make the same calls in the same order.
+    """
+
+    host: str
+    """The name of this host."""
+    hosts: tuple[str, ...]
+    """The names of all hosts, in the order of their numbers."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(host for host in self.hosts if host != self.host)
+
+    @property
+    def first(self) -> bool:
+        """Whether this host speaks for all: it shows progress and writes files."""
+        return self.host == self.hosts[0]
+
+    @abstractmethod
+    def transport(self) -> Transport:
+        """A new transport between the hosts, to be opened by all."""
+
+    @abstractmethod
+    def compare(self, facts: Mapping[str, str]) -> None:
+        """Raise `ConfigError` where another host has another value, naming the first difference."""
+
+    @abstractmethod
+    def gather(self, graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of all states of a step, each from the host that has it."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until all hosts are here."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave."""
+
+
+def difference(
+    host: str, peer: str, name: str, own: Mapping[str, str], others: Mapping[str, str]
+) -> ConfigError:
+    """The error for two hosts that were started with different jobs."""
+    return ConfigError(
+        f"{host} and {peer} differ in their {name}",
+        expected=f"one {name} on all hosts",
+        found=f"{own[name]} on {host}, {others.get(name)} on {peer}",
+        remedy="start all hosts with the same job, code and data",
+    )

@@ -1,0 +1,180 @@
+"""Cores of several hosts, driven against each other with random delays and no network."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+import purine as pu
+from purine.core import compile_plan
+from purine.graph import Builder, Graph
+from purine.lowering.hosts import channels_of, hosts_of, part_of
+from purine.runtime.host_core import HostCore
+
+SCHEMES: dict[str, dict[str, object]] = {
+    "data": {},
+    "ring": {"data": 4, "topology": "ring"},
+    "tree": {"data": 4, "topology": "tree"},
+    "pipeline": {"pipeline": 4},
+    "data-pipeline": {"data": 2, "pipeline": 2},
+    "model": {"model": 4},
+    "data-model": {"data": 2, "model": 2},
+}
+ITERATIONS = 4
+
+
+@cache
+def parts(scheme: str) -> dict[str, Graph]:
+    step = pu.compose(
+        pu.zoo.mlp(batch=8),
+        solver=lambda net: pu.solvers.sgd(net, lr=0.1, momentum=0.9),
+        devices="host0-1:cpu:0-1",
+        **SCHEMES[scheme],
+    )
+    return {host: part_of(step, host) for host in hosts_of(step)}
+
+
+class Simulation:
+    """Hosts without kernels. Whatever may happen next happens in a random order."""
+
+    def __init__(self, parts: dict[str, Graph], seed: int) -> None:
+        self.random = random.Random(seed)
+        credit = self.random.randint(1, 3)
+        self.slots = self.random.randint(1, credit + 1)
+        self.cores: dict[str, HostCore] = {}
+        self.numbers: dict[str, dict[str, int]] = {}
+        self.puts: dict[tuple[str, str], tuple[str, int]] = {}
+        arrivals: dict[tuple[str, str, int], str] = {}
+        for host, part in parts.items():
+            plan = compile_plan(part)
+            number = self.numbers[host] = {name: index for index, name in enumerate(plan.ops)}
+            incoming, outgoing = channels_of(part, host)
+            self.cores[host] = HostCore(
+                plan,
+                arrivals=[number[channel.op] for channel in incoming],
+                puts={number[channel.op]: channel.target for channel in outgoing},
+                credit=credit,
+                slots=self.slots,
+            )
+            arrivals |= {(c.source, host, c.number): c.op for c in incoming}
+        for host, part in parts.items():
+            for channel in channels_of(part, host)[1]:
+                op = arrivals[host, channel.target, channel.number]
+                self.puts[host, channel.op] = channel.target, self.numbers[channel.target][op]
+        self.ready = [(h, token) for h, core in self.cores.items() for token in core.extend(1)]
+        self.messages: list[tuple[str, ...] | tuple[str, str, int, int]] = []
+
+    def run(self) -> None:
+        """Run to the end; each host lets further iterations start as it likes."""
+        limits = dict.fromkeys(self.cores, 1)
+        while True:
+            choices = [self._op] * bool(self.ready) + [self._message] * bool(self.messages)
+            behind = [host for host, limit in limits.items() if limit < ITERATIONS]
+            if behind and (not choices or self.random.random() < 0.1):
+                host = self.random.choice(behind)
+                limits[host] += 1
+                self._now_ready(host, self.cores[host].extend(limits[host]))
+            elif choices:
+                self.random.choice(choices)()
+            else:
+                return
+
+    def _op(self) -> None:
+        host, token = self.ready.pop(self.random.randrange(len(self.ready)))
+        core = self.cores[host]
+        before = core.completed
+        iteration, op = divmod(token, core.size)
+        name = core.plan.ops[op]
+        if (host, name) in self.puts:
+            target, arrival = self.puts[host, name]
+            assert iteration < self.cores[target].completed + self.slots  # there is a slot
+            self.messages.append(("value", target, arrival, iteration))
+        self._now_ready(host, core.complete(token))
+        if core.completed != before:
+            others = (other for other in self.cores if other != host)
+            self.messages += [("credit", other, host, core.completed) for other in others]
+
+    def _message(self) -> None:
+        """Deliver a message, not always the oldest."""
+        what, host, first, second = self.messages.pop(self.random.randrange(len(self.messages)))
+        core = self.cores[host]
+        ready = core.arrive(first, second) if what == "value" else core.grant(first, second)
+        self._now_ready(host, ready)
+
+    def _now_ready(self, host: str, tokens: list[int]) -> None:
+        self.ready += [(host, token) for token in tokens]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_placement_of_credits_and_delays_deadlocks(scheme: str) -> None:
+    for seed in range(150):
+        simulation = Simulation(parts(scheme), seed)
+        simulation.run()
+        for host, core in simulation.cores.items():
+            assert core.completed == ITERATIONS, (seed, host, core.missing(), core.held())
+            assert not core.missing()
+            assert not core.held()
+
+
+def two_hosts() -> tuple[HostCore, HostCore]:
+    """A host that makes a blob in every iteration, and one that reads it."""
+    builder = Builder()
+    source, target = pu.Location("host0"), pu.Location("host1")
+    for name, at in (("x", source), ("x@host1/cpu:0", target), ("y", target)):
+        builder.blob(name, (2,), location=at)
+    builder.op("make", "Relu", [], ["x"], location=source)
+    builder.op("copy", "Copy", ["x"], ["x@host1/cpu:0"], location=target, lane="inbound")
+    builder.op("read", "Relu", ["x@host1/cpu:0"], ["y"], location=target)
+    step = builder.graph()
+    sender, receiver = (compile_plan(part_of(step, host)) for host in ("host0", "host1"))
+    puts = {sender.ops.index("put/copy"): "host1"}
+    return (
+        HostCore(sender, arrivals=[], puts=puts, credit=3, slots=2),
+        HostCore(receiver, arrivals=[receiver.ops.index("copy")], puts={}, credit=1, slots=2),
+    )
+
+
+def names(core: HostCore, tokens: list[int]) -> list[tuple[int, str]]:
+    return [(token // core.size, core.plan.ops[token % core.size]) for token in tokens]
+
+
+def complete_all(core: HostCore, tokens: list[int]) -> Iterator[tuple[int, str]]:
+    """Complete tokens and those that become ready by it."""
+    queue = list(tokens)
+    for token in queue:
+        yield from names(core, [token])
+        queue += core.complete(token)
+
+
+def test_a_put_waits_for_a_slot_and_holds_nothing_up() -> None:
+    sender, _ = two_hosts()
+    done = list(complete_all(sender, sender.extend(3)))
+    assert done == [(0, "make"), (1, "make"), (2, "make"), (0, "put/copy"), (1, "put/copy")]
+    assert sender.held() == [(2, "put/copy")]
+    assert names(sender, sender.grant("host1", 1)) == [(2, "put/copy")]
+    assert sender.grant("host1", 1) == []  # hosts repeat themselves to show that they are alive
+
+
+def test_an_early_arrival_waits_until_its_iteration_is_open() -> None:
+    _, receiver = two_hosts()
+    arrival = receiver.plan.ops.index("copy")
+    assert receiver.extend(2) == []
+    assert receiver.missing() == [(0, "copy")]
+    assert receiver.arrive(arrival, 1) == []
+    done = list(complete_all(receiver, receiver.arrive(arrival, 0)))
+    assert done == [(0, "copy"), (0, "read"), (1, "copy"), (1, "read")]
+    assert receiver.completed == 2
+
+
+def test_a_value_that_no_slot_is_free_for_is_a_bug() -> None:
+    _, receiver = two_hosts()
+    arrival = receiver.plan.ops.index("copy")
+    receiver.extend(1)
+    with pytest.raises(AssertionError, match="no slot is free"):
+        receiver.arrive(arrival, 2)
+    receiver.arrive(arrival, 1)
+    with pytest.raises(AssertionError, match="arrived twice"):
+        receiver.arrive(arrival, 1)
