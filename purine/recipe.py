@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from purine.analysis.infer import with_batch
 from purine.analysis.sample_rules import is_batch_norm
@@ -229,6 +229,11 @@ def _placed(step: Graph, settings: Settings) -> Graph:
     )
 
 
+def _recomputed(step: Graph, settings: Settings) -> Graph:
+    which = settings.scheme.recompute
+    return step if which is None else recompute(step, which)
+
+
 def _first(count: int) -> str:
     """The devices that stand for those of a replica until the step is replicated."""
     return f"cpu:0-{count - 1}"
@@ -270,7 +275,7 @@ RECIPE: tuple[Stage, ...] = (
         "mixed",
         "casts what is computed in low precision",
         lambda s: s.precision is not None,
-        lambda net, s: mixed(net, cast(str, s.precision)),
+        lambda net, s: net if s.precision is None else mixed(net, s.precision),
     ),
     Stage(
         "backward", "adds the gradients of all parameters", _always, lambda net, s: backward(net)
@@ -285,7 +290,7 @@ RECIPE: tuple[Stage, ...] = (
         "clip",
         "scales gradients down where their norm is too large",
         lambda s: s.clip is not None,
-        lambda step, s: clip_by_norm(step, cast(float, s.clip)),
+        lambda step, s: step if s.clip is None else clip_by_norm(step, s.clip),
     ),
     Stage("solver", "adds an update of each parameter", _always, lambda step, s: s.solver(step)),
     Stage(
@@ -304,7 +309,7 @@ RECIPE: tuple[Stage, ...] = (
         "recompute",
         "computes activations again in the backward instead of keeping them",
         lambda s: s.scheme.recompute is not None,
-        lambda step, s: recompute(step, cast("int | tuple[str, ...]", s.scheme.recompute)),
+        _recomputed,
     ),
     Stage(
         "place",
@@ -316,7 +321,7 @@ RECIPE: tuple[Stage, ...] = (
         "layout",
         "orders the axes of images in memory as the kernels of the device prefer",
         lambda s: s.form is not None,
-        lambda step, s: layout(step, cast(str, s.form)),
+        lambda step, s: step if s.form is None else layout(step, s.form),
     ),
     Stage(
         "fuse",

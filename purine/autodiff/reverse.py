@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import complete, infer_op, op_key, spec_of
@@ -96,7 +95,7 @@ def _refuse(
 def losses_of(net: Graph) -> dict[str, float]:
     """The results of a net's loss ops, with the weights they have in its total loss."""
     losses = [op for op in net.ops.values() if lookup(op).loss]
-    return {op.outputs[0]: float(cast(float, op.attributes.get("loss_weight", 1))) for op in losses}
+    return {op.outputs[0]: op.number("loss_weight", 1.0) for op in losses}
 
 
 def reported_losses(graph: Graph) -> tuple[str, ...]:

@@ -172,6 +172,18 @@ class Op:
     def __str__(self) -> str:
         return f"op {self.name!r} ({self.kind}) at {self.location}"
 
+    def whole(self, name: str, default: int = 0) -> int:
+        """An attribute that is a whole number."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, int)
+        return value
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """An attribute that is a number."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, int | float)
+        return float(value)
+
 
 @dataclass(frozen=True, slots=True)
 class Filler:

@@ -77,7 +77,7 @@ def _one_order(
 
 def _blobs(op: Op) -> int:
     """How many means an op computes."""
-    return cast(int, op.attributes.get("groups", 1))
+    return op.whole("groups", 1)
 
 
 class Cards:

@@ -67,13 +67,11 @@ def part_of(step: Graph, host: str) -> Graph:
     """The part of a verified step that runs on a host, with its puts and arrivals.
 
     >>> import purine as pu
-    >>> step = pu.compose(
-    ...     pu.zoo.mlp(batch=8),
-    ...     solver=pu.solvers.sgd,
-    ...     devices=[pu.Location("host0", "cpu:0"), pu.Location("host1", "cpu:0")],
-    ... )
-    >>> [len(channels_of(part_of(step, "host0"), "host0")[k]) for k in (0, 1)]
-    [5, 5]
+    >>> net = pu.zoo.mlp(batch=8)
+    >>> step = pu.compose(net, solver=pu.solvers.sgd, devices="host0-1:cpu:0")
+    >>> incoming, outgoing = channels_of(part_of(step, "host0"), "host0")
+    >>> len(incoming), len(outgoing)
+    (8, 8)
     """
     hosts = hosts_of(step)
     if host not in hosts:
@@ -90,9 +88,8 @@ def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Chan
     for op in part.ops.values():
         if op.kind not in ("Put", "Arrival"):
             continue
-        peer, number = op.attributes["peer"], op.attributes["channel"]
+        peer, number = op.attributes["peer"], op.whole("channel")
         assert isinstance(peer, str)
-        assert isinstance(number, int)
         names = op.inputs if op.kind == "Put" else op.outputs
         blob = part.blobs[names[0]] if names else None
         if op.kind == "Put":
@@ -123,6 +120,8 @@ class _Part:
         for state in step.states.values():
             if step.blobs[state.read].location.host == self.host:
                 builder.add(state)
+        for name in self.clockwork.intersection(step.outputs):
+            self._computed(name, self._devices(self.host)[0])
         builder.outputs = [name for name in step.outputs if name in builder.blobs]
         halves = {
             transfer.name: self._add_half(channel, transfer)
@@ -166,19 +165,18 @@ class _Part:
     def _transfers(self) -> Iterator[_Transfer]:
         """What crosses between hosts in a step, in its order, and has an end at this host."""
         step = self.step
-        sent: set[tuple[str, str]] = set()
         for op in step.ops.values():
             if op.kind != "Copy":
                 continue
             source, target = step.blobs[op.inputs[0]], step.blobs[op.outputs[0]]
             if source.location.host == target.location.host or source.name in self.clockwork:
                 continue
-            sent.add((source.name, target.location.host))
             if self.host in (source.location.host, target.location.host):
                 yield _Transfer(op.name, source.location, target.location, source.name, target)
         for name in step.outputs:
             blob = step.blobs[name]
-            for other in self.hosts if blob.shape == () else ():
+            sent = blob.shape == () and name not in self.clockwork
+            for other in self.hosts if sent else ():
                 home = blob.location
                 if other != home.host and self.host in (other, home.host):
                     device = next(at for at in self._devices(other))

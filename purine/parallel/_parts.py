@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from purine.analysis.infer import spec_of
 from purine.errors import GraphError
@@ -245,7 +244,7 @@ def _moved(graph: Graph, op: Op, part: Part, samples: Mapping[str, int]) -> Mapp
 
 
 def _offset(op: Op) -> int:
-    return cast(int, op.attributes.get("offset", 0))
+    return op.whole("offset")
 
 
 def _samples(graph: Graph) -> dict[str, int]:
@@ -318,7 +317,7 @@ def joined_of(graph: Graph, halves: Halves) -> Joined:
 
 def scale_of(op: Op, share: float) -> float:
     """What the gradient of an all-reduce is multiplied by in a part with a share of the batch."""
-    scale = float(cast(float, op.attributes.get("scale", 1.0)))
+    scale = op.number("scale", 1.0)
     return scale / share if op.attributes["operation"] == "sum" else scale
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from purine.graph import Attribute, Op
 from purine.parallel._sharding import Cannot, Shape, Sharding, evenly, reshaped
@@ -40,7 +40,8 @@ class Seen:
     def axis(self, name: str = "", dims: int | None = None) -> int:
         """An attribute that numbers a dimension, by default `axis` or `dim`, from the front."""
         known = lookup(self.op).attributes
-        value = cast(int, self.setting(name or ("axis" if "axis" in known else "dim")))
+        value = self.setting(name or ("axis" if "axis" in known else "dim"))
+        assert isinstance(value, int)
         return value % (len(self.inputs[0]) if dims is None else dims)
 
 
@@ -206,7 +207,8 @@ def order_of(seen: Seen) -> tuple[int, ...]:
     order = list(range(dims))
     if seen.op.kind in ("Transpose", "aten.permute"):
         given = attributes["axes" if seen.op.kind == "Transpose" else "dims"]
-        return tuple(axis % dims for axis in cast(Shape, given))
+        assert isinstance(given, tuple)
+        return tuple(axis % dims for axis in given if isinstance(axis, int))
     if seen.op.kind == "aten.t":
         return tuple(reversed(order))
     one, other = seen.axis("dim0"), seen.axis("dim1")
@@ -297,7 +299,8 @@ def _along(seen: Seen, sharding: Sharding, *, dropped: bool = False) -> ShardedO
 
 def _layer_norm(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     shape = seen.setting("shape" if seen.op.kind == "LayerNorm" else "normalized_shape")
-    if sharding.axis >= len(seen.inputs[0]) - len(cast(Shape, shape)):
+    assert isinstance(shape, tuple)
+    if sharding.axis >= len(seen.inputs[0]) - len(shape):
         return None
     return _sharded(seen, [sharding, *[None] * (len(seen.inputs) - 1)], [sharding])
 
@@ -406,7 +409,7 @@ def _conv(seen: Seen, cut: Cut) -> ShardedOp:
         raise Cannot("its weight is not a parameter, or its input is not a batch")
     if seen.op.attributes.get("transposed"):
         raise Cannot("it is a transposed convolution")
-    groups = cast(int, seen.setting("groups"))
+    groups = seen.op.whole("groups", 1)
     if groups > 1:
         return _grouped_conv(seen, cut, groups)
     rows = _rows(seen, cut, 0, 1)

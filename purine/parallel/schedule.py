@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, get_args
 
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError
@@ -375,7 +375,8 @@ def _parse_cell(cell: str, device: int) -> Unit:
         expected = "cells such as F0, B0, W0, 2F0 or a dot"
         raise _unreadable(f"cell {cell!r} in row {device}", expected)
     stage = device if match["stage"] is None else int(match["stage"])
-    return Unit(cast(Letter, match["letter"]), int(match["micro"]), stage)
+    letter: Letter = next(item for item in get_args(Letter) if item == match["letter"])
+    return Unit(letter, int(match["micro"]), stage)
 
 
 def _unreadable(found: str, expected: str) -> ConfigError:

@@ -20,19 +20,20 @@ from purine.lowering import LOWERING, Lowered, Options, lower, options_for, pass
 from purine.lowering.rules import PACKED_RULES, SHARED_MEMORY_RULES, lowering_problems
 from purine.parallel import pipeline, replicate
 from purine.parallel.accumulate import accumulate
+from purine.parallel.reduce import Topology
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = [item.name for item in LOWERING]
 sgd = partial(pu.solvers.sgd, lr=0.1)
 
 
-def small() -> Graph:
-    """A step of two micro-batches on each of two devices, which every pass rewrites but packing."""
+def small(devices: str = "cpu:0-1", topology: Topology = "native") -> Graph:
+    """A step of two micro-batches on each of two devices, which most passes rewrite."""
     net = Net()
     x, label = net.data((12, 8))
     net.output(softmax_loss(inner_product(x, 3, name="fc"), label, name="loss"))
     step = accumulate(sgd(pu.backward(net.graph())), 2)
-    return replicate(step, "cpu:0-1", topology="native", bucket=0)
+    return replicate(step, devices, topology=topology, bucket=0)
 
 
 def convolutions() -> Graph:
@@ -59,9 +60,10 @@ def test_each_pass_has_a_golden_text(name: str, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("torch has no library for convolutions here")
     monkeypatch.setattr(shares, "_LARGE", 0)
     monkeypatch.setattr(shares, "_GRAIN", 4)
-    step = pu.check(convolutions() if name == "packing" else small())
+    two_hosts = small("host0-1:cpu:0", "sharded")
+    step = pu.check({"packing": convolutions(), "hosts": two_hosts}.get(name, small()))
     index = NAMES.index(name)
-    options = Options(segments=True)
+    options = Options(segments=True, host="host1" if name == "hosts" else None)
     before = lower(step, options, after=NAMES[index - 1]) if index else Lowered(step)
     text = changed_lines(before, lower(step, options, after=name))
     file = GOLDEN / f"{name}.txt"
@@ -124,17 +126,18 @@ def test_blobs_in_another_memory_need_a_copy() -> None:
 
 
 def test_a_pass_that_breaks_the_graph_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(graph: Graph) -> Lowered:
+    def forgetful(graph: Graph, options: Options) -> Lowered:
         return Lowered(replace(graph, ops={k: v for k, v in graph.ops.items() if k != "conv1"}))
 
-    def mistyped(graph: Graph) -> Lowered:
+    def mistyped(graph: Graph, options: Options) -> Lowered:
         op = replace(graph.ops["conv2"], inputs=graph.ops["conv2"].inputs[:1])
         return Lowered(replace(graph, ops={**graph.ops, "conv2": op}))
 
     step = pu.check(steps()["one device"]())
     for wrong, message in ((mistyped, "op 'conv2'"), (forgetful, "inputs of the graph")):
-        broken = replace(LOWERING[2], function=wrong)
-        monkeypatch.setattr(passes, "LOWERING", (*LOWERING[:2], broken))
+        index = NAMES.index("shares")
+        broken = replace(LOWERING[index], function=wrong)
+        monkeypatch.setattr(passes, "LOWERING", (*LOWERING[:index], broken))
         with pytest.raises(AssertionError, match=f"'shares' returned a wrong graph: .*{message}"):
             lower(step)
 

@@ -695,3 +695,15 @@ def test_a_failure_is_not_taken_for_the_end_of_the_steps() -> None:
             patch.setattr(run, "_step", ends)
             with pytest.raises(RuntimeError, match="StopIteration"):
                 list(run.steps(2))
+
+
+def test_a_run_stops_recording_when_asked_to() -> None:
+    data = small_data()
+    with pu.Run(training(data)[0], data=data, record=True) as run:
+        list(run.steps(2))
+        run.close()
+        events = len(run.trace.events)
+        run.record = False
+        list(run.steps(2))
+        assert events > 0
+        assert len(run.trace.events) == events

@@ -59,16 +59,16 @@ def cache_casts(recorded: Recorded) -> int:
         copies: dict[CachedCast, list[Node]] = {}
         for user in weight.users:
             if order[user] < order[update]:
-                for cast, end in _casts(argument, user):
-                    copies.setdefault(cast, []).append(end)
-        for cast, ends in copies.items():
+                for rounding, end in _casts(argument, user):
+                    copies.setdefault(rounding, []).append(end)
+        for rounding, ends in copies.items():
             with recorded.graph.inserting_after(recorded.placeholders[-1]):
                 copy = recorded.graph.placeholder(f"kept_{len(recorded.casts)}")
-            copy.meta["val"] = cast(value_of(weight))
-            recorded.casts.append(cast)
+            copy.meta["val"] = rounding(value_of(weight))
+            recorded.casts.append(rounding)
             for end in ends:
                 end.replace_all_uses_with(copy)
-            _write(update, cast, copy)
+            _write(update, rounding, copy)
     recorded.graph.eliminate_dead_code()
     return len(recorded.casts)
 
@@ -178,21 +178,21 @@ class WeightCache:
 
     def __init__(self, casts: Sequence[CachedCast], arguments: Sequence[Tensor]) -> None:
         self._casts = tuple(casts)
-        self.copies = [cast(arguments[cast.argument]) for cast in casts]
+        self.copies = [rounding(arguments[rounding.argument]) for rounding in casts]
         self._seen: list[tuple[weakref.ref[Tensor], int, int]] = []
 
     def refresh(self, arguments: Sequence[Tensor]) -> None:
         """Compute the copies of weights that someone else has written or replaced."""
         stale = [
             k
-            for k, cast in enumerate(self._casts)
-            if not self._seen or not _is_unchanged(arguments[cast.argument], *self._seen[k])
+            for k, rounding in enumerate(self._casts)
+            if not self._seen or not _is_unchanged(arguments[rounding.argument], *self._seen[k])
         ]
         if stale:
             with torch.no_grad():
                 for k in stale:
-                    cast = self._casts[k]
-                    self.copies[k].copy_(cast(arguments[cast.argument]))
+                    rounding = self._casts[k]
+                    self.copies[k].copy_(rounding(arguments[rounding.argument]))
             self.note(arguments)
 
     def note(self, arguments: Sequence[Tensor]) -> None:
