@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import imports, reports, show, train
+from purine.cli import imports, launch, reports, show, train
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, PurineError
 from purine.nearest import nearest_name
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command("test")(reports.measure)
+app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(reports.check)
 app.command()(show.show)
 app.command()(reports.trace)

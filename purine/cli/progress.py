@@ -18,9 +18,12 @@ from purine.cli.views import View, view_on
 from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
-from purine.job.launch import job_layers, open_folder, plan_run
+from purine.job.hosts import folder_on, join_hosts
+from purine.job.launch import job_layers, plan_run
 from purine.job.placing import megabytes, placement, scheme_of
 from purine.placement.devices import parse_devices
+from purine.transports.processes import rank_and_size
+from purine.transports.world import World
 
 __all__ = ["Signals", "run_job", "stop_signals"]
 
@@ -38,13 +41,18 @@ def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False
         if dry:
             print(_placement_text(_plan(layers, resumed=resumed)[0]))
             return 0
-        output = Output(sys.stdout if has_output() else open(os.devnull, "w"))  # noqa: SIM115
+        shown = has_output() and rank_and_size()[0] == 0  # the first host shows the progress of all
+        output = Output(sys.stdout if shown else open(os.devnull, "w"))  # noqa: SIM115
         view = view_on(output)
         with view, _showing_log(view):
             view.stage("reading the data and building the graphs")
             plan, folder = _plan(layers, resumed=resumed)
-            folder = open_folder(plan, folder)
-            return _train(plan, folder, view, output, signals, resumed=resumed)
+            world = join_hosts(plan.job)
+            folder = folder_on(world, plan, folder)
+            code = _train(plan, folder, world, view, output, signals, resumed=resumed)
+            if world is not None:
+                world.close()
+            return code
 
 
 def _plan(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder | None]:
@@ -56,9 +64,16 @@ def _plan(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder
 
 
 def _train(
-    plan: JobPlan, folder: RunFolder, view: View, output: Output, signals: Signals, *, resumed: bool
+    plan: JobPlan,
+    folder: RunFolder,
+    world: World | None,
+    view: View,
+    output: Output,
+    signals: Signals,
+    *,
+    resumed: bool,
 ) -> int:
-    with folder.only_writer(), Training(plan, folder) as training:
+    with folder.only_writer(), Training(plan, folder, world) as training:
         start = f"from iteration {training.iteration} " if training.iteration else ""
         view.note(f"{_headline(plan)}, {start}into {folder.path}")
         if not has_output():

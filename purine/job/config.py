@@ -133,11 +133,6 @@ def _check_text(option: Option, text: str, where: str | None) -> None:
 def _check_devices(text: str) -> None:
     """Refuse what names no devices; whether there are so many is seen when the job is planned."""
     devices = parse_devices(text)
-    named = next((name for name in devices if name.count(":") > 1), None)
-    if named is not None:
-        what, expected = f"device {named} is one of another host", "devices of this machine"
-        remedy = "leave the host out; pu.Run(step, world=...) trains on several hosts"
-        raise ConfigError(what, expected, named, remedy)
     if len(devices) == 1 and devices[0].startswith("cpu") and devices != ("cpu:0",):
         expected = "cpu:0, which stands for all cores of this machine where it is alone"
         found, remedy = devices[0], "write --devices cpu:0"

@@ -32,7 +32,7 @@ from purine.job.config import Given, Job, merge
 from purine.job.file import job_text, missing_keys, read_options
 from purine.runtime.checkpoint import latest
 
-__all__ = ["RunFolder"]
+__all__ = ["FollowerFolder", "RunFolder"]
 
 _Row: TypeAlias = dict[str, Any]  # of the metrics; "iteration" is a whole number
 _NAME_BYTES = 255  # the longest name of a file on usual file systems
@@ -290,6 +290,26 @@ class RunFolder:
             for draft in self.path.glob(".*.tmp"):  # left behind by a process that was killed
                 draft.unlink(missing_ok=True)
             yield
+
+
+class FollowerFolder(RunFolder):
+    """The folder of a run as the other hosts have it: the first host writes, they only read."""
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """The first host writes it."""
+
+    def append_metrics(self, row: Mapping[str, object]) -> None:
+        """The first host does."""
+
+    def flush_metrics(self) -> None:
+        """The first host does."""
+
+    def cut_metrics(self, iteration: int) -> list[_Row]:
+        return []
+
+    @contextmanager
+    def only_writer(self) -> Iterator[None]:
+        yield
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -67,7 +67,7 @@ def scheme_of(job: Job) -> Scheme | None:
 
 def threads_for(job: Job) -> int:
     """The default number of threads of each device."""
-    devices = parse_devices(job.devices)
+    devices = sorted({location.device for location in as_locations(job.devices)})
     return threads_of_all() if len(devices) == 1 else threads_of(devices)
 
 
@@ -111,7 +111,7 @@ def laid_out(job: Job, graph: Graph) -> Graph:
 
 def moved(job: Job, graph: Graph) -> Graph:
     """A graph of one device on the first GPU of a job, if it has one."""
-    gpus = [device for device in parse_devices(job.devices) if device.startswith("cuda")]
+    gpus = [at.device for at in as_locations(job.devices) if not is_cpu(at)]
     return to_device(graph, gpus[0]) if gpus else graph
 
 

@@ -35,6 +35,7 @@ from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
+from purine.transports.world import World
 
 __all__ = [
     "Event",
@@ -88,7 +89,8 @@ Event: TypeAlias = Trained | Tested | Saved
 class Training:
     """The training of a plan in a folder, from the folder's newest checkpoint or from the start."""
 
-    def __init__(self, plan: JobPlan, folder: RunFolder) -> None:
+    def __init__(self, plan: JobPlan, folder: RunFolder, world: World | None = None) -> None:
+        self._world = world
         self.plan = plan
         self.folder = folder
         job = plan.job
@@ -104,6 +106,7 @@ class Training:
             compiled=compiled,
             tf32=job.precision == "tf32",
             record=job.trace,
+            world=world,
         )
         self._weights = losses_of(plan.net)
         self._overflows = _Overflows() if plan.has_loss_scale else None
@@ -119,8 +122,8 @@ class Training:
     def __enter__(self) -> Training:
         return self
 
-    def __exit__(self, *details: object) -> None:
-        self._run.close()
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        self._run.__exit__(kind, *details)
 
     @property
     def iteration(self) -> int:
@@ -137,6 +140,7 @@ class Training:
 
         Both end with a checkpoint; a complete run has a summary as well.
         """
+        stop = self._agreed(stop)
         begun = perf_counter() - self._seconds
         while not self.complete and not stop():
             for result in self._results(self._next_pause(), stop):
@@ -154,6 +158,13 @@ class Training:
         self._seconds = perf_counter() - begun
         if self.complete:
             self.folder.write_summary(self.summary())
+
+    def _agreed(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """`stop`, which on several hosts is true at the same iteration on all of them."""
+        world, ahead = self._world, 3 * (self.plan.job.prefetch + 2)
+        if world is None:
+            return stop
+        return lambda: world.stops(self.iteration, wanted=stop(), ahead=ahead)
 
     def summary(self) -> dict[str, object]:
         """The results of the run so far."""
@@ -299,7 +310,10 @@ class Training:
         """Write the trace and stop recording, so that the file stays small."""
         trace = self._run.trace
         if trace.events:  # otherwise the trace of an earlier process is kept
-            trace.save(self.folder.trace_file)
+            file = self.folder.trace_file
+            if self._world is not None and not self._world.first:
+                file = file.with_stem(f"{file.stem}-{self._world.host}")
+            trace.save(file)
         self._run.close()
         self._run.record = False
         self._trace_end = None

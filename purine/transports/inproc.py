@@ -159,6 +159,15 @@ class InprocWorld(World):
         homes = {name: graph.blobs[name].location.host for name in graph.states}
         return {name: parts[home][name] for name, home in homes.items()}
 
+    def share(self, text: str) -> str:
+        return self._all(text)[self.hosts[0]]
+
+    def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
+        with self._shared.lock:
+            if wanted and self._shared.end is None:
+                self._shared.end = iteration + ahead + 1
+            return self._shared.end is not None and iteration >= self._shared.end
+
     def barrier(self) -> None:
         self._shared.barrier.wait(_PATIENCE)
 
@@ -183,6 +192,8 @@ class _Shared:
         self.lock = threading.Lock()
         self.networks: dict[int, InprocNetwork] = {}
         self.given: dict[str, Any] = {}
+        self.end: int | None = None
+        """The iteration at which all hosts stop."""
 
 
 def inproc_worlds(hosts: Sequence[str], *, delay: float = 0.0) -> tuple[InprocWorld, ...]:

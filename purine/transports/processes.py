@@ -36,6 +36,7 @@ _RANKS = (
 )
 """Variables by which launchers tell a process its number and how many there are."""
 _PATIENCE = timedelta(seconds=60)
+_STOP = "stop"
 _NEVER = timedelta(days=365)
 """A receive may wait as long as it takes: hosts tell each other that they are alive."""
 
@@ -78,6 +79,8 @@ class ProcessWorld(World):
         self._transport = transport
         self._store = dist.distributed_c10d._get_default_store()
         self._count = 0
+        self._end: int | None = None
+        """The iteration at which all hosts stop."""
 
     def transport(self) -> Transport:
         self._count += 1
@@ -117,6 +120,16 @@ class ProcessWorld(World):
                 dist.broadcast(flat, src=rank)
                 gathered[name] = flat.view(dtype_of(blob.dtype)).view(blob.shape or ())
         return gathered
+
+    def share(self, text: str) -> str:
+        self._count += 1
+        return self._shared(f"share{self._count}", text).decode()
+
+    def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
+        if self._end is None and (wanted or self._store.check([_STOP])):
+            proposed = str(iteration + ahead + 1)
+            self._end = int(self._store.compare_set(_STOP, "", proposed))
+        return self._end is not None and iteration >= self._end
 
     def barrier(self) -> None:
         dist.barrier()

@@ -50,6 +50,18 @@ class World(ABC):
         """The values of all states of a step, each from the host that has it."""
 
     @abstractmethod
+    def share(self, text: str) -> str:
+        """The text that the first host gives, on all of them."""
+
+    @abstractmethod
+    def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
+        """Whether all hosts stop at this iteration, because one of them `wanted` it before.
+
+        Hosts are at different iterations, at most `ahead` apart. The first that wants to stop names
+        an iteration that no host has reached, and each looks for that before every iteration.
+        """
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait until all hosts are here."""
 

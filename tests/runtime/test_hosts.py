@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -134,6 +135,19 @@ def test_hosts_with_different_seeds_do_not_start() -> None:
         assert "differ in their seed" in str(error)
         assert "0 on host0" in str(error)
         assert "1 on host1" in str(error)
+
+
+def test_all_hosts_stop_at_one_iteration() -> None:
+    """Though one of them wants it, and they are at different iterations then."""
+
+    def work(world: InprocWorld) -> int:
+        iteration = 0 if world.host == "host1" else 3
+        while not world.stops(iteration, wanted=world.host == "host1" and iteration == 5, ahead=9):
+            iteration += 1
+            time.sleep(0.001)
+        return iteration
+
+    assert on_hosts(work) == [15, 15]
 
 
 def test_a_process_alone_cannot_run_two_hosts() -> None:

@@ -1,0 +1,108 @@
+"""`purine launch`: several hosts on this machine, for trying out what runs on several machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import IO, Annotated
+
+import typer
+
+from purine.cli.parameters import argument, given
+from purine.errors import ConfigError
+
+__all__ = ["launch"]
+
+_TRANSPORTS = ("shm", "torchdist")
+_PATIENCE = 15.0
+"""Seconds that hosts have to end by themselves after one has failed."""
+
+
+def launch(
+    words: Annotated[list[str], argument("A command of purine.", metavar="-- COMMAND...")],
+    hosts: Annotated[int, given("How many hosts to start.", metavar="N")] = 2,
+    transport: Annotated[
+        str, given("How values go between them: shm or torchdist.", metavar="NAME")
+    ] = "shm",
+) -> None:
+    """Start several hosts on this machine, each a process with its share of the cores.
+
+    The first host shows progress; messages of the others have their name in front. If one fails,
+    all end, with its exit code. On several machines, torchrun, mpiexec or srun start the hosts.
+
+    \b
+    purine launch --hosts 2 -- train --net lenet --devices host0-1:cpu:0 --out runs/two
+    torchrun --nnodes 2 ... -m purine train --net lenet --devices host0-1:cpu:0
+    """
+    if not 1 <= hosts <= 64:
+        remedy = "start real machines with torchrun, mpiexec or srun"
+        raise ConfigError(f"--hosts is {hosts}", "1 to 64 hosts", str(hosts), remedy)
+    if transport not in _TRANSPORTS:
+        expected = " or ".join(_TRANSPORTS)
+        raise ConfigError(f"--transport is {transport!r}", expected, transport, "name one of them")
+    code = _Hosts(hosts, transport, words).wait()
+    if code:
+        raise typer.Exit(code)
+
+
+class _Hosts:
+    """The processes of all hosts, which end together."""
+
+    def __init__(self, count: int, transport: str, words: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "PURINE_TRANSPORT": transport}
+        cores = sorted(os.sched_getaffinity(0))
+        size = len(cores) // count
+        self.processes = []
+        for rank in range(count):
+            own = cores[rank * size : (rank + 1) * size] or [cores[rank % len(cores)]]
+            os.sched_setaffinity(0, own)  # children inherit it
+            process = subprocess.Popen(
+                [sys.executable, "-m", "purine", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=None if rank == 0 else subprocess.DEVNULL,
+                stderr=None if rank == 0 else subprocess.PIPE,
+                text=True,
+                env={**os.environ, **shared, "RANK": str(rank)},
+            )
+            self.processes.append(process)
+            if process.stderr is not None:
+                arguments = (process.stderr, f"host{rank}")
+                threading.Thread(target=_relay, args=arguments, daemon=True).start()
+        os.sched_setaffinity(0, cores)
+
+    def wait(self) -> int:
+        """Wait for all hosts; returns the first exit code that is not 0."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the hosts too
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: self._send(number))
+        code = 0
+        left = list(self.processes)
+        while left:
+            for process in list(left):
+                try:
+                    ended = process.wait(timeout=0.1 if not code else _PATIENCE)
+                except subprocess.TimeoutExpired:
+                    if code:
+                        process.kill()
+                    continue
+                left.remove(process)
+                code = code or (ended if ended >= 0 else 128 - ended)
+        return code
+
+    def _send(self, number: int) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+def _relay(lines: IO[str], host: str) -> None:
+    for line in lines:
+        print(f"{host}: {line}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""Jobs on several hosts: which process is which host, and whose folder is written."""
+
+from __future__ import annotations
+
+import os
+
+from purine.errors import ConfigError
+from purine.job.config import Job
+from purine.job.folder import FollowerFolder, RunFolder
+from purine.job.launch import open_folder
+from purine.job.plan import JobPlan
+from purine.placement.devices import as_locations
+from purine.transports.processes import ProcessWorld, rank_and_size
+from purine.transports.world import World
+
+__all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts"]
+
+TRANSPORT = "PURINE_TRANSPORT"
+"""The variable that names the transport between hosts; `torchdist` without it."""
+
+
+def hosts_of_job(job: Job) -> tuple[str, ...]:
+    """The hosts that the devices of a job name, each once."""
+    return tuple(dict.fromkeys(location.host for location in as_locations(job.devices)))
+
+
+def join_hosts(job: Job) -> World | None:
+    """The world of a job on several hosts; None for a job on one."""
+    hosts = hosts_of_job(job)
+    if len(hosts) == 1:
+        return None
+    size = rank_and_size()[1]
+    wanted = tuple(f"host{number}" for number in range(len(hosts)))
+    if size != len(hosts) or set(hosts) != set(wanted):
+        raise ConfigError(
+            f"the devices are those of {len(hosts)} hosts, and {size} were started",
+            expected=f"{len(hosts)} processes, and devices of {', '.join(wanted)}",
+            found=f"{size} and devices of {', '.join(hosts)}",
+            remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
+        )
+    return ProcessWorld(os.environ.get(TRANSPORT, "torchdist"))
+
+
+def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:
+    """The folder of a run, which the first host makes and the others follow."""
+    if world is None:
+        return open_folder(plan, folder)
+    if world.first:
+        folder = open_folder(plan, folder)
+        world.share(str(folder.path.resolve()))
+        return folder
+    return FollowerFolder.at(world.share(""))

@@ -1,0 +1,129 @@
+"""`purine launch`: jobs on several hosts, which are processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from purine.runtime import checkpoint
+from tests.cli.runs import metrics, same_bits
+
+pytestmark = pytest.mark.multiprocess
+
+JOB = ["--net", "mlp", "--data", "fashion-mini", "--iters", "24", "--save-every", "6"]
+JOB += ["--log-every", "1", "--seed", "0", "--lr", "0.05"]
+HOSTS = ["--devices", "host0-1:cpu:0", "--share-cores"]
+
+
+def started(*words: object) -> subprocess.Popen[str]:
+    """A command that leads a group of processes, so that a signal reaches the hosts too."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "purine", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, out, err
+
+
+def launched(*words: object, transport: str = "shm") -> tuple[int, str, str]:
+    return ended(started("launch", "--hosts", 2, "--transport", transport, "--", *words))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "two"
+    code, _, err = launched("train", *JOB, *HOSTS, "--out", folder)
+    assert code == 0, err
+    return folder
+
+
+def test_two_hosts_train_as_two_devices_do(undisturbed: Path, tmp_path: Path) -> None:
+    devices = ["--devices", "cpu:0-1", "--share-cores"]
+    code, _, err = ended(started("train", *JOB, *devices, "--out", tmp_path / "one"))
+    assert code == 0, err
+    expected, found = metrics(tmp_path / "one"), metrics(undisturbed)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one["iteration"] == other["iteration"]
+        for key in ("loss", "test_loss"):
+            assert (key in one) == (key in other)
+            if key in one:
+                assert one[key] == pytest.approx(other[key], rel=1e-4)
+
+
+def test_a_transport_changes_no_bit(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "gloo"
+    code, _, err = launched("train", *JOB, *HOSTS, "--out", out, transport="torchdist")
+    assert code == 0, err
+    assert same_bits(out, undisturbed)
+
+
+def test_an_interrupted_run_stops_on_all_hosts_at_one_iteration(tmp_path: Path) -> None:
+    out = tmp_path / "interrupted"
+    job = [word if word != "24" else "100000" for word in JOB]
+    process = started("launch", "--hosts", 2, "--", "train", *job, *HOSTS, "--out", out)
+    while process.poll() is None and not list(out.glob("checkpoints/0*")):
+        select.select([], [], [], 0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    code, text, err = ended(process)
+    assert code == 128 + signal.SIGINT, err
+    assert "to go on" in text
+    stopped = checkpoint.load(out).iteration
+    assert metrics(out)[-1]["iteration"] == stopped > 0
+    code, text, err = launched("train", "--resume", "--out", out, "--iters", 100_000, "--dry-run")
+    assert code == 0, err
+
+
+def test_a_run_with_a_killed_host_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    job = [{"24": "1500", "6": "100", "1": "100"}.get(word, word) for word in JOB]
+    code, _, err = launched("train", *job, *HOSTS, "--out", tmp_path / "whole")
+    assert code == 0, err
+    out = tmp_path / "killed"
+    process = started("launch", "--hosts", 2, "--", "train", *job, *HOSTS, "--out", out)
+    while process.poll() is None and not list(out.glob("checkpoints/0*")):
+        select.select([], [], [], 0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code in (2, 128 + signal.SIGKILL)
+    assert "host 'host1' is lost" in err
+    assert checkpoint.load(out).iteration < 1500
+    code, _, err = launched("train", "--resume", "--out", out)
+    assert code == 0, err
+    assert same_bits(out, tmp_path / "whole")
+
+
+def test_a_number_of_hosts_that_the_devices_do_not_name_is_refused(tmp_path: Path) -> None:
+    code, _, err = ended(started("train", *JOB, *HOSTS, "--out", tmp_path / "alone"))
+    assert code == 2
+    assert "the devices are those of 2 hosts, and 1 were started" in err
+    assert "purine launch --hosts 2" in err
+    assert not (tmp_path / "alone").exists()
+
+
+def test_wrong_options_of_launch_are_named() -> None:
+    for words, message in (
+        (["--hosts", 0, "--", "train"], "1 to 64 hosts"),
+        (["--transport", "pigeon", "--", "train"], "shm or torchdist"),
+    ):
+        code, _, err = ended(started("launch", *words))
+        assert code == 2
+        assert message in err
+        assert "Traceback" not in err
