@@ -15,12 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
-from purine.graph.names import copy_of
+from purine.graph.names import copy_of, origin_of
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
 from purine.registry.clock import ITERATION, SEED
+
+_PASSING = frozenset({"copy", "reduce", "update"})
+"""Roles of ops that only pass a value on to those who wait for it."""
+_TINY = 4096
+"""Bytes of a blob that is sent at once, since it takes no time."""
 
 __all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
 
@@ -30,7 +36,8 @@ class Channel:
     """A blob that goes from one host to another in every iteration.
 
     `number` is its place among those of the same two hosts. `op` is the put of the sender or the
-    arrival of the receiver. `blob` is None where only a signal is sent.
+    arrival of the receiver. `blob` is None where only a signal is sent. What has an earlier
+    `deadline` is sent first.
     """
 
     source: str
@@ -38,6 +45,7 @@ class Channel:
     number: int
     op: str
     blob: Blob | None
+    deadline: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,8 @@ def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Chan
         names = op.inputs if op.kind == "Put" else op.outputs
         blob = part.blobs[names[0]] if names else None
         if op.kind == "Put":
-            outgoing.append(Channel(host, peer, number, op.name, blob))
+            deadline = op.whole("deadline")
+            outgoing.append(Channel(host, peer, number, op.name, blob, deadline))
         else:
             incoming.append(Channel(peer, host, number, op.name, blob))
     return tuple(incoming), tuple(outgoing)
@@ -105,6 +114,7 @@ class _Part:
     def __init__(self, step: Graph, host: str, hosts: tuple[str, ...]) -> None:
         self.step, self.host, self.hosts = step, host, hosts
         self.clockwork = _clockwork(step)
+        self.deadlines = _deadlines(step)
         self.builder = Builder()
 
     def graph(self) -> Graph:
@@ -223,7 +233,7 @@ class _Part:
 
     def _add_half(self, channel: int, transfer: _Transfer) -> str:
         """Add the put or the arrival of a transfer, and return its name."""
-        builder = self.builder
+        builder, step = self.builder, self.step
         outgoing = transfer.source.host == self.host
         peer = transfer.target.host if outgoing else transfer.source.host
         ends: dict[str, Attribute] = {"peer": peer, "channel": channel}
@@ -232,6 +242,9 @@ class _Part:
             name = builder.fresh(f"put/{transfer.name}")
             read = () if transfer.read is None else (transfer.read,)
             at = transfer.source
+            blob = transfer.written
+            if blob is not None and size_in_bytes(blob) > _TINY:
+                ends["deadline"] = self.deadlines.get(blob.name, 2 * len(step.ops))
             builder.op(name, "Put", read, (), ends, location=at, lane="outbound", origin=origin)
             if transfer.before is not None:
                 builder.control.add((transfer.before, name))
@@ -268,3 +281,31 @@ def _clockwork(step: Graph) -> frozenset[str]:
             known.update(op.outputs)
     carried = {state.next for name, state in step.states.items() if name in known}
     return frozenset(known) if carried <= known else frozenset()
+
+
+def _deadlines(step: Graph) -> dict[str, int]:
+    """By blob the place of the first op that waits for it, in the order of the step.
+
+    What only leads to an update is needed when the next iteration reads the new value, so that
+    place counts from the next iteration. Copies, reductions and updates themselves do not count:
+    they can wait as long as what waits for them.
+    """
+    place = {name: index for index, name in enumerate(step.order)}
+    count, never = len(place), 2 * len(place)
+    needed: dict[str, int] = {}
+    for _ in range(2):  # the second time with what the next iteration needs of the states
+        following = {
+            state.next: count + needed[name]
+            for name, state in step.states.items()
+            if needed.get(name, never) < count and state.next != name
+        }
+        needed = {}
+        for name in reversed(step.order):
+            op = step.ops[name]
+            results = (min(needed.get(b, never), following.get(b, never)) for b in op.outputs if b)
+            when = min(results, default=never)
+            if origin_of(op).role not in _PASSING and op.kind != "Copy":
+                when = place[name]
+            for blob in op.inputs:
+                needed[blob] = min(needed.get(blob, never), when)
+    return needed

@@ -64,7 +64,12 @@ class Exchange:
         }
         self._cells = {number[name]: cell for name, cell in self._versions.items()}
         self.core = HostCore(
-            plan, arrivals=self.arrivals.values(), puts=self.puts, start=start, credit=credit
+            plan,
+            arrivals=self.arrivals.values(),
+            puts=self.puts,
+            start=start,
+            credit=credit,
+            deadlines={number[channel.op]: channel.deadline for channel in self.outgoing},
         )
         self.transport.open(self.peers, self.incoming, self.outgoing, self.core.slots)
         now = monotonic()

@@ -26,7 +26,7 @@ from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
 from purine.runtime.buffers import Buffers
 from purine.runtime.exchange import Exchange
-from purine.runtime.host_core import HostCore
+from purine.runtime.host_core import TOKEN, HostCore
 from purine.runtime.program import Program
 from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
 from purine.trace.events import FETCH, Event
@@ -36,9 +36,10 @@ __all__ = ["Executor", "Settings"]
 
 
 _COMPUTE = 1 << 62
-_TOKEN = _COMPUTE - 1
+_TOKEN = TOKEN
 """Queue entries are tokens. On a thread that several lanes share, tokens of compute lanes get the
-high bit `_COMPUTE`, so that transfers run first: other devices wait for those."""
+high bit `_COMPUTE`, so that transfers run first: other devices wait for those. Puts to other hosts
+have their order in the bits above a token."""
 
 
 @dataclass(frozen=True, slots=True)

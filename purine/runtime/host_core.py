@@ -17,14 +17,19 @@ from collections.abc import Collection, Mapping
 
 from purine.core import Core, Plan
 
-__all__ = ["HostCore"]
+__all__ = ["TOKEN", "HostCore"]
+
+TOKEN = (1 << 62) - 1
+"""The bits of a token that are not its order."""
 
 
 class HostCore:
     """A `Core` whose arrivals and puts wait for other hosts as well.
 
     `arrivals` are the numbers of the ops that complete when a value arrives, `puts` those that
-    send, with the host they send to.
+    send, with the host they send to. `deadlines` gives the order of puts: the place of the op that
+    waits for the value, in the iteration or the next. A put that is ready has this order in its
+    high bits, above the token: `token & TOKEN` is the token alone.
     """
 
     def __init__(
@@ -36,12 +41,14 @@ class HostCore:
         start: int = 0,
         credit: int = 2,
         slots: int | None = None,
+        deadlines: Mapping[int, int] | None = None,
     ) -> None:
         self.core = Core(plan, start=start, credit=credit)
         self.plan, self.size = plan, self.core.size
         self.slots = credit + 1 if slots is None else slots
         self._arrivals = frozenset(arrivals)
         self._puts = dict(puts)
+        self._deadlines = deadlines or {}
         self._expected: set[int] = set()
         """Arrivals whose iteration is open and whose value is not here."""
         self._early: set[int] = set()
@@ -82,7 +89,16 @@ class HostCore:
         limit = self._granted[peer] = max(self._granted[peer], completed + self.slots)
         held = self._held[peer]
         self._held[peer] = [token for token in held if token // self.size >= limit]
-        return [token for token in held if token // self.size < limit]
+        return [self._urgent(token) for token in held if token // self.size < limit]
+
+    def _urgent(self, token: int) -> int:
+        """The token of a put, with its order among the puts of all iterations in the high bits.
+
+        What is added is a multiple of the number of ops, so the op is still the remainder.
+        """
+        iteration, op = divmod(token, self.size)
+        order = iteration * self.size + self._deadlines.get(op, 0)
+        return token + order * (self.size << TOKEN.bit_length())
 
     def waiting(self) -> list[tuple[int, str, int]]:
         return self.core.waiting()
@@ -113,5 +129,6 @@ class HostCore:
                 if token // self.size >= self._granted[peer]:
                     self._held[peer].append(token)
                     continue
+                token = self._urgent(token)
             runnable.append(token)
         return runnable

@@ -12,7 +12,7 @@ import purine as pu
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
 from purine.lowering.hosts import channels_of, hosts_of, part_of
-from purine.runtime.host_core import HostCore
+from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
     "data": {},
@@ -64,7 +64,9 @@ class Simulation:
             for channel in channels_of(part, host)[1]:
                 op = arrivals[host, channel.target, channel.number]
                 self.puts[host, channel.op] = channel.target, self.numbers[channel.target][op]
-        self.ready = [(h, token) for h, core in self.cores.items() for token in core.extend(1)]
+        self.ready: list[tuple[str, int]] = []
+        for host, core in self.cores.items():
+            self._now_ready(host, core.extend(1))
         self.messages: list[tuple[str, ...] | tuple[str, str, int, int]] = []
 
     def run(self) -> None:
@@ -105,7 +107,7 @@ class Simulation:
         self._now_ready(host, ready)
 
     def _now_ready(self, host: str, tokens: list[int]) -> None:
-        self.ready += [(host, token) for token in tokens]
+        self.ready += [(host, token & TOKEN) for token in tokens]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -138,7 +140,8 @@ def two_hosts() -> tuple[HostCore, HostCore]:
 
 
 def names(core: HostCore, tokens: list[int]) -> list[tuple[int, str]]:
-    return [(token // core.size, core.plan.ops[token % core.size]) for token in tokens]
+    plain = (token & TOKEN for token in tokens)
+    return [(token // core.size, core.plan.ops[token % core.size]) for token in plain]
 
 
 def complete_all(core: HostCore, tokens: list[int]) -> Iterator[tuple[int, str]]:
@@ -146,7 +149,7 @@ def complete_all(core: HostCore, tokens: list[int]) -> Iterator[tuple[int, str]]
     queue = list(tokens)
     for token in queue:
         yield from names(core, [token])
-        queue += core.complete(token)
+        queue += core.complete(token & TOKEN)
 
 
 def test_a_put_waits_for_a_slot_and_holds_nothing_up() -> None:
@@ -178,3 +181,24 @@ def test_a_value_that_no_slot_is_free_for_is_a_bug() -> None:
     receiver.arrive(arrival, 1)
     with pytest.raises(AssertionError, match="arrived twice"):
         receiver.arrive(arrival, 1)
+
+
+def test_what_the_next_forward_needs_first_is_sent_first() -> None:
+    """Weights of the next iteration overtake gradients of this one that are needed later."""
+    part = parts("data")["host0"]
+    plan = compile_plan(part)
+    puts = {channel.op: channel for channel in channels_of(part, "host0")[1]}
+    numbers = {plan.ops.index(name): channel.deadline for name, channel in puts.items()}
+    core = HostCore(
+        plan, arrivals=[], puts=dict.fromkeys(numbers, "host1"), deadlines=numbers, slots=9
+    )
+    weights = [k for k in numbers if numbers[k] and plan.ops[k].startswith("put/fc")]
+    gradients = [k for k in numbers if numbers[k] and "/grad/" in plan.ops[k]]
+    assert weights
+    assert gradients
+    first, last = min(weights, key=numbers.__getitem__), max(gradients, key=numbers.__getitem__)
+    assert numbers[first] < core.size <= numbers[last]
+    late = core._urgent(last)
+    assert core._urgent(core.size + first) < late
+    assert late % core.size == last
+    assert late & TOKEN == last

@@ -1,0 +1,251 @@
+"""How close does a step on two hosts come to what their link and their cores allow?
+
+Two hosts of one core each, in network namespaces of this machine with a shaped link between them
+(`ip netns`, `tc tbf`: needs root). Contenders take turns: the compute alone, without a transfer;
+the bare bytes of the gradients in both directions over Gloo; DDP, plain and with its fp16 hook,
+tuned (channels-last, fused SGD, static graph, gradients as views of buckets); and Purine. Reported
+are medians over turns. `limit_ratio` is Purine's step over the larger of compute and bytes,
+`ddp_ratio` how many times as long plain DDP takes as Purine. The last line is JSON.
+
+    python benchmarks/network.py --rate 1gbit
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from scaling import NETS
+from step import DECAY, LR, MOMENTUM, samples
+
+CONTENDERS = ("compute", "bytes", "ddp", "ddp-fp16", "purine")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+SPACES = ("purine-host0", "purine-host1")
+LINK = "purinelink"
+PORT = 29700
+Steps = Callable[[int], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rate", default="1gbit", help="of the link, as tc writes it")
+    parser.add_argument("--net", choices=sorted(NETS), default="googlenet")
+    parser.add_argument("--batch", type=int, help="samples for each host")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.batch = options.batch or NETS[options.net][1]
+    if options.worker:
+        work(options)
+        return
+    if os.geteuid() != 0:
+        parser.error("network namespaces need root")
+    with hosts(options.rate):
+        times = compare(options)
+    report(options, times)
+
+
+@contextmanager
+def hosts(rate: str) -> Iterator[None]:
+    """Two namespaces with a link of a given rate between them, for as long as this lasts."""
+    try:
+        for space in SPACES:
+            subprocess.run(["ip", "netns", "add", space], check=True)
+        ends = ["ip", "link", "add", LINK, "netns", SPACES[0], "type", "veth", "peer", "name", LINK]
+        subprocess.run([*ends, "netns", SPACES[1]], check=True)
+        for space, address in zip(SPACES, ADDRESSES, strict=True):
+            inside = ["ip", "netns", "exec", space]
+            shape = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+            for command in (
+                ["ip", "addr", "add", f"{address}/24", "dev", LINK],
+                ["ip", "link", "set", LINK, "up"],
+                ["ip", "link", "set", "lo", "up"],
+                ["tc", "qdisc", "add", "dev", LINK, *shape],
+            ):
+                subprocess.run([*inside, *command], check=True)
+        yield
+    finally:
+        for space in SPACES:
+            subprocess.run(["ip", "netns", "del", space], check=False, stderr=subprocess.DEVNULL)
+
+
+def compare(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of a step of each contender, by turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    teams: dict[str, list[subprocess.Popen[str]]] = {}
+    times: dict[str, list[float]] = {name: [] for name in options.contenders}
+    try:
+        for number, name in enumerate(options.contenders):
+            print(f"starting {name} ...", file=sys.stderr, flush=True)
+            teams[name] = [start(options, name, rank, PORT + number, cores) for rank in (0, 1)]
+            ask(teams[name], 2)
+        for turn in range(options.turns):
+            for name, team in teams.items():
+                times[name].append(ask(team, options.steps))
+            shown = ", ".join(f"{name} {values[-1]:.3f} s" for name, values in times.items())
+            print(f"{options.rate}, turn {turn + 1}/{options.turns}: {shown}", flush=True)
+    finally:
+        for team in teams.values():
+            for worker in team:
+                worker.kill()
+                worker.wait()
+    return times
+
+
+def start(
+    options: argparse.Namespace, name: str, rank: int, port: int, cores: list[int]
+) -> subprocess.Popen[str]:
+    core = str(cores[rank % len(cores)])
+    command = ["ip", "netns", "exec", SPACES[rank], "taskset", "-c", core, sys.executable, __file__]
+    command += ["--worker", name, "--rank", str(rank), "--net", options.net]
+    environment = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment |= {"RANK": str(rank), "GLOO_SOCKET_IFNAME": LINK, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "--batch", str(options.batch)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def ask(team: list[subprocess.Popen[str]], steps: int) -> float:
+    """Let both hosts make some steps; the seconds of one, of the slower host."""
+    for worker in team:
+        assert worker.stdin is not None
+        print(steps, file=worker.stdin, flush=True)
+    answers = []
+    for worker in team:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            raise SystemExit("a worker ended; its message is above")
+        answers.append(float(line))
+    return max(answers)
+
+
+def report(options: argparse.Namespace, times: dict[str, list[float]]) -> None:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, values in times.items():
+        print(f"{name:10}{medians[name]:9.3f} s  ({min(values):.3f} to {max(values):.3f})")
+    result: dict[str, object] = {"rate": options.rate, "net": options.net, "batch": options.batch}
+    result["seconds"] = {name: round(value, 4) for name, value in medians.items()}
+    if {"compute", "bytes", "purine"} <= medians.keys():
+        limit = max(medians["compute"], medians["bytes"])
+        result["limit_ratio"] = round(medians["purine"] / limit, 3)
+    if {"ddp", "purine"} <= medians.keys():
+        result["ddp_ratio"] = round(medians["ddp"] / medians["purine"], 3)
+    print(json.dumps(result))
+
+
+def work(options: argparse.Namespace) -> None:
+    """Get ready, then make as many steps as each line says and answer with the time of one."""
+    import torch
+
+    torch.set_num_threads(1)
+    makers = {"compute": purine_steps, "purine": purine_steps, "bytes": byte_steps}
+    steps = makers.get(options.worker, ddp_steps)(options)
+    for line in sys.stdin:
+        count = int(line)
+        begin = time.perf_counter()
+        steps(count)
+        print((time.perf_counter() - begin) / count, flush=True)
+
+
+def purine_steps(options: argparse.Namespace) -> Steps:
+    import purine as pu
+    from purine.transports.processes import ProcessWorld
+
+    setting = NETS[options.net][0]
+    net = pu.zoo.NETS[options.net](
+        batch=options.batch, classes=setting.classes, **setting.arguments
+    )
+    step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    step = pu.prune(step, ["loss"])
+    world = None
+    if options.worker == "purine":
+        step = pu.parallel.replicate(step, "host0-1:cpu:0")
+        world = ProcessWorld("torchdist")
+    rows = [part.numpy() for part in samples(setting)]
+    source = pu.data.ArraySource(*rows, classes=setting.classes)
+    data = pu.data.DataSet("memory", source)
+    step = pu.layout(step, "channels-last")
+    run = pu.Run(step, data=data, seed=0, threads=1, world=world)
+
+    def steps(count: int) -> None:
+        for result in run.steps(count):
+            assert result.loss == result.loss
+
+    return steps
+
+
+def byte_steps(options: argparse.Namespace) -> Steps:
+    """Half of the gradients go each way, and half of the parameters."""
+    import torch
+    import torch.distributed as dist
+    from rivals import RIVALS
+
+    setting = NETS[options.net][0]
+    model = RIVALS[options.net](setting.sample[0], setting.classes)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    dist.init_process_group("gloo")
+    sent, received = torch.zeros(count), torch.zeros(count)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            sending = dist.isend(sent, 1 - options.rank)
+            dist.recv(received, 1 - options.rank)
+            assert sending is not None
+            sending.wait()
+
+    return steps
+
+
+def ddp_steps(options: argparse.Namespace) -> Steps:
+    import torch
+    import torch.distributed as dist
+    from rivals import RIVALS, loss_of
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
+
+    setting = NETS[options.net][0]
+    inputs, labels = samples(setting)
+    model = RIVALS[options.net](setting.sample[0], setting.classes)
+    model = model.to(memory_format=torch.channels_last)
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
+    if options.worker == "ddp-fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True
+    )
+    rows = slice(options.rank * options.batch, (options.rank + 1) * options.batch)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad(set_to_none=False)
+            loss = loss_of(model(inputs[rows]), labels[rows])
+            loss.backward()
+            optimizer.step()
+            assert loss.item() == loss.item()
+
+    return steps
+
+
+if __name__ == "__main__":
+    main()
