@@ -58,12 +58,13 @@ class _Hosts:
             port = probe.getsockname()[1]
         shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "PURINE_TRANSPORT": transport}
-        cores = sorted(os.sched_getaffinity(0))
+        from purine.machine.cores import available, bind
+
+        cores = available()
         size = len(cores) // count
         self.processes = []
         for rank in range(count):
             own = cores[rank * size : (rank + 1) * size] or [cores[rank % len(cores)]]
-            os.sched_setaffinity(0, own)  # children inherit it
             process = subprocess.Popen(
                 [sys.executable, "-m", "purine", *words],
                 stdin=subprocess.DEVNULL,
@@ -72,11 +73,11 @@ class _Hosts:
                 text=True,
                 env={**os.environ, **shared, "RANK": str(rank)},
             )
+            bind(process.pid, own)
             self.processes.append(process)
             if process.stderr is not None:
                 arguments = (process.stderr, f"host{rank}")
                 threading.Thread(target=_relay, args=arguments, daemon=True).start()
-        os.sched_setaffinity(0, cores)
 
     def wait(self) -> int:
         """Wait for all hosts; returns the first exit code that is not 0."""

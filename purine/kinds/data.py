@@ -13,7 +13,7 @@ from purine.registry.facts import Facts, Precision, Role, SampleRule, ShardRule
 from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
 from purine.registry.kind import Attr, Kernel, Kind, PerOp, kind, register
 
-__all__ = ["Arrival", "Copy", "Data", "Expect", "Put", "StopGradient"]
+__all__ = ["Copy", "Data", "Expect", "StopGradient"]
 
 Data = register(
     Kind(
@@ -63,25 +63,6 @@ Copy = register(
 
 With `alias` both ends are one piece of memory, and the run does nothing.
 """
-
-
-_ENDS = {"peer": Attr(str), "channel": Attr(int)}
-_SENDING = {**_ENDS, "deadline": Attr(int, 0)}
-
-Put = register(
-    Kind(
-        "Put", None, (), optional=0, variadic=True, attributes=_SENDING, facts=Facts(role=Role.COPY)
-    )
-)
-"""The sender's half of a copy between hosts: writes the value into a slot of host `peer`.
-
-Hosts number the blobs that go from one to the other: `channel` is that number. `deadline` is the
-place, among the ops of its iteration and the next, of the first op that waits for the value. A put
-without an input only tells the peer that the ops before it are complete.
-"""
-
-Arrival = register(Kind("Arrival", None, (), attributes=_ENDS, facts=Facts(role=Role.COPY)))
-"""The receiver's half of a copy between hosts: completes when the value from `peer` has arrived."""
 
 
 @kind(view=True, facts=Facts(Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.IDENTITY))

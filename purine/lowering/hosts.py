@@ -22,6 +22,8 @@ from purine.graph.names import copy_of, origin_of
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
 from purine.registry.clock import ITERATION, SEED
+from purine.registry.facts import Facts, Role
+from purine.registry.kind import Attr, Kind, register
 
 _PASSING = frozenset({"copy", "reduce", "update"})
 """Roles of ops that only pass a value on to those who wait for it."""
@@ -29,6 +31,25 @@ _TINY = 4096
 """Bytes of a blob that is sent at once, since it takes no time."""
 
 __all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
+
+
+_ENDS = {"peer": Attr(str), "channel": Attr(int)}
+_SENDING = {**_ENDS, "deadline": Attr(int, 0)}
+
+register(
+    Kind(
+        "Put", None, (), optional=0, variadic=True, attributes=_SENDING, facts=Facts(role=Role.COPY)
+    )
+)
+"""The sender's half of a copy between hosts: writes the value into a slot of host `peer`.
+
+Hosts number the blobs that go from one to the other: `channel` is that number. `deadline` is the
+place, among the ops of its iteration and the next, of the first op that waits for the value. A put
+without an input only tells the peer that the ops before it are complete.
+"""
+
+register(Kind("Arrival", None, (), attributes=_ENDS, facts=Facts(role=Role.COPY)))
+"""The receiver's half of a copy between hosts: completes when the value from `peer` has arrived."""
 
 
 @dataclass(frozen=True, slots=True)

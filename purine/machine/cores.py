@@ -15,7 +15,7 @@ from purine.graph import Graph
 from purine.machine.capacity import missing_device
 from purine.machine.effects import applies
 
-__all__ = ["cores_of", "on_gpus", "pin", "threads_of", "threads_of_all"]
+__all__ = ["available", "bind", "cores_of", "on_gpus", "pin", "threads_of", "threads_of_all"]
 
 
 def cores_of(
@@ -36,18 +36,18 @@ def cores_of(
     cpus = [device for device in devices if device.startswith("cpu")]
     if len(cpus) < 2:
         return dict.fromkeys(cpus, ())
-    available = _available()
+    own = available()
     size = threads or threads_of(cpus)
-    if (_number(cpus[-1]) + 1) * size > len(available) and not share:
-        expected = f"cpu:0 to cpu:{max(0, len(available) // size - 1)}: there are "
-        expected += f"{len(available)} cores, and a device has {size}"
+    if (_number(cpus[-1]) + 1) * size > len(own) and not share:
+        expected = f"cpu:0 to cpu:{max(0, len(own) // size - 1)}: there are "
+        expected += f"{len(own)} cores, and a device has {size}"
         remedy = "use fewer devices or fewer threads for each, or let devices share cores "
         remedy += "(share_cores=True, --share-cores)"
         raise missing_device(cpus[-1], expected, ", ".join(cpus), remedy)
-    count = len(available)
+    count = len(own)
     cores = {device: range(_number(device) * size, (_number(device) + 1) * size) for device in cpus}
     return {
-        device: tuple(available[core % count] for core in numbers[:count])
+        device: tuple(own[core % count] for core in numbers[:count])
         for device, numbers in cores.items()
     }
 
@@ -59,7 +59,7 @@ def on_gpus(graph: Graph) -> bool:
 
 def threads_of(devices: Sequence[str]) -> int:
     """The default number of cores of each of several CPU devices: an equal share of all."""
-    return max(1, len(_available()) // (max(map(_number, devices)) + 1))
+    return max(1, len(available()) // (max(map(_number, devices)) + 1))
 
 
 def threads_of_all() -> int:
@@ -67,7 +67,7 @@ def threads_of_all() -> int:
 
     Never more than the cores that the process may use now, since threads would wait for each other.
     """
-    return min(int(torch.get_num_threads()), len(_available()))
+    return min(int(torch.get_num_threads()), len(available()))
 
 
 def pin(cores: tuple[int, ...]) -> None:
@@ -79,7 +79,14 @@ def pin(cores: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _available() -> list[int]:
+def bind(process: int, cores: Sequence[int]) -> None:
+    """Bind another process, which has just been started, to these cores."""
+    if hasattr(os, "sched_setaffinity") and applies("cores"):
+        os.sched_setaffinity(process, cores)
+
+
+def available() -> list[int]:
+    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
