@@ -25,22 +25,17 @@ from purine.registry.clock import ITERATION, SEED
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
+__all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
+
 _PASSING = frozenset({"copy", "reduce", "update"})
 """Roles of ops that only pass a value on to those who wait for it."""
 _TINY = 4096
 """Bytes of a blob that is sent at once, since it takes no time."""
 
-__all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
-
-
 _ENDS = {"peer": Attr(str), "channel": Attr(int)}
 _SENDING = {**_ENDS, "deadline": Attr(int, 0)}
 
-register(
-    Kind(
-        "Put", None, (), optional=0, variadic=True, attributes=_SENDING, facts=Facts(role=Role.COPY)
-    )
-)
+register(Kind("Put", None, (), variadic=True, attributes=_SENDING, facts=Facts(role=Role.COPY)))
 """The sender's half of a copy between hosts: writes the value into a slot of host `peer`.
 
 Hosts number the blobs that go from one to the other: `channel` is that number. `deadline` is the
