@@ -22,16 +22,11 @@ from purine.errors import ConfigError, RunError
 from purine.graph import Graph
 from purine.transports.inproc import InprocWorld, inproc_worlds
 from tests.parallel.nets import Trained, agree, float64, images, trained
+from tests.runtime import test_host_core
 
 T = TypeVar("T")
 SCHEMES: dict[str, dict[str, object]] = {
-    "data": {},
-    "ring": {"data": 4, "topology": "ring"},
-    "tree": {"data": 4, "topology": "tree"},
-    "pipeline": {"pipeline": 4},
-    "data-pipeline": {"data": 2, "pipeline": 2},
-    "model": {"model": 4},
-    "data-model": {"data": 2, "model": 2},
+    **test_host_core.SCHEMES,
     "hybrid": {"model": 4, "hybrid": True},
 }
 HOSTS = ("host0", "host1")
