@@ -1,8 +1,9 @@
 """What does `join` do for an imported GoogLeNet on a GPU?
 
-torchvision's GoogLeNet is imported and trained in bf16, once with its convolutions of one input
-joined into one and once as it was imported. Both steps are in one process and take turns. Reported
-are the convolutions of the net and milliseconds of a step, medians over turns with their range.
+torchvision's GoogLeNet is imported and trained in bf16 on images stored as bytes, once with its
+convolutions of one input joined into one and once as it was imported. Both steps are in one process
+and take turns. Reported are the convolutions of the net and milliseconds of a step, medians over
+turns with their range.
 
     python benchmarks/join.py --batch 128
 """
@@ -34,9 +35,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--image", type=int, default=224)
     options = parser.parse_args()
-    net = imported(options.batch, options.image)
+    data = images(4 * options.batch, options.image)
+    net = pu.data.prepare(imported(options.batch, options.image), data.train)
     joined = pu.join(net)
-    runs = {"as imported": start(net, options), "joined": start(joined, options)}
+    runs = {"as imported": start(net, data, options), "joined": start(joined, data, options)}
     convolutions = {
         name: sum(op.kind == CONVOLUTION for op in graph.ops.values())
         for name, graph in (("as imported", net), ("joined", joined))
@@ -68,17 +70,21 @@ def imported(batch: int, image: int) -> pu.Graph:
     return pu.from_torch(module, torch.nn.functional.cross_entropy, example).net
 
 
-def start(net: pu.Graph, options: argparse.Namespace) -> pu.Run:
-    """A run of the step as a job on one device composes it, on samples made up."""
+def images(count: int, size: int) -> pu.data.DataSet:
+    """Images made up, one byte for each value, with labels."""
+    values = np.random.default_rng(0).integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+    source = pu.data.ArraySource(
+        values, np.arange(count) % 1000, names=("data", "label"), classes=1000
+    )
+    return pu.data.DataSet("memory", source)
+
+
+def start(net: pu.Graph, data: pu.data.DataSet, options: argparse.Namespace) -> pu.Run:
+    """A run of the step as a job on one device composes it."""
     step = pu.solvers.sgd(pu.backward(pu.mixed(net, "bf16")), lr=0.01, momentum=0.9)
     step = pu.to_device(pu.prune(step, ["loss"]), options.device)
     step = pu.fuse(pu.layout(step, "channels-last"), devices=[options.device])
-    images = np.random.default_rng(0).standard_normal(
-        (4 * options.batch, 3, options.image, options.image), dtype=np.float32
-    )
-    labels = np.arange(4 * options.batch) % 1000
-    source = pu.data.ArraySource(images, labels, names=("data", "label"), classes=1000)
-    return pu.Run(step, data=pu.data.DataSet("memory", source), seed=0)
+    return pu.Run(step, data=data, seed=0)
 
 
 def timed(run: pu.Run, steps: int) -> float:

@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--transport", choices=("tcp", "torchdist"), default="tcp")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -112,6 +113,7 @@ def start(
     core = str(cores[rank % len(cores)])
     command = ["ip", "netns", "exec", SPACES[rank], "taskset", "-c", core, sys.executable, __file__]
     command += ["--worker", name, "--rank", str(rank), "--net", options.net]
+    command += ["--transport", options.transport]
     environment = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     environment |= {"RANK": str(rank), "GLOO_SOCKET_IFNAME": LINK, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -179,7 +181,7 @@ def purine_steps(options: argparse.Namespace) -> Steps:
     world = None
     if options.worker == "purine":
         step = pu.parallel.replicate(step, "host0-1:cpu:0")
-        world = ProcessWorld("torchdist")
+        world = ProcessWorld(options.transport)
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, classes=setting.classes)
     data = pu.data.DataSet("memory", source)

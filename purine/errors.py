@@ -8,6 +8,7 @@
     ├── DataError           a data source that is missing, damaged or of the wrong form
     ├── CheckpointError     a checkpoint that is missing, damaged or of another net
     └── RunError            something that went wrong while a graph was running
+        ├── HostLostError   another host of the job is gone
         ├── KernelError     a kernel raised
         └── StallError      nothing can make progress
 
@@ -36,6 +37,7 @@ __all__ = [
     "DataError",
     "FormatError",
     "GraphError",
+    "HostLostError",
     "KernelError",
     "KindError",
     "PurineError",
@@ -131,6 +133,13 @@ class CheckpointError(PurineError):
 
 class RunError(PurineError):
     """Something that went wrong while a graph was running."""
+
+
+class HostLostError(RunError):
+    """Another host of the job is gone, and an op here waits for it.
+
+    Threads may wait for that host for ever, so a program ends at once: with `os._exit`.
+    """
 
 
 class KernelError(RunError):

@@ -23,6 +23,7 @@ from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.optimize import fuse, join, layout, mixed, recompute
 from purine.parallel.accumulate import accumulate as accumulated
+from purine.parallel.compress import compress as compressed
 from purine.parallel.halves import samples_of
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
@@ -46,7 +47,8 @@ class Settings:
     `solver` adds the updates to a net with gradients. An update is made of `accumulate` batches
     that count as one large batch; of `iter_size` batches where each has a loss of its own, as with
     Caffe's setting of that name. `precision` is an argument of `mixed`, `form` one of `layout`;
-    None leaves the graph as it is. `compiled` fuses the ops between two transfers into one.
+    None leaves the graph as it is. `compress` is the method by which gradients go between
+    hosts. `compiled` fuses the ops between two transfers into one.
     """
 
     solver: Callable[[Graph], Graph]
@@ -57,6 +59,7 @@ class Settings:
     iter_size: int = 1
     precision: str | None = None
     form: str | None = None
+    compress: str | None = None
     compiled: bool = False
 
     def __post_init__(self) -> None:
@@ -111,6 +114,7 @@ def compose(
     clip: float | None = None,
     accumulate: int = 1,
     precision: str | None = None,
+    compress: str | None = None,
     scheme: Scheme | None = None,
     **settings: Any,
 ) -> Graph:
@@ -118,7 +122,8 @@ def compose(
 
     `solver` makes a step of a net with gradients, which are clipped to the norm `clip` before it.
     An update is made of `accumulate` batches of the net. `precision` is what `mixed` takes, or
-    None for the net as it is. Without settings every device has a replica; the settings are those
+    None for the net as it is. `compress` is what `parallel.compress` takes for a step on several
+    hosts, or None. Without settings every device has a replica; the settings are those
     of `Scheme`.
 
     >>> import purine as pu
@@ -136,7 +141,8 @@ def compose(
     if scheme is None:
         scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(locations)))
     given = Settings(solver=solver, devices=locations, scheme=scheme, clip=clip)
-    return make_step(net, replace(given, accumulate=accumulate, precision=precision))
+    given = replace(given, accumulate=accumulate, precision=precision, compress=compress)
+    return make_step(net, given)
 
 
 def fused(step: Graph, *_: Settings) -> Graph:
@@ -322,6 +328,12 @@ RECIPE: tuple[Stage, ...] = (
         "orders the axes of images in memory as the kernels of the device prefer",
         lambda s: s.form is not None,
         lambda step, s: step if s.form is None else layout(step, s.form),
+    ),
+    Stage(
+        "compress",
+        "encodes gradients, and parameters on their way back, where they go between hosts",
+        lambda s: s.compress is not None,
+        lambda step, s: step if s.compress is None else compressed(step, s.compress),
     ),
     Stage(
         "fuse",

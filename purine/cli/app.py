@@ -7,6 +7,7 @@ appear at once.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import imports, launch, reports, show, train
+from purine.cli import imports, launch, reports, show, status, train
 from purine.cli.output import drop_output, prepare_output, unwritable
-from purine.errors import ConfigError, PurineError
+from purine.errors import ConfigError, HostLostError, PurineError
 from purine.nearest import nearest_name
 
 __all__ = ["app", "main"]
@@ -35,6 +36,7 @@ app.command("test")(reports.measure)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(reports.check)
 app.command()(show.show)
+app.command()(status.status)
 app.command()(reports.trace)
 app.add_typer(imports.app, name="import")
 
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code or 0)
     except PurineError as error:
         _print_error(error)
+        if isinstance(error, HostLostError):
+            os._exit(2)  # threads may wait for the lost host for ever
         sys.exit(2)
     except _UsageError as error:
         sys.exit(_print_usage_error(error, sys.argv[1:] if arguments is None else arguments))

@@ -17,16 +17,19 @@ from purine.errors import ConfigError
 
 __all__ = ["launch"]
 
-_TRANSPORTS = ("shm", "torchdist")
-_PATIENCE = 15.0
+_TRANSPORTS = ("gaspi", "shm", "tcp", "torchdist")
+_PATIENCE = 3.0
 """Seconds that hosts have to end by themselves after one has failed."""
+_STOPPED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_PATIENCE_TO_STOP = 15.0
+"""The same after one has stopped because it was asked to, as all are."""
 
 
 def launch(
     words: Annotated[list[str], argument("A command of purine.", metavar="-- COMMAND...")],
     hosts: Annotated[int, given("How many hosts to start.", metavar="N")] = 2,
     transport: Annotated[
-        str, given("How values go between them: shm or torchdist.", metavar="NAME")
+        str, given("How values go between them: shm, tcp, torchdist or gaspi.", metavar="NAME")
     ] = "shm",
 ) -> None:
     """Start several hosts on this machine, each a process with its share of the cores.
@@ -41,6 +44,14 @@ def launch(
     if not 1 <= hosts <= 64:
         remedy = "start real machines with torchrun, mpiexec or srun"
         raise ConfigError(f"--hosts is {hosts}", "1 to 64 hosts", str(hosts), remedy)
+    if transport == "mpi":
+        remedy = f"start with mpiexec -n {hosts} python -m purine ..., with PURINE_TRANSPORT=mpi"
+        raise ConfigError(
+            "purine launch starts no hosts for transport 'mpi'",
+            " or ".join(_TRANSPORTS),
+            transport,
+            remedy,
+        )
     if transport not in _TRANSPORTS:
         expected = " or ".join(_TRANSPORTS)
         raise ConfigError(f"--transport is {transport!r}", expected, transport, "name one of them")
@@ -60,6 +71,7 @@ class _Hosts:
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "PURINE_TRANSPORT": transport}
         from purine.machine.cores import available, bind
 
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # hosts ignore it until they answer it
         cores = available()
         size = len(cores) // count
         self.processes = []
@@ -82,20 +94,22 @@ class _Hosts:
     def wait(self) -> int:
         """Wait for all hosts; returns the first exit code that is not 0."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the hosts too
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda number, frame: self._send(number))
-        code = 0
+        code, patience = 0, 0.1
         left = list(self.processes)
         while left:
             for process in list(left):
                 try:
-                    ended = process.wait(timeout=0.1 if not code else _PATIENCE)
+                    ended = process.wait(timeout=patience)
                 except subprocess.TimeoutExpired:
                     if code:
                         process.kill()
                     continue
                 left.remove(process)
                 code = code or (ended if ended >= 0 else 128 - ended)
+                if code:
+                    patience = _PATIENCE_TO_STOP if code in _STOPPED else _PATIENCE
         return code
 
     def _send(self, number: int) -> None:

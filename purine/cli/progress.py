@@ -18,9 +18,10 @@ from purine.cli.views import View, view_on
 from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
-from purine.job.hosts import folder_on, join_hosts
+from purine.job.hosts import folder_on, hosts_of_job, join_hosts
 from purine.job.launch import job_layers, plan_run
 from purine.job.placing import megabytes, placement, scheme_of
+from purine.job.status import answering
 from purine.placement.devices import parse_devices
 from purine.transports.processes import rank_and_size
 from purine.transports.world import World
@@ -73,7 +74,12 @@ def _train(
     *,
     resumed: bool,
 ) -> int:
-    with folder.only_writer(), Training(plan, folder, world) as training:
+    host = hosts_of_job(plan.job)[0] if world is None else world.host
+    with (
+        folder.only_writer(),
+        Training(plan, folder, world) as training,
+        answering(folder.path, host, training.status),
+    ):
         start = f"from iteration {training.iteration} " if training.iteration else ""
         view.note(f"{_headline(plan)}, {start}into {folder.path}")
         if not has_output():

@@ -23,6 +23,8 @@ __all__ = [
     "combined_of",
     "copied_from",
     "copy_of",
+    "encoded_of",
+    "encoder_of",
     "gradient_of",
     "has_gradients",
     "loss_of",
@@ -104,6 +106,16 @@ def again_of(name: str, parts: str) -> str:
 def copy_of(blob: str, location: str) -> str:
     """The name of the copy of a blob at a location."""
     return f"{blob}@{location}"
+
+
+def encoded_of(blob: str, part: str) -> str:
+    """The name of a part of the encoded form in which a blob goes to another host."""
+    return f"{blob}/{part}"
+
+
+def encoder_of(blob: str) -> str:
+    """The name of the op that encodes a blob for other hosts."""
+    return f"encode/{blob}"
 
 
 def copied_from(name: str) -> str:

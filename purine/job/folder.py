@@ -273,6 +273,17 @@ class RunFolder:
         newest = self.newest_checkpoint()
         return "" if newest is None else f"; the checkpoint {newest} is intact"
 
+    def is_running(self) -> bool:
+        """Whether a process trains in this folder; also where the file system has no locks."""
+        try:
+            with open(self.path / ".lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
     @contextmanager
     def only_writer(self) -> Iterator[None]:
         """Keep other processes from training in this folder; the lock ends with this process."""

@@ -16,7 +16,7 @@ from purine.transports.world import World
 __all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts"]
 
 TRANSPORT = "PURINE_TRANSPORT"
-"""The variable that names the transport between hosts; `torchdist` without it."""
+"""The variable that names the transport: `shm`, `gaspi`, or `torchdist`, which is the default."""
 
 
 def hosts_of_job(job: Job) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def join_hosts(job: Job) -> World | None:
             found=f"{size} and devices of {', '.join(hosts)}",
             remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
         )
-    return ProcessWorld(os.environ.get(TRANSPORT, "torchdist"))
+    return ProcessWorld(os.environ.get(TRANSPORT, "tcp"))
 
 
 def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:

@@ -109,7 +109,8 @@ def _on_given_devices(job: Job, given: Given) -> Job:
 
     A scheme of replicas alone adapts to the number of devices.
     """
-    job = replace(job, share_cores=given.get("share_cores", job.share_cores))
+    kept = {key: given[key] for key in ("share_cores", "compress") if key in given}
+    job = replace(job, **kept)
     before = scheme_of(job)
     moved = replace(job, **{key: given[key] for key in ("devices", "parallel") if key in given})
     devices = parse_devices(moved.devices)

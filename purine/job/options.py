@@ -219,6 +219,13 @@ class JobOptions:
         metavar="KEY=VALUE,...",
         resume=PLACE,
     ).field(None)
+    compress: Literal["none", "fp16", "bf16", "int8", "topk"] | None = Option(
+        "How gradients go from host to host: as they are, rounded to fp16 or bf16 (parameters "
+        "on their way back as well), in 8 bits, or the hundredth with the largest magnitudes. "
+        "int8 and topk send later what they did not send.",
+        shown="none",  # and no fallback: jobs that were recorded without it can be resumed
+        resume=PLACE,
+    ).field(None)
     threads: int | None = Option(
         "Threads that one kernel may use: the cores of a device.",
         shown="all, shared out",

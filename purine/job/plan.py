@@ -246,6 +246,7 @@ def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
         iter_size=iter_size,
         precision=placing.low_precision(job),
         form=job.layout or ("auto" if "cuda" in job.devices else None),
+        compress=None if job.compress in (None, "none") else job.compress,
     )
 
 

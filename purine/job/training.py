@@ -28,6 +28,7 @@ from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
 from purine.job.placing import compiles, laid_out, measuring_threads, moved
 from purine.job.plan import JobPlan, measuring, open_for
+from purine.job.status import TRAINS, Status, status_of
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
@@ -118,6 +119,11 @@ class Training:
         self._load()
         self._trace_end = self.iteration + job.trace_iters if job.trace else None
         self._logged = (self.iteration, self._training)
+        self._doing = "starts"
+
+    def status(self) -> Status:
+        """What this host does at this moment; any thread may ask."""
+        return status_of(self._doing, self._run)
 
     def __enter__(self) -> Training:
         return self
@@ -156,6 +162,7 @@ class Training:
         if self._saved != self.iteration:
             yield self._save()
         self._seconds = perf_counter() - begun
+        self._doing = "ends"
         if self.complete:
             self.folder.write_summary(self.summary())
 
@@ -217,6 +224,7 @@ class Training:
     def _results(self, end: int, stop: Callable[[], bool]) -> Iterator[Result]:
         """The results up to iteration `end`, or up to those in flight when `stop` returns true."""
         clock = perf_counter() - self._training
+        self._doing = TRAINS
         for result in self._run.steps(end - self.iteration):
             self._training = perf_counter() - clock
             yield result
@@ -287,6 +295,7 @@ class Training:
 
     def _test(self) -> Tested:
         assert self.plan.test is not None
+        self._doing = "measures the test set"
         loss, accuracy = _results_of(self.plan.test, self._run.evaluate(self.plan.test))
         self._tested = Tested(self.iteration, self.plan.epoch(self.iteration), loss, accuracy)
         if loss is not None and not math.isfinite(loss):
@@ -299,6 +308,7 @@ class Training:
         return self._tested
 
     def _save(self) -> Saved:
+        self._doing = "saves a checkpoint"
         self.folder.flush_metrics()
         seconds = {"seconds": self._seconds, "training_seconds": self._training}
         extra = {_RUN: self._identity, **seconds, **self._skipped}

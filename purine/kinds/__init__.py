@@ -4,6 +4,7 @@ import purine.kinds.add_at
 import purine.kinds.average
 import purine.kinds.batch_reduce
 import purine.kinds.caffe
+import purine.kinds.compress
 import purine.kinds.ctc
 import purine.kinds.custom_gradient
 import purine.kinds.fused

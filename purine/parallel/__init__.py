@@ -2,6 +2,7 @@
 
 from purine.analysis.memory import peak_memory
 from purine.parallel.accumulate import accumulate
+from purine.parallel.compress import compress
 from purine.parallel.cut import balanced_cut, cut_at, times_of_step
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
@@ -32,6 +33,7 @@ __all__ = [
     "bubble",
     "bubble_formula",
     "bytes_moved",
+    "compress",
     "cut_at",
     "devices_of",
     "gather_values",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -84,12 +84,18 @@ def _check_names(graph: Graph, feeds: Values, states: Values) -> None:
 
 
 def means_over_test_set(
-    graph: Graph, data: DataSet | None, values: Mapping[str, Tensor], seed: int, settings: Settings
+    graph: Graph,
+    data: DataSet | None,
+    values: Mapping[str, Tensor],
+    seed: int,
+    settings: Settings,
+    *,
+    between: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """The mean of each output over the test part of `data`, each sample counted once.
 
     Samples that do not fill a batch form a smaller one. States without `values` are filled from
-    `seed`.
+    `seed`. `between` is called between two batches.
     """
     sources = data_ops(graph)
     if not sources or data is None or data.test is None:
@@ -123,19 +129,24 @@ def means_over_test_set(
                 if name in values and name != ITERATION
             }
             program = compile_program(lower(sized), read_rows(sized, data, start))
-            sums = _sums(program, _first_states(sized, seed, given), times, settings)
+            sums = _sums(program, _first_states(sized, seed, given), times, settings, between)
             for name, total in sums.items():
                 totals[name] += total * size
     return {name: total / count for name, total in totals.items()}
 
 
 def _sums(
-    program: Program, states: Mapping[str, Tensor], times: int, settings: Settings
+    program: Program,
+    states: Mapping[str, Tensor],
+    times: int,
+    settings: Settings,
+    between: Callable[[], None],
 ) -> dict[str, float]:
     """The sums of the outputs over `times` iterations."""
     totals = dict.fromkeys(program.graph.outputs, 0.0)
     with Executor(program, states=states, settings=settings) as executor:
         for iteration in range(times):
+            between()
             executor.extend(min(times, iteration + settings.credit))
             for name, value in executor.wait(iteration).items():
                 totals[name] += float(value)

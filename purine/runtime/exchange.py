@@ -7,26 +7,48 @@ waits for events of the transport: it runs arrivals in line, and lets puts go th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
+from typing import Literal
 
 from torch import Tensor
 
 from purine.analysis.infer import families
 from purine.core import Plan
-from purine.errors import RunError
 from purine.graph import Graph
 from purine.lowering.hosts import Channel, channels_of
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel
 from purine.runtime.host_core import HostCore
-from purine.transports.base import Arrived, Event, Granted, Lost, Transport
+from purine.transports.base import ENDED, Arrived, Event, Granted, Lost, Transport
+from purine.transports.world import host_lost
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "Wait"]
 
 _BEAT = 1.0
 """Seconds between two signs of life."""
-_SILENCE = 8.0
-"""Seconds after which a host that says nothing is taken for lost."""
+_SILENCE = 6.0
+"""Seconds after which a host that says nothing is taken for lost. All hosts end within ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An op that waits for another host.
+
+    An "arrival" waits for its value, a put for a free "slot", and a "send" is under way.
+    """
+
+    sort: Literal["arrival", "slot", "send"]
+    channel: Channel
+    iteration: int
+
+    @property
+    def peer(self) -> str:
+        return self.channel.source if self.sort == "arrival" else self.channel.target
+
+    @property
+    def blob(self) -> str:
+        return self.channel.op if self.channel.blob is None else self.channel.blob.name
 
 
 class Exchange:
@@ -51,9 +73,9 @@ class Exchange:
             keep = channel.blob is not None and family[channel.blob.name] in kept
             self.kernels[channel.op] = self._arriving(channel, keep)
         self._lost: dict[str, str] = {}
-        now = monotonic()
-        self._heard = dict.fromkeys(self.peers, now)
-        self._beat = now
+        self._sending: dict[int, int] = {}
+        """By put that is being sent its iteration."""
+        self._begin()
 
     def open(self, plan: Plan, *, start: int, credit: int) -> HostCore:
         """Connect, and return the core that waits for the other hosts as well."""
@@ -72,19 +94,31 @@ class Exchange:
             deadlines={number[channel.op]: channel.deadline for channel in self.outgoing},
         )
         self.transport.open(self.peers, self.incoming, self.outgoing, self.core.slots)
-        now = monotonic()
-        self._heard = dict.fromkeys(self.peers, now)
+        self._begin()
         return self.core
+
+    def _begin(self) -> None:
+        """Begin to listen: from now on, peers have to say something."""
+        self._beat = self._due = self._looked = monotonic()
+        self._heard = dict.fromkeys(self.peers, self._looked)
 
     def running(self, run: Callable[[int], None]) -> Callable[[int], None]:
         """`run`, which tells puts and arrivals their iteration first."""
-        cells, size = self._cells, self.core.size
+        cells, size, puts, sending = self._cells, self.core.size, self.puts, self._sending
 
         def run_token(token: int) -> None:
-            cell = cells.get(token % size)
-            if cell is not None:
-                cell[0] = token // size
+            op = token % size
+            cell = cells.get(op)
+            if cell is None:
+                run(token)
+                return
+            cell[0] = token // size
+            if op not in puts:
+                run(token)
+                return
+            sending[op] = token // size
             run(token)
+            del sending[op]
 
         return run_token
 
@@ -107,6 +141,9 @@ class Exchange:
         """The tokens that became ready by events of the transport. The executor's lock is held."""
         ready: list[int] = []
         now = monotonic()
+        if now - self._looked > _SILENCE / 2:  # this process was stopped itself
+            self._heard = dict.fromkeys(self.peers, now)
+        self._looked = now
         for event in events:
             self._heard[event.peer] = now
             if isinstance(event, Arrived):
@@ -115,27 +152,48 @@ class Exchange:
                 ready += self.core.grant(event.peer, event.completed)
             elif isinstance(event, Lost):
                 self._lost.setdefault(event.peer, event.why)
-        for peer, heard in self._heard.items():
-            if now - heard > _SILENCE:
-                self._lost.setdefault(peer, f"it has said nothing for {_SILENCE:.0f} s")
-        if self._lost and not ready:
+        if not ready and (self._lost or now >= self._due):
+            self._due = now + _BEAT / 2
             self._raise_if_needed()
         return ready
 
+    def losses(self, silence: float = _SILENCE) -> dict[str, str]:
+        """The peers that are lost or have been silent for some seconds, and why."""
+        now = monotonic()
+        silent = {
+            peer: f"it has said nothing for {now - heard:.0f} s"
+            for peer, heard in self._heard.items()
+            if now - heard > silence and now - self._looked < silence / 2
+        }
+        return {**silent, **self._lost}
+
+    def close(self) -> None:
+        """Close the transport; hosts that are lost are not waited for."""
+        self.transport.close([peer for peer, why in self.losses().items() if why != ENDED])
+        self._lost.clear()  # all hosts close theirs, so from now on that says nothing
+
+    def waits(self) -> list[Wait]:
+        """What this host waits for from others, the oldest first. The executor's lock is held."""
+        channel_of = {channel.op: channel for channel in (*self.incoming, *self.outgoing)}
+        sending = [(at, self.core.plan.ops[op]) for op, at in dict(self._sending).items()]
+        waits = [Wait("arrival", channel_of[op], at) for at, op in self.core.missing()]
+        waits += [Wait("slot", channel_of[op], at) for at, op in self.core.held()]
+        return waits + [Wait("send", channel_of[op], at) for at, op in sending]
+
     def _raise_if_needed(self) -> None:
         """Raise if an op waits for a host that is gone. A host that needs no more may go."""
-        sources = {channel.op: channel for channel in self.incoming}
-        for iteration, op in self.core.missing():
-            channel = sources[op]
-            if channel.source in self._lost:
-                blob = channel.blob.name if channel.blob is not None else op
-                raise _lost(channel.source, self._lost[channel.source], op, blob, iteration)
-        targets = {channel.op: channel for channel in self.outgoing}
-        for iteration, op in self.core.held():
-            channel = targets[op]
-            if channel.target in self._lost:
-                blob = channel.blob.name if channel.blob is not None else op
-                raise _lost(channel.target, self._lost[channel.target], op, blob, iteration)
+        losses = self.losses()
+        if not losses:
+            return
+        for wait in self.waits():
+            why = losses.get(wait.peer)
+            if why is not None:
+                # Hosts end one after the other when one is lost: the silent one was the first.
+                for other, text in self.losses(_SILENCE / 2).items():
+                    if other != wait.peer:
+                        why += f"; host {other!r} is gone too: {text}"
+                op, blob = wait.channel.op, wait.blob
+                raise host_lost(wait.peer, why, op=op, blob=blob, iteration=wait.iteration)
 
     def _putting(self, channel: Channel) -> Kernel:
         put, version = self.transport.put, self._versions[channel.op]
@@ -162,14 +220,3 @@ class Exchange:
             return value.clone() if keep else value
 
         return kernel
-
-
-def _lost(host: str, why: str, op: str, blob: str, iteration: int) -> RunError:
-    return RunError(
-        f"host {host!r} is lost: {why}",
-        op=op,
-        blob=blob,
-        expected=f"blob {blob!r} of iteration {iteration}, for which op {op!r} waits",
-        found=f"no host {host!r}",
-        remedy="start the job again with --resume: the last checkpoint is intact",
-    )

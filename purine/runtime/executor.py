@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 
 import torch
 from torch import Tensor
@@ -25,14 +25,14 @@ from purine.machine.cores import pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
 from purine.runtime.buffers import Buffers
-from purine.runtime.exchange import Exchange
+from purine.runtime.exchange import Exchange, Wait
 from purine.runtime.host_core import TOKEN, HostCore
 from purine.runtime.program import Program
 from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
 from purine.trace.events import FETCH, Event
 from purine.trace.trace import Trace, edges_of
 
-__all__ = ["Executor", "Settings"]
+__all__ = ["Activity", "Executor", "Settings"]
 
 
 _COMPUTE = 1 << 62
@@ -56,6 +56,16 @@ class Settings:
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     tf32: bool | None = None
     record: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What an executor does: complete iterations; (iteration, op, lane) of the ops that run; what
+    is waited for from other hosts."""
+
+    completed: int
+    running: tuple[tuple[int, str, str], ...] = ()
+    waits: tuple[Wait, ...] = ()
 
 
 _LEAVE = 1.0
@@ -132,6 +142,8 @@ class Executor:
         self._rings = [bell.release for bell in self._bells]
         if self._exchange is not None and self._receiver is not None:
             self._rings[self._receiver] = self._exchange.transport.wake
+        self._running: list[int | None] = [None] * len(self._workers)
+        """By thread the token that it runs."""
         self._asleep = [False] * len(self._workers)
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
@@ -224,11 +236,14 @@ class Executor:
             return  # a forked child has no threads, and locks in their state at the fork
         with self._lock:
             self._stop()
-        stuck = self._exchange is not None and self._failure is not None
+        stuck = self._exchange is not None and (
+            self._failure is not None or bool(self._exchange.losses())
+        )
+        ends = monotonic() + _LEAVE
         for thread in self._threads:
-            thread.join(_LEAVE if stuck else None)
+            thread.join(max(0.0, ends - monotonic()) if stuck else None)
         if self._exchange is not None:
-            self._exchange.transport.close()
+            self._exchange.close()
         with self._lock:
             self._let_go_if_idle()
         if self._streams is not None and self._failure is None:
@@ -320,7 +335,9 @@ class Executor:
         queues, asleep, later = self._queues, self._asleep, self._later
         queue = queues[worker]
         record = self._records[worker] if self.settings.record else None
+        running = self._running
         while token is not None:
+            running[worker] = token
             if record is None:
                 run(token)
             else:
@@ -342,6 +359,19 @@ class Executor:
                         self._ring(target)
                 ready_here = queue and not self._stopped
                 token = heappop(queue) & _TOKEN if ready_here else self._next(worker)
+        running[worker] = None
+
+    def activity(self) -> Activity:
+        """What the lanes do and wait for at this moment."""
+        with self._lock:
+            exchange, size = self._exchange, self.core.size
+            waits = () if exchange is None else tuple(exchange.waits())
+            running = []
+            for (location, lane), token in zip(self._workers, self._running, strict=True):
+                if token is not None and not (exchange and token % size in exchange.puts):
+                    iteration, op = divmod(token, size)
+                    running.append((iteration, self.plan.ops[op], f"{location.device} {lane}"))
+            return Activity(self.core.completed, tuple(running), waits)
 
     def _collect(self) -> None:
         """Take the outputs of the iterations that became complete. Holds the lock."""

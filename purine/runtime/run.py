@@ -40,14 +40,14 @@ from purine.runtime import checkpoint
 from purine.runtime import values as tensors
 from purine.runtime.compute import means_over_test_set
 from purine.runtime.exchange import Exchange
-from purine.runtime.executor import Executor, Settings
+from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
 from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.trace.trace import Trace
-from purine.transports.world import World
+from purine.transports.world import World, host_lost
 
 __all__ = ["Run"]
 
@@ -179,6 +179,11 @@ class Run:
                 outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
             return Result(self.iteration - 1, outputs, self._losses)
 
+    def activity(self) -> Activity:
+        """What the run does and waits for at this moment; any thread may ask at any time."""
+        executor = self._executor
+        return Activity(self.iteration) if executor is None else executor.activity()
+
     def states(self) -> dict[str, Tensor]:
         """Copies of all states, after the iterations in flight are complete."""
         with self._serving():
@@ -231,7 +236,14 @@ class Run:
             cores = {core for own in self._settings.cores.values() for core in own}
             tf32 = tf32_of(graph, bool(self._settings.tf32))
             settings = Settings(self.credit, len(cores) or self.threads, tf32=tf32)
-            return means_over_test_set(graph, tested, values, self.seed, settings)
+            return means_over_test_set(
+                graph, tested, values, self.seed, settings, between=self._refuse_lost
+            )
+
+    def _refuse_lost(self) -> None:
+        """Raise if a host is lost: all are needed after a test."""
+        for host, why in {} if self.world is None else self.world.losses().items():
+            raise host_lost(host, why, op="evaluate", blob="states")
 
     @checked
     def save(
@@ -383,6 +395,7 @@ class Run:
             if self.world is not None:
                 plain, world = lowered.unsegmented or lowered.graph, self.world
                 exchange = Exchange(plain, world.host, world.peers, world.transport())
+                world.losses = exchange.losses
                 sources = {**sources, **exchange.kernels}
                 states = {name: states[name] for name in plain.states}
             program = compile_program(lowered, sources, fused=self._fused)

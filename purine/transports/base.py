@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,8 +23,20 @@ from purine.graph import CHANNELS_LAST
 from purine.lowering.hosts import Channel
 from purine.registry.aten import dtype_of
 
-__all__ = ["Arrived", "Event", "Granted", "Lost", "Region", "Transport", "regions_of"]
+__all__ = [
+    "ENDED",
+    "Arrived",
+    "Event",
+    "Granted",
+    "Lost",
+    "Region",
+    "Store",
+    "Transport",
+    "regions_of",
+]
 
+ENDED = "it has ended"
+"""Why a host is lost that said goodbye."""
 _ALIGNMENT = 64
 """Slots begin at multiples of this, the size of a cache line."""
 
@@ -57,6 +69,13 @@ class Lost:
 Event: TypeAlias = Arrived | Granted | Lost
 
 
+class Store(Protocol):
+    """What a transport needs of the store of `torch.distributed`: texts that others wait for."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
 class Region:
     """The memory that a receiver has for the values of one sender, and where each slot is in it.
 
@@ -81,13 +100,18 @@ class Region:
         start, stride = self._offsets[channel]
         return start + version % self.slots * stride
 
-    def bytes_of(self, memory: Tensor, channel: int, version: int) -> Tensor:
-        """The bytes of the slot of a version; none for a signal."""
+    def span(self, channel: int, version: int) -> tuple[int, int]:
+        """The first byte of the value of a version, and the one behind its last."""
         blob = self._blobs[channel]
         if blob is None:
-            return memory[:0]
+            return 0, 0
         start, size = self.offset(channel, version), math.prod(blob.shape or ())
-        return memory[start : start + size * dtype_of(blob.dtype).itemsize]
+        return start, start + size * dtype_of(blob.dtype).itemsize
+
+    def bytes_of(self, memory: Tensor, channel: int, version: int) -> Tensor:
+        """The bytes of the slot of a version; none for a signal."""
+        start, end = self.span(channel, version)
+        return memory[start:end]
 
     def slot(self, memory: Tensor, channel: int, version: int) -> Tensor | None:
         """The slot of a version in `memory`, in the form of its blob; None for a signal."""
@@ -155,8 +179,11 @@ class Transport(ABC):
         """Let `wait` return."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Release memory and connections. Peers see that this host is gone."""
+    def close(self, lost: Collection[str] = ()) -> None:
+        """Release memory and connections; peers see that this host is gone.
+
+        Peers that are `lost` are not waited for.
+        """
 
 
 def copied_into(slot: Tensor | None, value: Tensor | None) -> None:

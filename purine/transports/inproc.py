@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ class InprocTransport(Transport):
             self._awake = True
             self._changed.notify_all()
 
-    def close(self) -> None:
+    def close(self, lost: Collection[str] = ()) -> None:
         if not self._closed:
             self._closed = True
             for peer in self._peers:
@@ -137,6 +137,7 @@ class InprocWorld(World):
     """The world of one of several hosts that are threads of this process."""
 
     def __init__(self, host: str, hosts: Sequence[str], shared: _Shared) -> None:
+        super().__init__()
         self.host, self.hosts, self._shared = host, tuple(hosts), shared
         self._count = 0
 

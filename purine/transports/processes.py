@@ -8,34 +8,52 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
-from purine.errors import ConfigError, RunError
+from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
 from purine.transports.base import Transport
+from purine.transports.gaspi import GaspiTransport
+from purine.transports.gpi2 import join
+from purine.transports.mpi import MpiTransport, check_job
 from purine.transports.shm import ShmTransport
+from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World, difference
+from purine.transports.world import World, difference, host_lost
 
 __all__ = ["TRANSPORTS", "ProcessWorld", "rank_and_size"]
 
-TRANSPORTS = ("shm", "torchdist")
+T = TypeVar("T")
+TRANSPORTS = ("gaspi", "mpi", "shm", "tcp", "torchdist")
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("GASPI_RANK", "GASPI_NRANKS"),
 )
 """Variables by which launchers tell a process its number and how many there are."""
 _PATIENCE = timedelta(seconds=60)
+_LOOK = 0.25
+"""Seconds between two looks for lost hosts."""
+_GRACE = 1.0
+"""Seconds that a call may still take after a host is lost: one that has done its part may end."""
 _STOP = "stop"
 _NEVER = timedelta(days=365)
 """A receive may wait as long as it takes: hosts tell each other that they are alive."""
@@ -49,13 +67,26 @@ def rank_and_size() -> tuple[int, int]:
     return 0, 1
 
 
+def _own_address() -> str:
+    """The address at which others reach this host: as told, or the one towards the first host."""
+    told = os.environ.get("PURINE_ADDRESS")
+    if told:
+        return told
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        return str(probe.getsockname()[0])
+
+
 class ProcessWorld(World):
     """Hosts that are processes, connected through the store of `torch.distributed`."""
 
     def __init__(self, transport: str = "shm") -> None:
+        super().__init__()
         if transport not in TRANSPORTS:
             raise unknown_name(ConfigError, "transport", transport, TRANSPORTS)
         rank, size = rank_and_size()
+        if transport == "mpi":
+            check_job(rank, size)
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise ConfigError(
@@ -78,29 +109,40 @@ class ProcessWorld(World):
         self.host = self.hosts[rank]
         self._transport = transport
         self._store = dist.distributed_c10d._get_default_store()
+        self._caller = _Caller()
         self._count = 0
         self._end: int | None = None
         """The iteration at which all hosts stop."""
 
     def transport(self) -> Transport:
         self._count += 1
+        ranks = {host: rank for rank, host in enumerate(self.hosts)}
+        if self._transport == "mpi":
+            return MpiTransport(ranks)
         if self._transport == "torchdist":
-            ranks = {host: rank for rank, host in enumerate(self.hosts)}
             group = dist.new_group(backend="gloo", timeout=_NEVER)
             assert isinstance(group, dist.ProcessGroup)
             return TorchTransport(ranks, group)
+        if self._transport == "gaspi":
+            node = join(self._store, self.hosts.index(self.host), len(self.hosts))
+            return GaspiTransport(
+                self.host, PrefixStore(f"transport{self._count}", self._store), node
+            )
         secret = hashlib.sha256(self._shared(f"secret{self._count}", os.urandom(32).hex())).digest()
         store = PrefixStore(f"transport{self._count}", self._store)
+        if self._transport == "tcp":
+            return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
 
     def compare(self, facts: Mapping[str, str]) -> None:
         self._count += 1
         store = PrefixStore(f"compare{self._count}", self._store)
         for name, value in facts.items():
-            store.set(f"{self.host}/{name}", value)
+            self._watched(partial(store.set, f"{self.host}/{name}", value), "compare", name)
         for name, value in facts.items():
             for peer in self.peers:
-                other = store.get(f"{peer}/{name}").decode()
+                get = partial(store.get, f"{peer}/{name}")
+                other = self._watched(get, "compare", name, peer).decode()
                 if other != value:
                     raise difference(self.host, peer, name, facts, {name: other})
 
@@ -117,7 +159,7 @@ class ProcessWorld(World):
                 if host != self.host:
                     gathered[name] = torch.empty(blob.shape or (), dtype=dtype_of(blob.dtype))
                 flat = gathered[name].contiguous().view(-1).view(torch.uint8)
-                dist.broadcast(flat, src=rank)
+                self._watched(partial(dist.broadcast, flat, src=rank), "gather", name, host)
                 gathered[name] = flat.view(dtype_of(blob.dtype)).view(blob.shape or ())
         return gathered
 
@@ -126,13 +168,17 @@ class ProcessWorld(World):
         return self._shared(f"share{self._count}", text).decode()
 
     def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
-        if self._end is None and (wanted or self._store.check([_STOP])):
-            proposed = str(iteration + ahead + 1)
-            self._end = int(self._store.compare_set(_STOP, "", proposed))
+        with suppress(HostLostError):  # the next step tells which op waits for the lost host
+            if self._end is None and (
+                wanted or self._watched(partial(self._store.check, [_STOP]), "stops", _STOP)
+            ):
+                proposed = str(iteration + ahead + 1)
+                agree = partial(self._store.compare_set, _STOP, "", proposed)
+                self._end = int(self._watched(agree, "stops", _STOP))
         return self._end is not None and iteration >= self._end
 
     def barrier(self) -> None:
-        dist.barrier()
+        self._watched(dist.barrier, "barrier", "states")
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -141,5 +187,49 @@ class ProcessWorld(World):
     def _shared(self, key: str, value: str) -> bytes:
         """A text of the first host, on all of them."""
         if self.first:
-            self._store.set(key, value)
-        return bytes(self._store.get(key))
+            self._watched(partial(self._store.set, key, value), "share", key)
+        return bytes(self._watched(partial(self._store.get, key), "share", key, self.hosts[0]))
+
+    def _watched(self, call: Callable[[], T], op: str, blob: str, host: str | None = None) -> T:
+        """The result of a call that waits for other hosts, unless one of them is lost meanwhile.
+
+        `host` is the one whose answer it needs, if it is one alone.
+        """
+        result, since = self._caller.call(call), None
+        while not result.done():
+            wait([result], timeout=_LOOK)
+            since = (since or monotonic()) if self.losses() else None
+            if since is not None and monotonic() - since > _GRACE and not result.done():
+                break
+        error = result.exception() if result.done() else None
+        if result.done() and not isinstance(error, RuntimeError):
+            return result.result()
+        why = "" if error is None else " ".join(str(error).split())[:120]
+        losses = dict(self.losses())
+        if not losses:
+            if host is None or host == self.host:
+                host = self.peers[0] if len(self.peers) == 1 else self.hosts[0]
+            losses = {host: why}
+        name = host if host in losses else next(iter(losses))
+        raise host_lost(name, losses[name], op=op, blob=blob) from error
+
+
+class _Caller:
+    """A thread for calls that may never return; it does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._serve, name="world", daemon=True).start()
+
+    def call(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)

@@ -18,10 +18,9 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from purine.transports.base import (
     Granted,
     Lost,
     Region,
+    Store,
     Transport,
     copied_into,
     regions_of,
@@ -47,13 +47,6 @@ _CREDIT = -1
 _HELLO = 4096
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
-
-
-class Store(Protocol):
-    """What a transport needs of the store of `torch.distributed`: texts that others wait for."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
 
 
 class ShmTransport(Transport):
@@ -148,7 +141,7 @@ class ShmTransport(Transport):
     def wake(self) -> None:
         os.eventfd_write(self._bell, 1)
 
-    def close(self) -> None:
+    def close(self, lost: Collection[str] = ()) -> None:
         if self._closed:
             return
         self._closed = True

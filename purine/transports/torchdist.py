@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -18,7 +18,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from purine.lowering.hosts import Channel
-from purine.transports.base import Arrived, Event, Granted, Lost, Region, Transport, regions_of
+from purine.transports.base import (
+    ENDED,
+    Arrived,
+    Event,
+    Granted,
+    Lost,
+    Region,
+    Transport,
+    regions_of,
+)
 
 __all__ = ["TorchTransport"]
 
@@ -29,6 +38,8 @@ _CREDIT, _END = -1, -2
 
 _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
+_HASTE = 0.5
+"""The same after a loss, when all hosts end."""
 
 
 class TorchTransport(Transport):
@@ -86,14 +97,13 @@ class TorchTransport(Transport):
     def wake(self) -> None:
         self._events.put(None)
 
-    def close(self) -> None:
+    def close(self, lost: Collection[str] = ()) -> None:
         for waiting in self._credits.values():
             waiting.put(_END)
-        ends = monotonic() + _FAREWELL
-        for (
-            thread
-        ) in self._threads:  # peers end at the same iteration; a lost one is not waited for
-            thread.join(max(0.0, ends - monotonic()))
+        ends = monotonic() + (_HASTE if lost else _FAREWELL)
+        for thread in self._threads:  # peers end at the same iteration
+            if thread.name not in lost:
+                thread.join(max(0.0, ends - monotonic()))
 
     def _tell(self, peer: str) -> None:
         """Send credits to a peer, only the newest where several wait, until this host ends."""
@@ -121,7 +131,7 @@ class TorchTransport(Transport):
                 self._group.recv([header], rank, _HEADER).wait()
                 channel, version = header.tolist()
                 if channel == _END:
-                    self._events.put(Lost(peer, "it has ended"))
+                    self._events.put(Lost(peer, ENDED))
                     return
                 if channel == _CREDIT:
                     self._events.put(Granted(peer, version))

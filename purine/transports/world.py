@@ -6,15 +6,15 @@ A host is a process that drives all devices of its machine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from purine.errors import ConfigError
+from purine.errors import ConfigError, HostLostError
 from purine.graph import Graph
 from purine.transports.base import Transport
 
-__all__ = ["World", "difference"]
+__all__ = ["World", "difference", "host_lost"]
 
 
 class World(ABC):
@@ -27,6 +27,10 @@ class World(ABC):
     """The name of this host."""
     hosts: tuple[str, ...]
     """The names of all hosts, in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.losses: Callable[[], Mapping[str, str]] = dict
+        """The hosts that are lost, and why. A run sets it: its exchange hears from the others."""
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -68,6 +72,21 @@ class World(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave."""
+
+
+def host_lost(
+    host: str, why: str, *, op: str, blob: str, iteration: int | None = None
+) -> HostLostError:
+    """The error of an op here that waits for a blob of a host that is gone."""
+    when = "" if iteration is None else f" of iteration {iteration}"
+    return HostLostError(
+        f"host {host!r} is lost: {why}",
+        op=op,
+        blob=blob,
+        expected=f"blob {blob!r}{when}, for which op {op!r} waits",
+        found=f"no host {host!r}",
+        remedy="start the job again with --resume: the last checkpoint is intact",
+    )
 
 
 def difference(

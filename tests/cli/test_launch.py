@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -110,6 +111,31 @@ def test_a_run_with_a_killed_host_goes_on_to_the_same_bits(tmp_path: Path) -> No
     assert same_bits(out, tmp_path / "whole")
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_hosts_end_within_ten_seconds_of_a_loss(
+    transport: str, number: signal.Signals, victim: int, tmp_path: Path
+) -> None:
+    job = [{"24": "1000000", "6": "100", "1": "100"}.get(word, word) for word in JOB]
+    words = ["--hosts", 2, "--transport", transport, "--", "train", *job, *HOSTS]
+    process = started("launch", *words, "--out", tmp_path / "run")
+    while process.poll() is None and not list(tmp_path.glob("run/checkpoints/0*")):
+        select.select([], [], [], 0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    other = os.pidfd_open(int(children[1 - victim]))
+    os.kill(int(children[victim]), number)
+    try:
+        assert select.select([other], [], [], 10.0)[0], "what is promised"
+    finally:
+        os.close(other)
+        code, _, err = ended(process)
+    assert code in (2, 128 + signal.SIGKILL)
+    assert f"host 'host{victim}' is lost" in err
+    assert re.search(r"expected: blob '.+'( of iteration \d+)?, for which op '.+' waits", err)
+    assert "Traceback" not in err
+
+
 def test_a_number_of_hosts_that_the_devices_do_not_name_is_refused(tmp_path: Path) -> None:
     code, _, err = ended(started("train", *JOB, *HOSTS, "--out", tmp_path / "alone"))
     assert code == 2
@@ -121,7 +147,7 @@ def test_a_number_of_hosts_that_the_devices_do_not_name_is_refused(tmp_path: Pat
 def test_wrong_options_of_launch_are_named() -> None:
     for words, message in (
         (["--hosts", 0, "--", "train"], "1 to 64 hosts"),
-        (["--transport", "pigeon", "--", "train"], "shm or torchdist"),
+        (["--transport", "pigeon", "--", "train"], "torchdist"),
     ):
         code, _, err = ended(started("launch", *words))
         assert code == 2

@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[list[str], object]] = {
     "seed": (["5"], 5),
     "devices": (["cpu:0-1"], "cpu:0-1"),
     "parallel": (["data=2"], "data=2"),
+    "compress": (["int8"], "int8"),
     "threads": (["1"], 1),
     "share_cores": ([], True),
     "prefetch": (["0"], 0),

@@ -66,11 +66,14 @@ def test_a_test_net_that_is_not_there(folder: RunFolder, tmp_path: Path) -> None
 
 
 def test_a_run_may_move_to_other_devices(folder: RunFolder) -> None:
-    assert names(Resume.PLACE) == ["devices", "parallel", "share_cores"]
+    assert names(Resume.PLACE) == ["devices", "parallel", "compress", "share_cores"]
     job = resume(folder, {"devices": "cpu:0-1", "share_cores": True}).job
     assert (job.devices, job.parallel, job.share_cores) == ("cpu:0-1", "data=2", True)
     pipeline = {"devices": "cpu:0-1", "share_cores": True, "parallel": "pipeline=2"}
     assert resume(folder, pipeline).job.parallel == "pipeline=2,micro=4"
+    plan = resume(folder, {"devices": "host0-1:cpu:0", "compress": "bf16"})
+    assert plan.job.compress == "bf16"
+    assert any(op.kind == "EncodeCast" for op in plan.step.ops.values())
 
 
 def test_weights_only_count_at_the_start(folder: RunFolder) -> None:

@@ -18,6 +18,7 @@ from purine.kinds import Net, euclidean_loss, inner_product, relu, sigmoid
 from purine.optimize import evaluation, prune, recompute
 from purine.parallel import (
     accumulate,
+    compress,
     hybrid,
     insert_copies,
     pipeline,
@@ -53,6 +54,14 @@ def step() -> Graph:
     return pu.solvers.sgd(pu.backward(net()), lr=0.1)
 
 
+def on_hosts() -> Graph:
+    """A step on two hosts, with a weight of 4 KiB."""
+    net = Net()
+    x, target = net.input("x", (2, 64)), net.input("target", (2, 16))
+    net.output(euclidean_loss(inner_product(x, 16, bias=False, name="fc"), target, name="loss"))
+    return replicate(pu.solvers.sgd(pu.backward(net.graph()), lr=0.1), "host0-1:cpu:0")
+
+
 def without_copies() -> Graph:
     """The net with one op at another device, which reads from the first."""
     builder = Builder(net())
@@ -69,6 +78,9 @@ def replicas(topology: Topology) -> Callable[[], Graph]:
 TRANSFORMS: dict[str, Callable[[], Graph]] = {
     "accumulate": lambda: accumulate(step(), 2),
     "backward": lambda: pu.backward(net()),
+    "compress_bf16": lambda: compress(on_hosts(), "bf16"),
+    "compress_int8": lambda: compress(on_hosts(), "int8"),
+    "compress_topk": lambda: compress(on_hosts(), "topk", parameters="fp16"),
     "evaluation": lambda: evaluation(net()),
     "hybrid": lambda: hybrid(net(), "cpu:0-1"),
     "insert_copies": lambda: insert_copies(without_copies()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from purine.graph import Graph
 from purine.transports.inproc import InprocWorld, inproc_worlds
 from tests.parallel.nets import Trained, agree, float64, images, trained
 from tests.runtime import test_host_core
+from tests.transports.gpi2 import needs_gpi2
 
 T = TypeVar("T")
 SCHEMES: dict[str, dict[str, object]] = {
@@ -188,6 +190,8 @@ except pu.PurineError as error:
 
 
 def started(transport: str, steps: int) -> list[subprocess.Popen[str]]:
+    if transport == "gaspi":
+        needs_gpi2()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -212,7 +216,7 @@ def started(transport: str, steps: int) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("transport", ["shm", "torchdist"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "torchdist", "gaspi"])
 def test_processes_train_as_one_device(transport: str) -> None:
     processes = started(transport, 5)
     for process in processes:
@@ -223,17 +227,30 @@ def test_processes_train_as_one_device(transport: str) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("transport", ["shm", "torchdist"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("transport", "number"),
+    [
+        ("shm", signal.SIGKILL),
+        ("shm", signal.SIGSTOP),
+        ("tcp", signal.SIGKILL),
+        ("tcp", signal.SIGSTOP),
+        ("torchdist", signal.SIGKILL),
+        ("torchdist", signal.SIGSTOP),
+        ("gaspi", signal.SIGKILL),
+    ],
+)
 def test_a_host_that_dies_or_hangs_is_named(transport: str, number: signal.Signals) -> None:
     one, other = started(transport, 100_000)
     try:
         assert one.stdout is not None
         assert one.stdout.readline(), "it trains"
         other.send_signal(number)
+        begun = time.monotonic()
         _, err = one.communicate(timeout=120)
+        assert time.monotonic() - begun < 10.0, "what is promised"
         assert one.returncode == 2
         assert "host 'host1' is lost" in err
+        assert re.search("expected: blob '.+' of iteration [0-9]+, for which op '.+' waits", err)
     finally:
         for process in (one, other):
             process.kill()

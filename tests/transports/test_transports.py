@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -12,14 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from purine.errors import ConfigError
 from purine.graph import CHANNELS_LAST, Blob
 from purine.graph.verify import DTYPES
 from purine.lowering.hosts import Channel
 from purine.registry.aten import dtype_of
 from purine.transports.base import Arrived, Event, Granted, Lost, Transport
+from purine.transports.gpi2 import join
 from purine.transports.inproc import InprocNetwork
 from purine.transports.shm import ShmTransport
+from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
+from tests.transports import mpi_ranks
+from tests.transports.gpi2 import Processes, needs_gpi2
 
 HOSTS = ("host0", "host1", "host2")
 SLOTS = 3
@@ -35,6 +41,11 @@ def shm() -> Ends:
     return {host: ShmTransport(host, store, b"secret") for host in HOSTS}
 
 
+def tcp() -> Ends:
+    store = dist.HashStore()
+    return {host: TcpTransport(host, store, b"s" * 32, "127.0.0.1") for host in HOSTS}
+
+
 def torchdist() -> Ends:
     store, ranks = dist.HashStore(), {host: rank for rank, host in enumerate(HOSTS)}
     groups: dict[str, dist.ProcessGroup] = {}
@@ -47,7 +58,37 @@ def torchdist() -> Ends:
     return {host: TorchTransport(ranks, groups[host]) for host in HOSTS}
 
 
-ENGINES: dict[str, Callable[[], Ends]] = {"inproc": inproc, "shm": shm, "torchdist": torchdist}
+PROCESSES: list[Processes] = []
+"""The hosts of `gaspi`, which all tests share: a process joins GPI-2 once."""
+
+
+def gaspi() -> Ends:
+    needs_gpi2()
+    if not PROCESSES:
+        PROCESSES.append(Processes(HOSTS))
+    return PROCESSES[0].ends()
+
+
+def mpi() -> Ends:
+    pytest.importorskip("mpi4py")
+    return mpi_ranks.transports(HOSTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_processes() -> Iterator[None]:
+    yield
+    while PROCESSES:
+        PROCESSES.pop().end()
+
+
+ENGINES: dict[str, Callable[[], Ends]] = {
+    "inproc": inproc,
+    "shm": shm,
+    "tcp": tcp,
+    "torchdist": torchdist,
+    "gaspi": gaspi,
+    "mpi": mpi,
+}
 
 
 def together(calls: Sequence[Callable[[], object]]) -> None:
@@ -58,6 +99,16 @@ def together(calls: Sequence[Callable[[], object]]) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+@contextmanager
+def beside(call: Callable[[], object]) -> Iterator[None]:
+    """A call in a thread of its own: a put may wait until the receiver reads."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    yield
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def opened(ends: Ends, blobs: Sequence[Blob | None]) -> Ends:
@@ -79,7 +130,12 @@ def opened(ends: Ends, blobs: Sequence[Blob | None]) -> Ends:
     return ends
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.multiprocess] if name == "gaspi" else [])
+        for name in ENGINES
+    ]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[[Sequence[Blob | None]], Ends]]:
     started: list[Ends] = []
 
@@ -129,8 +185,8 @@ def test_blobs_of_any_size(make: Make, shape: tuple[int, ...]) -> None:
     blob = Blob("x", shape)
     ends = make([blob, blob])
     sent = value(blob, 1)
-    ends["host2"].put("host0", 1, 0, sent)
-    assert events_of(ends["host0"], 1) == [Arrived("host2", 1, 0)]
+    with beside(lambda: ends["host2"].put("host0", 1, 0, sent)):
+        assert events_of(ends["host0"], 1) == [Arrived("host2", 1, 0)]
     arrived = ends["host0"].slot("host2", 1, 0)
     assert arrived is not None
     assert arrived.shape == shape
@@ -175,9 +231,13 @@ def test_the_value_may_change_after_a_put(make: Make) -> None:
     blob = Blob("x", (1 << 18,))
     ends = make([blob])
     tensor = torch.ones(1 << 18)
-    ends["host0"].put("host1", 0, 0, tensor)
-    tensor.zero_()
-    events_of(ends["host1"], 1)
+
+    def put_and_change() -> None:
+        ends["host0"].put("host1", 0, 0, tensor)
+        tensor.zero_()
+
+    with beside(put_and_change):
+        events_of(ends["host1"], 1)
     slot = ends["host1"].slot("host0", 0, 0)
     assert slot is not None
     assert slot.sum() == 1 << 18
@@ -273,3 +333,11 @@ def test_strangers_are_sent_away() -> None:
     ends["host2"].credit("host0", 1)
     assert events_of(ends["host0"], 1) == [Granted("host2", 1)]
     together([end.close for end in ends.values()])
+
+
+def test_a_missing_gpi2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PURINE_GPI2", "/nowhere/libGPI2.so")
+    with pytest.raises(ConfigError, match="needs the library GPI-2") as caught:
+        join(dist.HashStore(), 0, 2)
+    assert "/nowhere/libGPI2.so" in str(caught.value)
+    assert "install GPI-2" in str(caught.value)

@@ -354,6 +354,10 @@ VALUES: dict[str, list[tuple[str, str]]] = {
         ("half", "job.yaml:1: precision is text 'half'"),
         ("16", "job.yaml:1: precision is 16"),
     ],
+    "compress": [
+        ("zip", "job.yaml:1: compress is text 'zip'"),
+        ("8", "job.yaml:1: compress is 8"),
+    ],
     "compile": [
         ("1", "job.yaml:1: compile is 1"),
         ("perhaps", "job.yaml:1: compile is text 'perhaps'"),

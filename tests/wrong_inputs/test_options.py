@@ -36,6 +36,14 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
             "change --precision",
         ],
     ),
+    "unknown compression": (
+        "--compress zip",
+        ["compress is text 'zip'", "expected: one of none, fp16", "change --compress"],
+    ),
+    "compression on one host": (
+        "--compress int8",
+        ["nothing to compress: the step is on one host", "leave compression out (--compress)"],
+    ),
     "clip 0": ("--clip 0", ["clip is 0.0", "above 0"]),
     "scale 0": ("--scale 0", ["scale is 0.0", "a number other than 0", "change --scale"]),
     "unknown solver": (

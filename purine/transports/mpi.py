@@ -1,0 +1,329 @@
+"""Transport `mpi`: puts into windows of MPI, for hosts that `mpiexec` or `srun` started.
+
+The slots of a host are one window of `MPI_Win_allocate`, which its peers write without its help. A
+put writes the payload, waits until it is in the window (flush), and then sends a message of 16
+bytes. A notification is therefore never seen before its payload. Messages of one sender keep their
+order, so the last one, that a host ends, is seen after all its puts.
+
+Calls that all hosts make together (to make and free a window, to finalize MPI) hang when one of
+them is gone. Here they are made only when all hosts are known to be there, with bounded waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from array import array
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from purine.errors import ConfigError, RunError
+from purine.lowering.hosts import Channel
+from purine.transports.base import Arrived, Event, Granted, Lost, Region, Transport, regions_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["MpiTransport", "check_job"]
+
+_CREDIT, _END = -1, -2
+"""What a message has in the place of a channel when it is not about a put."""
+_ALIGNMENT = 64
+_SHORTEST, _LONGEST = 50e-6, 1e-3
+"""Seconds between two looks for messages: they grow while none comes."""
+_PATIENCE = 60.0
+"""Seconds that a host waits for the others to connect, and to finalize MPI."""
+_FAREWELL = 5.0
+"""Seconds that a host waits at the end for its peers to end too."""
+
+
+class _Library:
+    """MPI in this process: initialized by the first transport, finalized when the process ends."""
+
+    def __init__(self) -> None:
+        try:
+            import mpi4py
+
+            mpi4py.rc.finalize = False  # it would hang when a host is gone; see `_finalize`
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ConfigError(
+                "transport 'mpi' cannot be used",
+                expected="the package mpi4py and an MPI library",
+                found=" ".join(str(error).split())[:200],
+                remedy="pip install 'purine[mpi]', and an MPI: a module of the cluster, or "
+                "pip install mpich",
+            ) from error
+        self.MPI = MPI
+        level = MPI.Query_thread()
+        if level < MPI.THREAD_SERIALIZED:
+            raise ConfigError(
+                "transport 'mpi' calls MPI from several threads",
+                expected="MPI_THREAD_MULTIPLE or MPI_THREAD_SERIALIZED",
+                found=f"level {level}",
+                remedy="use an MPI library with threads, or PURINE_TRANSPORT=torchdist",
+            )
+        self.guard: AbstractContextManager[object] = (
+            nullcontext() if level >= MPI.THREAD_MULTIPLE else threading.RLock()
+        )
+        self.lost = False
+        """Whether a peer was not there to end a transport together."""
+        self.stuck = False
+        """Whether a thread is left in a call that does not return."""
+        atexit.register(self._finalize)
+
+    def finished(self, request: MPI.Request, seconds: float) -> bool:
+        """Whether a request completes in time."""
+        ends, pause = monotonic() + seconds, _SHORTEST
+        while True:
+            with self.guard:
+                if request.Test():
+                    return True
+            if monotonic() > ends:
+                return False
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+
+    def _finalize(self) -> None:
+        """Finalize MPI if all hosts are there to do so, and else leave that to `mpiexec`."""
+        MPI = self.MPI
+        if MPI.Is_finalized() or self.stuck:
+            return
+        with suppress(MPI.Exception):
+            together = MPI.COMM_WORLD.Ibarrier()
+            if self.finished(together, _FAREWELL if self.lost else _PATIENCE):
+                MPI.Finalize()
+
+
+_library = cache(_Library)
+
+
+def check_job(rank: int, size: int) -> None:
+    """Raise `ConfigError` unless this process is number `rank` of an MPI job of this size."""
+    world = _library().MPI.COMM_WORLD
+    if (world.Get_rank(), world.Get_size()) != (rank, size):
+        raise ConfigError(
+            "transport 'mpi' needs hosts that were started by MPI",
+            expected=f"process {rank} of an MPI job of {size}",
+            found=f"process {world.Get_rank()} of an MPI job of {world.Get_size()}",
+            remedy=f"start with mpiexec -n {size} python -m purine train ..., with the mpiexec of "
+            "the MPI library of mpi4py, and not with torchrun or purine launch",
+        )
+
+
+class MpiTransport(Transport):
+    """The end of one host. `ranks` are the numbers of all hosts in the MPI job."""
+
+    def __init__(self, ranks: Mapping[str, int]) -> None:
+        self._library = _library()
+        self._guard, self._MPI = self._library.guard, self._library.MPI
+        self._ranks = ranks
+        self._linked: tuple[str, ...] = ()
+        self._peers: dict[int, str] = {}
+        """By rank, the peers from which more may come."""
+        self._broken = False
+        """Whether a call that concerns a peer has failed."""
+        self._incoming: Mapping[str, Region] = {}
+        self._outgoing: Mapping[str, Region] = {}
+        self._memory: dict[str, Tensor] = {}
+        self._remote: dict[str, int] = {}
+        """By peer, where the slots of this host begin in its window."""
+        self._failed: deque[Lost] = deque()
+        """Peers to which a put or a message failed, until `wait` reports them."""
+        self._sent: deque[MPI.Request] = deque()
+        """Messages on their way: a request keeps the buffer of its message alive."""
+        self._bell = threading.Event()
+        self._closed = False
+
+    def open(
+        self,
+        peers: Sequence[str],
+        incoming: Sequence[Channel],
+        outgoing: Sequence[Channel],
+        slots: int,
+    ) -> None:
+        MPI = self._MPI
+        self._linked = tuple(peers)
+        self._peers = {self._ranks[peer]: peer for peer in peers}
+        self._incoming = regions_of(incoming, slots, by_source=True)
+        self._outgoing = regions_of(outgoing, slots, by_source=False)
+        try:
+            with self._guard:
+                self._comm, copied = MPI.COMM_WORLD.Idup()
+            self._complete(copied)  # from here on all hosts are there
+            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+            size = sum(region.size for region in self._incoming.values())
+            with self._guard:
+                self._window = MPI.Win.Allocate(size + _ALIGNMENT, 1, comm=self._comm)
+                self._window.Set_errhandler(MPI.ERRORS_RETURN)
+                self._window.Lock_all()
+            self._share()
+        except MPI.Exception as error:
+            raise RunError(
+                "MPI cannot connect the hosts",
+                expected="a window for puts on all hosts",
+                found=_reason(error),
+                remedy="try PURINE_TRANSPORT=torchdist",
+            ) from error
+
+    def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
+        return self._incoming[peer].slot(self._memory[peer], channel, version)
+
+    def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
+        rank, region = self._ranks[peer], self._outgoing[peer]
+        if rank not in self._peers:
+            return
+        try:
+            if value is not None and value.numel():
+                payload = region.flat(channel, value.detach()).cpu().numpy()
+                start = self._remote[peer] + region.offset(channel, version)
+                with self._guard:
+                    self._window.Put([payload, self._MPI.BYTE], rank, start)
+                    self._window.Flush(rank)
+            self._tell(rank, channel, version)
+        except self._MPI.Exception as error:
+            self._fail(peer, error)
+
+    def credit(self, peer: str, completed: int) -> None:
+        if self._ranks[peer] in self._peers:
+            try:
+                self._tell(self._ranks[peer], _CREDIT, completed)
+            except self._MPI.Exception as error:
+                self._fail(peer, error)
+
+    def wait(self, timeout: float) -> list[Event]:
+        ends, pause = monotonic() + timeout, _SHORTEST
+        while True:
+            events = self._messages()
+            while self._failed:
+                events.append(self._failed.popleft())
+            left = ends - monotonic()
+            if events or left <= 0 or self._bell.wait(min(pause, left)):
+                self._bell.clear()
+                return events
+            pause = min(2 * pause, _LONGEST)
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def close(self, lost: Collection[str] = ()) -> None:
+        """Free the window together with the peers. Without one of them it is left to the system."""
+        if self._closed or not hasattr(self, "_window"):
+            return
+        self._closed = True
+        for peer in self._linked:  # also those that have ended: they wait for this
+            try:
+                self._tell(self._ranks[peer], _END, 0)
+            except self._MPI.Exception as error:
+                self._fail(peer, error)
+        ends = monotonic() + _FAREWELL
+        while self._peers and not self._broken and not lost and monotonic() < ends:
+            self._messages()
+            sleep(_LONGEST)
+        if self._peers or self._broken or lost:
+            self._library.lost = True
+            return
+        freeing = threading.Thread(target=self._free, name="mpi", daemon=True)
+        freeing.start()
+        freeing.join(_FAREWELL)
+        self._library.stuck |= freeing.is_alive()
+
+    def _complete(self, request: MPI.Request) -> None:
+        if not self._library.finished(request, _PATIENCE):
+            self._library.lost = True
+            raise RunError(
+                f"this host waited {_PATIENCE:.0f} s for other hosts",
+                expected=f"{', '.join(self._peers.values())} to connect",
+                found="not all of them did",
+                remedy="see why they did not start, and start all hosts again",
+            )
+
+    def _share(self) -> None:
+        """Lay out the own window, and exchange where slots begin and how large they are."""
+        memory = torch.frombuffer(self._window.tomemory(), dtype=torch.uint8)
+        start = -memory.data_ptr() % _ALIGNMENT
+        mine, theirs = (
+            array("q", bytes(16 * len(self._ranks))),
+            array("q", bytes(16 * len(self._ranks))),
+        )
+        for peer, region in self._incoming.items():
+            self._memory[peer] = memory[start : start + region.size]
+            rank = self._ranks[peer]
+            mine[2 * rank], mine[2 * rank + 1] = start, region.size
+            start += region.size
+        with self._guard:
+            exchanged = self._comm.Ialltoall([mine, self._MPI.INT64_T], [theirs, self._MPI.INT64_T])
+        self._complete(exchanged)
+        for peer, region in self._outgoing.items():
+            self._remote[peer], size = theirs[2 * self._ranks[peer] :][:2]
+            if size != region.size:
+                raise RunError(
+                    f"host {peer!r} has {size} bytes for what this host sends",
+                    expected=f"{region.size} bytes",
+                    found=f"{size} bytes",
+                    remedy="start all hosts with the same job",
+                )
+
+    def _tell(self, rank: int, channel: int, value: int) -> None:
+        """Send a message; it need not be complete when this returns."""
+        with self._guard:
+            request = self._comm.Isend([array("q", (channel, value)), self._MPI.INT64_T], rank)
+            if not request.Test():
+                self._sent.append(request)
+            with suppress(IndexError):  # another thread may have taken the oldest
+                oldest = self._sent.popleft()
+                if not oldest.Test():
+                    self._sent.append(oldest)
+
+    def _messages(self) -> list[Event]:
+        """What the messages say that are there now."""
+        MPI, events, message = self._MPI, list[Event](), array("q", (0, 0))
+        status = MPI.Status()
+        try:
+            while self._peers:
+                with self._guard:
+                    matched = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+                    if matched is None:
+                        break
+                    matched.Recv([message, MPI.INT64_T])
+                rank = status.Get_source()
+                peer, (channel, value) = self._peers.get(rank), message
+                if peer is None:
+                    continue
+                if channel == _END:
+                    del self._peers[rank]
+                    events.append(Lost(peer, "it has ended"))
+                elif channel == _CREDIT:
+                    events.append(Granted(peer, value))
+                else:
+                    events.append(Arrived(peer, channel, value))
+        except MPI.Exception as error:  # MPI does not say whose message failed
+            for peer in list(self._peers.values()):
+                self._fail(peer, error)
+        if events:
+            with self._guard:
+                self._window.Sync()  # what was put is seen by reads of memory that follow
+        return events
+
+    def _fail(self, peer: str, error: MPI.Exception) -> None:
+        self._library.lost = self._broken = True
+        if self._peers.pop(self._ranks[peer], None) is not None:
+            self._failed.append(Lost(peer, _reason(error)))
+            self.wake()
+
+    def _free(self) -> None:
+        with suppress(self._MPI.Exception), self._guard:
+            self._window.Unlock_all()
+            self._window.Free()
+            self._comm.Free()
+
+
+def _reason(error: MPI.Exception) -> str:
+    return " ".join(error.Get_error_string().split())[:120]

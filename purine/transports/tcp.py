@@ -1,0 +1,262 @@
+"""Transport `tcp`: plain sockets between machines, each payload straight into its slot.
+
+Every host listens on one address, which it was told, and connects to the others. A pair of hosts
+has a connection in each direction. Puts go along it: a header of 16 bytes and the payload, in one
+system call. Credits come back on it. So each direction of a socket has one sort of writer.
+
+One thread reads all connections without ever blocking on one of them. The buffer of the sender is
+small: what is urgent waits behind little that was sent before.
+
+Only processes that know the secret of the job are accepted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purine.errors import RunError
+from purine.lowering.hosts import Channel
+from purine.transports.base import (
+    Arrived,
+    Event,
+    Granted,
+    Lost,
+    Region,
+    Store,
+    Transport,
+    regions_of,
+)
+
+__all__ = ["TcpTransport"]
+
+_HEADER = struct.Struct("<qq")
+"""A channel and a version, or `_CREDIT` and a count of iterations."""
+_CREDIT = -1
+_SECRET = 32
+"""Bytes of the secret, with which a connection begins; the name of the host follows."""
+_NAME = 64
+_SEND_BUFFER = 1 << 18
+_FAREWELL = 5.0
+"""Seconds that a host waits at the end for its peers to end too."""
+_PATIENCE = 60.0
+"""Seconds that a host waits for the others to connect."""
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """What comes on a connection, and how much of the message that is under way is here."""
+
+    peer: str
+    connection: socket.socket
+    header: bytearray = field(default_factory=lambda: bytearray(_HEADER.size))
+    view: memoryview | None = None
+    """Where the rest of the payload goes; None while a header is read."""
+    read: int = 0
+
+
+class TcpTransport(Transport):
+    """The end of one host. `address` is the one that this host listens on."""
+
+    def __init__(self, host: str, store: Store, secret: bytes, address: str) -> None:
+        assert len(secret) == _SECRET
+        self._host, self._store, self._secret, self._address = host, store, secret, address
+        self._puts: dict[str, socket.socket] = {}
+        """By peer the connection for what goes to it."""
+        self._takes: dict[str, socket.socket] = {}
+        """By peer the connection for what comes from it; credits go back on it."""
+        self._incoming: Mapping[str, Region] = {}
+        self._outgoing: Mapping[str, Region] = {}
+        self._memory: dict[str, Tensor] = {}
+        self._bytes: dict[str, memoryview] = {}
+        self._late: dict[str, int] = {}
+        """Credits that found the socket full; the newest of each peer is sent by `wait`."""
+        self._lock = threading.Lock()
+        self._lost: set[str] = set()
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+
+    def open(
+        self,
+        peers: Sequence[str],
+        incoming: Sequence[Channel],
+        outgoing: Sequence[Channel],
+        slots: int,
+    ) -> None:
+        self._incoming = regions_of(incoming, slots, by_source=True)
+        self._outgoing = regions_of(outgoing, slots, by_source=False)
+        for peer, region in self._incoming.items():
+            memory = self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
+            self._bytes[peer] = _bytes_of(memory)
+        self._connect_all(peers)
+        for peer in peers:
+            for connection in (self._puts[peer], self._takes[peer]):
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                state = _Incoming(peer, connection)
+                self._selector.register(connection, selectors.EVENT_READ, state)
+
+    def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
+        return self._incoming[peer].slot(self._memory[peer], channel, version)
+
+    def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
+        parts = [memoryview(_HEADER.pack(channel, version))]
+        if value is not None and value.numel():
+            flat = self._outgoing[peer].flat(channel, value.detach())
+            parts.append(_bytes_of(flat))
+        with suppress(OSError):  # `wait` reports that the peer is gone
+            sent = self._puts[peer].sendmsg(parts)
+            for part in parts:
+                if sent < len(part):
+                    self._puts[peer].sendall(part[sent:])
+                sent = max(0, sent - len(part))
+
+    def credit(self, peer: str, completed: int) -> None:
+        try:
+            message = _HEADER.pack(_CREDIT, completed)
+            with self._lock:
+                self._takes[peer].send(message, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            with self._lock:
+                self._late[peer] = completed
+            self.wake()
+        except OSError:
+            return  # `wait` reports that the peer is gone
+
+    def wait(self, timeout: float) -> list[Event]:
+        with self._lock:
+            late, self._late = self._late, {}
+        for peer, completed in late.items():
+            self.credit(peer, completed)
+        events: list[Event] = []
+        for key, _ in self._selector.select(0.01 if self._late else timeout):
+            if key.fd == self._bell:
+                os.eventfd_read(self._bell)
+            else:
+                events += self._read(key.data)
+        return events
+
+    def wake(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def close(self, lost: Collection[str] = ()) -> None:
+        """Say goodbye, and wait for the goodbye of the peers, though not for long.
+
+        A socket that is closed with unread data makes its peer drop what it has not read yet.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for peer, connection in (*self._puts.items(), *self._takes.items()):
+            with suppress(OSError):  # lets a thread go that sends to a host that reads no more
+                connection.shutdown(socket.SHUT_RDWR if peer in lost else socket.SHUT_WR)
+        ends = monotonic() + _FAREWELL
+        while len(self._lost.union(lost)) < len(self._puts) and monotonic() < ends:
+            self.wait(0.1)
+        for connection in (*self._puts.values(), *self._takes.values()):
+            connection.close()
+        self._selector.close()
+        os.close(self._bell)
+
+    def _read(self, state: _Incoming) -> list[Event]:
+        """The messages that are whole now; what there is of the next one is kept."""
+        events: list[Event] = []
+        why = "its process ended"
+        try:
+            while True:
+                target = memoryview(state.header) if state.view is None else state.view
+                count = state.connection.recv_into(target[state.read :], 0, socket.MSG_DONTWAIT)
+                if not count:
+                    break
+                state.read += count
+                if state.read == len(target):
+                    state.read = 0
+                    events += self._message(state)
+        except BlockingIOError:
+            return events
+        except OSError as error:
+            why = error.strerror or str(error)
+        self._selector.unregister(state.connection)
+        if state.peer not in self._lost:
+            self._lost.add(state.peer)
+            events.append(Lost(state.peer, why))
+        return events
+
+    def _message(self, state: _Incoming) -> list[Event]:
+        """A header or a payload is complete."""
+        channel, number = _HEADER.unpack(state.header)
+        if channel == _CREDIT:
+            return [Granted(state.peer, number)]
+        if state.view is None:
+            first, last = self._incoming[state.peer].span(channel, number)
+            if first < last:
+                state.view = self._bytes[state.peer][first:last]
+                return []
+        state.view = None
+        return [Arrived(state.peer, channel, number)]
+
+    def _connect_all(self, peers: Sequence[str]) -> None:
+        with socket.create_server((self._address, 0), backlog=len(peers) + 8) as server:
+            server.settimeout(1.0)
+            port = server.getsockname()[1]
+            self._store.set(f"tcp/{self._host}", f"{self._address} {port}")
+            for peer in peers:
+                self._connect(peer)
+            ends = monotonic() + _PATIENCE
+            while missing := [peer for peer in peers if peer not in self._takes]:
+                if monotonic() > ends:
+                    raise RunError(
+                        f"host {self._host!r} waited {_PATIENCE:.0f} s for other hosts",
+                        expected=f"connections from {', '.join(missing)}",
+                        found="none",
+                        remedy="see why they did not start, and start all hosts again",
+                    )
+                with suppress(TimeoutError, OSError):
+                    self._accept(server, peers)
+
+    def _connect(self, peer: str) -> None:
+        address, port = self._store.get(f"tcp/{peer}").decode().split()
+        try:
+            source = (self._address, 0)
+            connection = socket.create_connection((address, int(port)), _PATIENCE, source)
+        except OSError as error:
+            raise RunError(
+                f"host {self._host!r} cannot reach host {peer!r}",
+                expected=f"a connection from {self._address} to {address}, port {port}",
+                found=error.strerror or str(error),
+                remedy="give each host an address that the others reach in PURINE_ADDRESS",
+            ) from error
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        connection.sendall(self._secret + self._host.encode().ljust(_NAME))
+        self._puts[peer] = connection
+
+    def _accept(self, server: socket.socket, peers: Sequence[str]) -> None:
+        """Accept a peer. A stranger is sent away."""
+        connection, _ = server.accept()
+        connection.settimeout(1.0)
+        hello = connection.recv(_SECRET + _NAME, socket.MSG_WAITALL)
+        peer = hello[_SECRET:].decode(errors="replace").strip()
+        known = hmac.compare_digest(hello[:_SECRET], self._secret)
+        if known and peer in peers and peer not in self._takes:
+            self._takes[peer] = connection
+        else:
+            connection.close()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    array: Any = tensor.numpy()  # numpy's types do not say that arrays are buffers
+    return memoryview(array)
