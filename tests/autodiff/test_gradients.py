@@ -121,4 +121,6 @@ def test_every_kind_keeps_the_dtype_of_a_float32_net(case: Case) -> None:
     found = case.kernel()(*inputs)
     results = (found,) if isinstance(found, Tensor) else found
     named = case.attributes.get("dtype", "float32")
+    if case.kind.startswith("Encode"):  # beside reals they write codes and indices
+        results = [result for result in results if result.is_floating_point()]
     assert {str(result.dtype) for result in results} == {f"torch.{named}"}
