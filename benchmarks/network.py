@@ -2,10 +2,12 @@
 
 Two hosts of one core each, in network namespaces of this machine with a shaped link between them
 (`ip netns`, `tc tbf`: needs root). Contenders take turns: the compute alone, without a transfer;
-the bare bytes of the gradients in both directions over Gloo; DDP, plain and with its fp16 hook,
-tuned (channels-last, fused SGD, static graph, gradients as views of buckets); and Purine. Reported
-are medians over turns. `limit_ratio` is Purine's step over the larger of compute and bytes,
-`ddp_ratio` how many times as long plain DDP takes as Purine. The last line is JSON.
+the bare bytes of the gradients in both directions over a plain socket, with the CPU time that they
+take; DDP, plain and with its fp16 hook, tuned (channels-last, fused SGD, static graph, gradients as
+views of buckets); and Purine, plain and with fp16 transfers. Reported are medians over turns.
+`limit_ratio` is Purine's step over the larger of (compute + CPU time of the bytes) and the time of
+the bytes, `ddp_ratio` how many times as long DDP takes as Purine; both also for fp16, whose bytes
+are taken for half. The last line is JSON.
 
     python benchmarks/network.py --rate 1gbit
 """
@@ -15,9 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,12 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from scaling import NETS
 from step import DECAY, LR, MOMENTUM, samples
 
-CONTENDERS = ("compute", "bytes", "ddp", "ddp-fp16", "purine")
+CONTENDERS = ("compute", "bytes", "ddp", "ddp-fp16", "purine", "purine-fp16")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SPACES = ("purine-host0", "purine-host1")
 LINK = "purinelink"
 PORT = 29700
+SOCKET = 29800
 Steps = Callable[[int], None]
+Times = dict[str, list[tuple[float, float]]]
+"""By contender the seconds of a step and its CPU seconds, by turn."""
 
 
 def main() -> None:
@@ -84,11 +91,10 @@ def hosts(rate: str) -> Iterator[None]:
             subprocess.run(["ip", "netns", "del", space], check=False, stderr=subprocess.DEVNULL)
 
 
-def compare(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of a step of each contender, by turn."""
+def compare(options: argparse.Namespace) -> Times:
     cores = sorted(os.sched_getaffinity(0))
     teams: dict[str, list[subprocess.Popen[str]]] = {}
-    times: dict[str, list[float]] = {name: [] for name in options.contenders}
+    times: Times = {name: [] for name in options.contenders}
     try:
         for number, name in enumerate(options.contenders):
             print(f"starting {name} ...", file=sys.stderr, flush=True)
@@ -97,7 +103,7 @@ def compare(options: argparse.Namespace) -> dict[str, list[float]]:
         for turn in range(options.turns):
             for name, team in teams.items():
                 times[name].append(ask(team, options.steps))
-            shown = ", ".join(f"{name} {values[-1]:.3f} s" for name, values in times.items())
+            shown = ", ".join(f"{name} {values[-1][0]:.3f} s" for name, values in times.items())
             print(f"{options.rate}, turn {turn + 1}/{options.turns}: {shown}", flush=True)
     finally:
         for team in teams.values():
@@ -125,8 +131,8 @@ def start(
     )
 
 
-def ask(team: list[subprocess.Popen[str]], steps: int) -> float:
-    """Let both hosts make some steps; the seconds of one, of the slower host."""
+def ask(team: list[subprocess.Popen[str]], steps: int) -> tuple[float, float]:
+    """Let both hosts make some steps; seconds and CPU seconds of one, of the slower host."""
     for worker in team:
         assert worker.stdin is not None
         print(steps, file=worker.stdin, flush=True)
@@ -136,21 +142,31 @@ def ask(team: list[subprocess.Popen[str]], steps: int) -> float:
         line = worker.stdout.readline()
         if not line:
             raise SystemExit("a worker ended; its message is above")
-        answers.append(float(line))
+        seconds, cpu = map(float, line.split())
+        answers.append((seconds, cpu))
     return max(answers)
 
 
-def report(options: argparse.Namespace, times: dict[str, list[float]]) -> None:
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    for name, values in times.items():
-        print(f"{name:10}{medians[name]:9.3f} s  ({min(values):.3f} to {max(values):.3f})")
+def report(options: argparse.Namespace, times: Times) -> None:
+    seconds = {name: [turn[0] for turn in turns] for name, turns in times.items()}
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    cpu = {name: statistics.median(turn[1] for turn in turns) for name, turns in times.items()}
+    for name, values in seconds.items():
+        spread = f"({min(values):.3f} to {max(values):.3f})"
+        print(f"{name:12}{medians[name]:9.3f} s  {spread}, CPU {cpu[name]:.3f} s")
     result: dict[str, object] = {"rate": options.rate, "net": options.net, "batch": options.batch}
     result["seconds"] = {name: round(value, 4) for name, value in medians.items()}
-    if {"compute", "bytes", "purine"} <= medians.keys():
-        limit = max(medians["compute"], medians["bytes"])
-        result["limit_ratio"] = round(medians["purine"] / limit, 3)
-    if {"ddp", "purine"} <= medians.keys():
-        result["ddp_ratio"] = round(medians["ddp"] / medians["purine"], 3)
+    result["cpu"] = {name: round(value, 4) for name, value in cpu.items()}
+    for suffix, share in (("", 1.0), ("-fp16", 0.5)):
+        key, purine = suffix.replace("-", "_"), medians.get(f"purine{suffix}")
+        if purine is None:
+            continue
+        if {"compute", "bytes"} <= medians.keys():
+            busy = medians["compute"] + share * cpu["bytes"]
+            limit = max(busy, share * medians["bytes"])
+            result[f"limit_ratio{key}"] = round(purine / limit, 3)
+        if f"ddp{suffix}" in medians:
+            result[f"ddp_ratio{key}"] = round(medians[f"ddp{suffix}"] / purine, 3)
     print(json.dumps(result))
 
 
@@ -159,13 +175,14 @@ def work(options: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    makers = {"compute": purine_steps, "purine": purine_steps, "bytes": byte_steps}
-    steps = makers.get(options.worker, ddp_steps)(options)
+    makers = {"ddp": ddp_steps, "ddp-fp16": ddp_steps, "bytes": byte_steps}
+    steps = makers.get(options.worker, purine_steps)(options)
     for line in sys.stdin:
         count = int(line)
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         steps(count)
-        print((time.perf_counter() - begin) / count, flush=True)
+        end, cpu_end = time.perf_counter(), time.process_time()
+        print((end - begin) / count, (cpu_end - cpu) / count, flush=True)
 
 
 def purine_steps(options: argparse.Namespace) -> Steps:
@@ -179,13 +196,15 @@ def purine_steps(options: argparse.Namespace) -> Steps:
     step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     step = pu.prune(step, ["loss"])
     world = None
-    if options.worker == "purine":
+    if options.worker != "compute":
         step = pu.parallel.replicate(step, "host0-1:cpu:0")
         world = ProcessWorld(options.transport)
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, classes=setting.classes)
     data = pu.data.DataSet("memory", source)
     step = pu.layout(step, "channels-last")
+    if options.worker == "purine-fp16":
+        step = pu.parallel.compress(step, "fp16")
     run = pu.Run(step, data=data, seed=0, threads=1, world=world)
 
     def steps(count: int) -> None:
@@ -196,25 +215,39 @@ def purine_steps(options: argparse.Namespace) -> Steps:
 
 
 def byte_steps(options: argparse.Namespace) -> Steps:
-    """Half of the gradients go each way, and half of the parameters."""
-    import torch
-    import torch.distributed as dist
+    """As many bytes as the parameters have, each way: half are gradients, half new values."""
+    import numpy as np
     from rivals import RIVALS
 
     setting = NETS[options.net][0]
     model = RIVALS[options.net](setting.sample[0], setting.classes)
     count = sum(parameter.numel() for parameter in model.parameters())
-    dist.init_process_group("gloo")
-    sent, received = torch.zeros(count), torch.zeros(count)
+    if options.rank == 0:
+        with socket.create_server((ADDRESSES[0], SOCKET)) as server:
+            connection = server.accept()[0]
+    else:
+        connection = _connected((ADDRESSES[0], SOCKET))
+    sent, received = memoryview(np.zeros(4 * count, "u1")), memoryview(np.zeros(4 * count, "u1"))
 
     def steps(count: int) -> None:
         for _ in range(count):
-            sending = dist.isend(sent, 1 - options.rank)
-            dist.recv(received, 1 - options.rank)
-            assert sending is not None
-            sending.wait()
+            sender = threading.Thread(target=connection.sendall, args=(sent,))
+            sender.start()
+            place = 0
+            while place < len(received):
+                place += connection.recv_into(received[place:])
+            sender.join()
 
     return steps
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    for _ in range(600):
+        try:
+            return socket.create_connection(address)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    raise SystemExit(f"nobody listens on {address}")
 
 
 def ddp_steps(options: argparse.Namespace) -> Steps:

@@ -35,6 +35,7 @@ __all__ = [
     "restored",
     "shard_name",
     "slot_of",
+    "unit_of",
     "update_of",
 ]
 
@@ -72,6 +73,11 @@ def slot_of(slot: str, parameter: str) -> str:
 def shard_name(name: str, number: int) -> str:
     """The name of what one of several devices has of an op or a blob."""
     return f"{name}/shard{number}"
+
+
+def unit_of(name: str, number: int) -> str:
+    """The name of what a unit of a large parameter has of an op or a blob."""
+    return f"{name}/unit{number}"
 
 
 def replica(number: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from purine.graph import NOTHING, Builder, Filler, Graph, Location, Origin
 from purine.graph.names import gradient_of, update_of
+from purine.registry.facts import Facts, Role
 from purine.registry.kind import kind
 
 __all__ = ["FINITE", "LOSS_SCALE", "UPDATES", "add_loss_scale", "scaled_of", "unscale"]
@@ -32,7 +33,7 @@ _INTERVAL = "loss_scale/interval"
 _LARGEST = 2.0**24
 
 
-@kind
+@kind(facts=Facts(role=Role.ELEMENTWISE))
 def Unscale(gradient: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the loss from that of the scaled loss, and whether all of it is finite.
 
@@ -42,7 +43,7 @@ def Unscale(gradient: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return gradient / scale.to(gradient.dtype), torch.isfinite(gradient).all()
 
 
-@kind
+@kind(facts=Facts(role=Role.COMBINATION))
 def AllTrue(*flags: Tensor) -> Tensor:
     """Whether all flags are true."""
     return torch.stack(flags).all()

@@ -43,6 +43,9 @@ place, among the ops of its iteration and the next, of the first op that waits f
 without an input only tells the peer that the ops before it are complete.
 """
 
+register(Kind("Fence", lambda: (), (), facts=Facts(role=Role.COPY)))
+"""Stands for many control edges: what comes behind it waits for all that is before it."""
+
 register(Kind("Arrival", None, (), attributes=_ENDS, facts=Facts(role=Role.COPY)))
 """The receiver's half of a copy between hosts: completes when the value from `peer` has arrived."""
 
@@ -223,29 +226,64 @@ class _Part:
 
         An arrival comes after these puts anyway. The edges tell so to whatever looks at this part
         alone: two ops with a path between them through another host are not dispatched as one.
+
+        Where the graph does not show how another host makes a value, it may depend on all that the
+        host reads from the start: what is computed from states alone. Arrivals that are not needed
+        before the next iteration share a fence, and wait for the puts of all these values.
         """
-        step = self.step
+        step, early, count = self.step, _early(self.step), len(self.step.ops)
+        late: set[str] = set()
+        """The arrivals that are needed in the next iteration."""
+        first: set[str] = set()
+        """The puts of what is there from the start."""
         puts: dict[str, set[str]] = {}
         """By op of another host the puts that it waits for."""
         arrivals: dict[str, list[str]] = {}
         """By op of another host the arrivals that wait for it."""
+        waits: dict[str, set[str]] = {}
+        """By arrival the puts that it waits for."""
         for transfer in transfers:
-            before, after = transfer.before, transfer.after
+            before, after, half = transfer.before, transfer.after, halves[transfer.name]
             if transfer.read is not None:
                 maker = step.producers.get(transfer.read)
                 before = None if maker is None else maker.name
                 after = transfer.name if transfer.name in step.ops else None
             if transfer.source.host == self.host and after is not None:
-                puts.setdefault(after, set()).add(halves[transfer.name])
+                puts.setdefault(after, set()).add(half)
+                if transfer.read in early:
+                    first.add(half)
             elif transfer.target.host == self.host and before is not None:
-                arrivals.setdefault(before, []).append(halves[transfer.name])
+                arrivals.setdefault(before, []).append(half)
+                if transfer.written and self.deadlines.get(transfer.written.name, 0) >= count:
+                    late.add(half)
+            elif transfer.target.host == self.host and transfer.read not in step.states:
+                waits[half] = first
+                late.add(half)
+        hidden = {name for name in step.inputs if step.blobs[name].location.host != self.host}
         for name in step.order:
-            if name not in puts or step.ops[name].location.host == self.host:
-                continue
-            for arrival in arrivals.get(name, ()):
-                yield from ((put, arrival) for put in puts[name])
-            for following in step.successors[name]:
-                puts.setdefault(following, set()).update(puts[name])
+            if not hidden.isdisjoint(step.ops[name].inputs):
+                puts.setdefault(name, set()).update(first)
+            if name in puts and step.ops[name].location.host != self.host:
+                waits |= dict.fromkeys(arrivals.get(name, ()), puts[name])
+                for following in step.successors[name]:
+                    puts.setdefault(following, set()).update(puts[name])
+        behind = [name for name in late if not first.isdisjoint(waits.get(name, ()))]
+        yield from self._fenced(first, behind, waits)
+
+    def _fenced(
+        self, first: set[str], behind: list[str], waits: dict[str, set[str]]
+    ) -> Iterator[tuple[str, str]]:
+        """The control edges from puts to arrivals; a fence is between the `first` puts and all
+        that is `behind` them."""
+        if len(behind) > 1 and len(first) > 1:
+            at = self._devices(self.host)[0]
+            fence = self.builder.fresh("fence")
+            self.builder.op(fence, "Fence", (), (), location=at, lane="inbound")
+            yield from ((put, fence) for put in first)
+            yield from ((fence, arrival) for arrival in behind)
+            waits = {**waits, **{arrival: waits[arrival] - first for arrival in behind}}
+        for arrival, puts in waits.items():
+            yield from ((put, arrival) for put in puts)
 
     def _add_half(self, channel: int, transfer: _Transfer) -> str:
         """Add the put or the arrival of a transfer, and return its name."""
@@ -297,6 +335,16 @@ def _clockwork(step: Graph) -> frozenset[str]:
             known.update(op.outputs)
     carried = {state.next for name, state in step.states.items() if name in known}
     return frozenset(known) if carried <= known else frozenset()
+
+
+def _early(step: Graph) -> frozenset[str]:
+    """The states, and what is computed from them alone."""
+    early = set(step.states)
+    for name in step.order:
+        op = step.ops[name]
+        if op.kind != "Data" and early.issuperset(op.inputs):
+            early.update(op.outputs)
+    return frozenset(early)
 
 
 def _deadlines(step: Graph) -> dict[str, int]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from purine.errors import GraphError
 from purine.graph import NOTHING, Graph, Location, Op
 from purine.graph.names import gradient_of, origin_of
 from purine.kinds.fused import refuse_fused
 from purine.registry.clock import ITERATION
+
+T = TypeVar("T")
 
 __all__ = ["Halves", "follow", "halve", "samples_of", "shared_out"]
 
@@ -128,12 +131,10 @@ def follow(
     return homes
 
 
-def shared_out(
-    sizes: Mapping[str, int], choices: Callable[[str], Sequence[Location]]
-) -> dict[str, Location]:
+def shared_out(sizes: Mapping[str, int], choices: Callable[[str], Sequence[T]]) -> dict[str, T]:
     """An owner for each state, the largest first: of its choices the one that owns least so far."""
-    load: Counter[Location] = Counter()
-    owners: dict[str, Location] = {}
+    load: Counter[T] = Counter()
+    owners: dict[str, T] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         owners[name] = owner = min(choices(name), key=load.__getitem__)
         load[owner] += sizes[name]

@@ -15,10 +15,11 @@ from typing import Literal, TypeAlias
 import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked
-from purine.errors import GraphError
+from purine.errors import ConfigError, GraphError
 from purine.graph import NOTHING, Builder, Graph, Location, Op
 from purine.graph.names import replica
 from purine.kinds.custom_gradient import refuse_parts
+from purine.nearest import unknown_name
 from purine.parallel._parts import (
     BESIDE,
     Part,
@@ -28,6 +29,7 @@ from purine.parallel._parts import (
     add_part,
     joined_of,
 )
+from purine.parallel.across import HostReplicas
 from purine.parallel.batch_norm import synchronise
 from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
 from purine.parallel.reduce import Reduction, Topology
@@ -49,7 +51,9 @@ def replicate(
     *,
     topology: Topology = "sharded",
     bucket: int = 1 << 16,
+    unit: int = 1 << 18,
     batch_norm: BatchNorms = "replica",
+    only: str | None = None,
 ) -> Graph:
     """A training step on several devices, whose batch is the sum of their batches.
 
@@ -62,6 +66,11 @@ def replicate(
     backend: NCCL between GPUs). Gradients of at most `bucket` bytes with one owner are averaged
     together.
 
+    On several hosts, each host averages its own replicas first. Parameters of two or more `unit`
+    bytes are cut into units, whose owners alternate between hosts. With `only`, the graph is what
+    this host needs: its own part, and of the others only what it exchanges with them. Where
+    replicas lie across hosts or compute values of the whole batch together, it is the whole graph.
+
     With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
     the running statistics are the mean of all. With `"synchronised"` it sees the samples of all
     replicas (or the same micro-batch of all), which then wait for each other at every batch norm.
@@ -73,6 +82,7 @@ def replicate(
     ['replica0/data', 'replica1/data']
     """
     at_least("bucket", bucket, 0)
+    at_least("unit", unit, 0)
     places = as_locations(devices)
     given = [step] if isinstance(step, Graph) else step
     steps = [without_copies(check(one)) for one in given]
@@ -85,10 +95,20 @@ def replicate(
     if count == 1:
         return to_devices(base, dict(zip(own, places, strict=True)))
     refuse_parts(base, "replicas")
-    plan = _Replicas(steps, [places[k * len(own) : (k + 1) * len(own)] for k in range(count)])
+    onto = [places[k * len(own) : (k + 1) * len(own)] for k in range(count)]
     if topology == "native":
-        _refuse_unlike(plan)
-    graph = plan.graph(topology, bucket)
+        _refuse_unlike(onto)
+    hosts = {place.host for place in places}
+    if only is not None and only not in hosts:
+        raise unknown_name(ConfigError, "host", only, sorted(hosts))
+    plan: _Replicas | HostReplicas
+    if len(hosts) > 1:
+        part = None if batch_norm == "synchronised" else only
+        plan = HostReplicas(steps, onto, topology=topology, bucket=bucket, unit=unit, only=part)
+        graph = plan.graph()
+    else:
+        plan = _Replicas(steps, onto)
+        graph = plan.graph(topology, bucket)
     if batch_norm == "synchronised":
         graph = synchronise(graph, plan.parts)
     return check(insert_copies(graph))
@@ -170,10 +190,9 @@ class _Replicas:
         builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
 
 
-def _refuse_unlike(plan: _Replicas) -> None:
+def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:
     """Only devices of one sort, in one machine, have a collective of their own."""
-    for location in plan.own:
-        group = plan.group(location)
+    for group in zip(*places, strict=True):
         if len({(member.host, machines.is_cpu(member)) for member in group}) > 1:
             what = "these devices have no collective in common"
             expected = "topology 'native' over GPUs, or over CPU devices, of one machine"

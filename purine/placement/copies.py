@@ -14,7 +14,7 @@ from purine.graph import COLLECTIVES, NOTHING, Attribute, Builder, Graph, Locati
 from purine.graph.names import copied_from, copy_of, origin_of
 from purine.placement.devices import is_cpu, shares_memory
 
-__all__ = ["bytes_moved", "insert_copies", "without_copies"]
+__all__ = ["add_copy", "bytes_moved", "insert_copies", "without_copies"]
 
 
 @checked
@@ -117,6 +117,33 @@ def bytes_moved(graph: Graph) -> int:
     return total
 
 
+def add_copy(
+    builder: Builder,
+    blob: str,
+    location: Location,
+    source: str | None = None,
+    maker: Op | None = None,
+) -> str:
+    """Add a copy of a blob at a location, read from `source`, which may be a copy itself.
+
+    `maker` is the op that makes the blob, where it is known.
+    """
+    original, source = builder.blobs[blob], source or blob
+    device = location.device
+    if location.host != original.location.host:
+        device = f"{location.host}/{device}"
+    base = copied_from(blob)
+    taken = builder.blobs.get(copy_of(base, device))
+    # A copy that was moved together with its step still has the name of its old location.
+    own = taken is None or taken.location == location
+    name = builder.fresh(copy_of(base if own else blob, device))
+    builder.add(replace(original, name=name, location=location))
+    settings = _settings(builder.blobs[source].location, location)
+    origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
+    builder.add(Op(name, "Copy", (source,), (name,), settings, location, "inbound", origin=origin))
+    return name
+
+
 class _Copies:
     """The copies of a graph by what they are copies of and where they are."""
 
@@ -126,8 +153,10 @@ class _Copies:
         ops = graph.ops.values()
         self.origins = {op.outputs[0]: op.inputs[0] for op in ops if op.kind == "Copy"}
         self.copies: dict[tuple[str, Location], str] = {}
+        self.near: dict[tuple[str, str], str] = {}
+        """By blob and host the first copy that the host has."""
         for name in list(self.origins):
-            self.copies.setdefault((self._origin(name), graph.blobs[name].location), name)
+            self._note(name, graph.blobs[name].location)
 
     def at(self, blob: str, location: Location) -> str:
         """The blob itself where it is there, else its copy."""
@@ -142,21 +171,24 @@ class _Copies:
         return self.copies[origin, location]
 
     def _add(self, blob: str, location: Location) -> None:
-        builder, source = self.builder, self.builder.blobs[blob]
-        device = location.device
-        if location.host != source.location.host:
-            device = f"{location.host}/{device}"
-        base = copied_from(blob)
-        taken = builder.blobs.get(copy_of(base, device))
-        # A copy that was moved together with its step still has the name of its old location.
-        own = taken is None or taken.location == location
-        name = builder.fresh(copy_of(base if own else blob, device))
-        builder.add(replace(source, name=name, location=location))
-        maker, settings = self.producers.get(blob), _settings(source.location, location)
-        origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
-        copy = Op(name, "Copy", (blob,), (name,), settings, location, "inbound", origin=origin)
-        builder.add(copy)
-        self.origins[name], self.copies[blob, location] = blob, name
+        maker = self.producers.get(blob)
+        name = add_copy(self.builder, blob, location, self._beside(blob, location), maker)
+        self.origins[name] = self.builder.ops[name].inputs[0]
+        self._note(name, location)
+
+    def _note(self, name: str, location: Location) -> None:
+        origin = self._origin(name)
+        self.copies.setdefault((origin, location), name)
+        self.near.setdefault((origin, location.host), name)
+
+    def _beside(self, blob: str, location: Location) -> str:
+        """What is copied: the copy that the location's host has already, or the blob itself.
+
+        A value goes to another host once.
+        """
+        if self.builder.blobs[blob].location.host == location.host:
+            return blob
+        return self.near.get((blob, location.host), blob)
 
     def _origin(self, name: str) -> str:
         while name in self.origins:

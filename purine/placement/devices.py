@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from purine.arguments import checked, shown
@@ -44,7 +45,7 @@ def _parsed(text: str) -> list[Location]:
             raise ConfigError(what, expected=expected, found=found, remedy=remedy)
         numbers = range(first, last + 1)
         locations += [Location(host, f"{span[4]}:{n}") for host in hosts for n in numbers]
-    twice = next((at for at in locations if locations.count(at) > 1), None)
+    twice = next((at for at, count in Counter(locations).items() if count > 1), None)
     if twice is not None:
         raise wrong_devices(f"device {twice.device} is named twice", "each device once", text)
     return locations

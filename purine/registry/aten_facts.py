@@ -117,6 +117,7 @@ _ROLE = _by_name(
         Role.CONVOLUTION_BACKWARD: "convolution_backward",
         Role.CONCATENATION: "cat",
         Role.COPY: "_to_copy",
+        Role.ELEMENTWISE: "where.self",
     }
 )
 

@@ -75,6 +75,10 @@ class Role(Enum):
     COPY = auto()
     ELEMENTWISE_UPDATE = auto()
     """A parameter update that may be divided: each element depends on that element alone."""
+    ELEMENTWISE = auto()
+    """What else may be divided between a gradient and an update. A flag is combined afterwards."""
+    COMBINATION = auto()
+    """One scalar of many inputs, the same however the inputs are divided, as a norm is."""
 
 
 def alike(dtypes: Sequence[str]) -> bool:

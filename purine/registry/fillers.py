@@ -25,7 +25,7 @@ from purine.registry.aten import dtype_of
 from purine.registry.kind import Attr, signature_of
 from purine.registry.spec import Shape
 
-__all__ = ["Shard", "fill", "filler_problems", "shard_of"]
+__all__ = ["Shard", "fill", "filler_of_whole", "filler_problems", "shard_of"]
 
 Variance = Literal["fan_in", "fan_out", "average"]
 Draw = Callable[..., Tensor]
@@ -74,7 +74,9 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
         raise problem
     shard = shard_of(filler)
     if shard is not None:
-        return shard.take(fill(_own(filler), shard.whole, dtype, seed=seed, name=shard.of))
+        return shard.take(
+            fill(filler_of_whole(filler), shard.whole, dtype, seed=seed, name=shard.of)
+        )
     key = hashlib.sha256(f"{seed}\n{name}".encode()).digest()
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
     value = _FILLERS[filler.kind](tuple(shape), generator, **filler.attributes)
@@ -156,7 +158,7 @@ def _fan(shape: Shape, variance: Variance) -> float:
     return max(fans[variance], 1.0)
 
 
-def _own(filler: Filler) -> Filler:
+def filler_of_whole(filler: Filler) -> Filler:
     """The filler without what it says of a shard."""
     settings = {key: value for key, value in filler.attributes.items() if key not in _SHARD}
     return Filler(filler.kind, settings)
@@ -194,7 +196,7 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
                 "let purine.parallel.shard make the filler",
             )
             return
-        filler = _own(filler)
+        filler = filler_of_whole(filler)
     draw = _FILLERS.get(filler.kind)
     if draw is None:
         what, remedy = f"is of unknown kind {filler.kind!r}", f"change the filler of {blob.name!r}"

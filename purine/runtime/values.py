@@ -14,7 +14,7 @@ from purine.errors import RunError, in_a_line
 from purine.graph import CHANNELS_LAST, Graph
 from purine.registry.aten import device_of, dtype_name, dtype_of
 from purine.registry.clock import SEED
-from purine.registry.fillers import fill
+from purine.registry.fillers import fill, filler_of_whole, shard_of
 
 __all__ = [
     "LARGEST_SEED",
@@ -38,16 +38,24 @@ def initial_states(
 ) -> dict[str, Tensor]:
     """The first values of all states: those that are `given`, and the others from their fillers.
 
-    A filler draws from a generator that the seed and the name of the state decide.
+    A filler draws from a generator that the seed and the name of the state decide. The whole that
+    states are shards of is drawn once for those that follow each other.
     """
     values = {}
+    whole, drawn = "", torch.empty(0)
     for name, state in graph.states.items():
         blob = graph.blobs[name]
         assert blob.shape is not None
+        shard = shard_of(state.filler)
         if given and name in given:
             values[name] = given[name]
         elif name == SEED:
             values[name] = torch.tensor(seed, dtype=dtype_of(blob.dtype))
+        elif shard is not None:
+            if whole != shard.of:
+                filler, whole = filler_of_whole(state.filler), shard.of
+                drawn = fill(filler, shard.whole, blob.dtype, seed=seed, name=whole)
+            values[name] = shard.take(drawn)
         else:
             values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
     return values

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from purine.registry.facts import Facts, Role
 from purine.registry.kind import Variants, kind
 
 __all__ = ["AddScaled", "ClipGradient", "GlobalNorm"]
 
 
-@kind
+@kind(facts=Facts(role=Role.COMBINATION))
 def GlobalNorm(*gradients: Tensor) -> Tensor:
     """The norm of all gradients taken as one long vector, a float64 scalar.
 
@@ -31,7 +32,7 @@ def _clip_in_place(gradient: Tensor, norm: Tensor, *, max_norm: float, eps: floa
     return gradient.mul_(_clip_factor(gradient, norm, max_norm, eps))
 
 
-@kind(variants=Variants(_clip_in_place, over=(0,)))
+@kind(variants=Variants(_clip_in_place, over=(0,)), facts=Facts(role=Role.ELEMENTWISE))
 def ClipGradient(gradient: Tensor, norm: Tensor, *, max_norm: float, eps: float = 1e-6) -> Tensor:
     """The gradient, scaled down where the norm of all gradients is above `max_norm`."""
     return gradient * _clip_factor(gradient, norm, max_norm, eps)

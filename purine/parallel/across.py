@@ -1,0 +1,478 @@
+"""Synchronous data parallelism over several hosts.
+
+Inside each host the gradients of its replicas are averaged first, so a host sends one value of each
+to others. Hosts reduce along a spanning tree, whose root owns the parameter and updates it, and new
+values go back along the same tree; inside a host all replicas read what arrived. The topology is
+the form of the tree. Large parameters are cut into units, whose owners alternate between hosts.
+
+A host needs only what it exchanges with others: with `only`, the graph holds the replicas of that
+host, all that there is once, and of other hosts no more than the ends of their transfers. Its size
+does not depend on the number of hosts, but for what a host receives from all others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Literal, TypeAlias
+
+from purine.analysis.infer import size_in_bytes
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
+from purine.graph.names import reduced_of, replica
+from purine.parallel._parts import (
+    BESIDE,
+    Part,
+    add_joined,
+    add_next,
+    add_outputs,
+    add_part,
+    add_reduction,
+    is_scalar,
+    joined_of,
+)
+from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
+from purine.parallel.reduce import Topology
+from purine.parallel.units import Cut, in_units, without_joins
+from purine.placement.copies import add_copy
+from purine.placement.devices import devices_of
+from purine.registry.clock import ITERATION, SEED
+from purine.solvers.clip import norm_of_norms
+
+__all__ = ["HostReplicas"]
+
+Form: TypeAlias = Literal["star", "tree", "path"]
+_FORMS: Mapping[Topology, Form] = {
+    "sharded": "star",
+    "server": "star",
+    "tree": "tree",
+    "ring": "path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A spanning tree of hosts, numbered from its root. `places` tells where each of `hosts` is.
+
+    >>> hosts = ("a", "b", "c", "d")
+    >>> route = Route(hosts, {host: place for place, host in enumerate(hosts)}, "b", "tree")
+    >>> [route.host(k) for k in range(4)], route.children(0), route.children(1)
+    (['b', 'c', 'd', 'a'], [1, 2], [3])
+    """
+
+    hosts: tuple[str, ...]
+    places: Mapping[str, int]
+    root: str
+    form: Form
+
+    def host(self, number: int) -> str:
+        return self.hosts[(self.places[self.root] + number) % len(self.hosts)]
+
+    def number(self, host: str) -> int:
+        return (self.places[host] - self.places[self.root]) % len(self.hosts)
+
+    def parent(self, number: int) -> int:
+        return {"star": 0, "tree": (number - 1) // 2, "path": number - 1}[self.form]
+
+    def children(self, number: int) -> list[int]:
+        count = len(self.hosts)
+        if self.form == "star":
+            return [] if number else list(range(1, count))
+        first = 2 * number + 1 if self.form == "tree" else number + 1
+        return list(range(first, min(first + 1 + (self.form == "tree"), count)))
+
+
+class HostReplicas:
+    """The graph of replicas on several hosts while it is built."""
+
+    def __init__(
+        self,
+        steps: Sequence[Graph],
+        places: Sequence[Sequence[Location]],
+        *,
+        topology: Topology,
+        bucket: int,
+        unit: int,
+        only: str | None = None,
+    ) -> None:
+        self.topology, self.bucket = topology, bucket
+        cut = cache(lambda step: in_units(step, unit))
+        self.base, self.cuts = cut(steps[0])
+        self.steps = [cut(step)[0] for step in steps]
+        halves = cache(lambda step: without_joins(halve(step), self.cuts))
+        self.halves: list[Halves] = [halves(step) for step in self.steps]
+        self.own = devices_of(self.base)
+        sizes = list(map(cache(samples_of), self.steps))
+        self.whole = sum(sizes)
+        self.parts: list[Part] = []
+        start = 0
+        for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
+            at = dict(zip(self.own, onto, strict=True)).__getitem__
+            self.parts.append(Part(replica(number), start, size, self.whole, number, located=at))
+            start += size
+        self.joined = joined_of(self.base, self.halves[0])
+        apart = not self.joined.ops and all(
+            len({place.host for place in onto}) == 1 for onto in places
+        )
+        self.only = only if apart else None
+        self.builder = Builder()
+        self.group = cache(self._group)
+        self.hosts = cache(self._hosts)
+        self.shares = cache(self._shares)
+        self.turns = cache(self._turns)
+
+    def _group(self, location: Location) -> dict[str, list[Part]]:
+        """By host the replicas that have there what is at a location of the step."""
+        group: dict[str, list[Part]] = {}
+        for part in self.parts:
+            group.setdefault(part.located(location).host, []).append(part)
+        return group
+
+    def _hosts(self, location: Location) -> tuple[tuple[str, ...], dict[str, int]]:
+        hosts = tuple(self.group(location))
+        return hosts, {host: place for place, host in enumerate(hosts)}
+
+    def _shares(self, location: Location) -> dict[str, float]:
+        """By host its share of the batch."""
+        return {
+            host: sum(part.size for part in replicas) / self.whole
+            for host, replicas in self.group(location).items()
+        }
+
+    def shows(self, host: str) -> bool:
+        return self.only is None or self.only == host
+
+    # What is reduced together, and where.
+
+    @cached_property
+    def buckets(self) -> list[tuple[str, ...]]:
+        """The parameters in the order of their gradients: each alone, or several small ones."""
+        base, halves = self.base, self.halves[0]
+        rank = {name: k for k, op in enumerate(halves.batch) for name in op.outputs}
+        gradients = {**halves.gradients}
+        for cut in self.cuts.values():
+            gradients = {p: g for p, g in gradients.items() if p not in cut.units}
+            gradients[cut.parameter] = cut.gradient
+        self.gradients = {p: g for p, g in gradients.items() if g not in self.joined.blobs}
+        buckets: list[tuple[str, ...]] = []
+        waiting: dict[Location, list[str]] = {}
+        for parameter in sorted(self.gradients, key=lambda p: rank[self.gradients[p]]):
+            blob = base.blobs[parameter]
+            if parameter in self.cuts or size_in_bytes(blob) > self.bucket:
+                buckets.append((parameter,))
+                continue
+            group = waiting.setdefault(blob.location, [])
+            group.append(parameter)
+            if sum(size_in_bytes(base.blobs[name]) for name in group) >= self.bucket:
+                buckets.append(tuple(waiting.pop(blob.location)))
+        return buckets + [tuple(group) for group in waiting.values()]
+
+    def _turns(self, count: int) -> dict[str, int]:
+        """Which of the `count` devices of a host has each parameter."""
+        blobs = self.base.blobs
+        sizes = {bucket[0]: sum(size_in_bytes(blobs[p]) for p in bucket) for bucket in self.buckets}
+        turns = shared_out(sizes, lambda _: range(count))
+        return {name: turns[bucket[0]] for bucket in self.buckets for name in bucket}
+
+    def home(self, name: str, host: str) -> Location:
+        """The device of a host that has a parameter, or a blob that there is once, for all."""
+        location = self.base.blobs[name].location
+        replicas = self.group(location)[host]
+        devices = list(dict.fromkeys(part.located(location) for part in replicas))
+        return devices[self.turns(len(devices)).get(name, 0)]
+
+    @cached_property
+    def owners(self) -> dict[str, Location]:
+        """The owner of each parameter or unit: the host that owns least so far, in their order."""
+        load: Counter[str] = Counter()
+        owners: dict[str, Location] = {}
+        blobs = self.base.blobs
+        for bucket in self.buckets:
+            hosts, _ = self.hosts(blobs[bucket[0]].location)
+            cut = self.cuts.get(bucket[0])
+            for names in [bucket] if cut is None else [(unit,) for unit in cut.units]:
+                host = hosts[0] if self.topology == "server" else min(hosts, key=load.__getitem__)
+                load[host] += sum(size_in_bytes(blobs[name]) for name in names)
+                owners |= dict.fromkeys(names, self.home(bucket[0], host))
+        return owners
+
+    def route(self, location: Location, root: str, form: Form) -> Route:
+        hosts, places = self.hosts(location)
+        return Route(hosts, places, root, form)
+
+    # The graph.
+
+    def graph(self) -> Graph:
+        base, builder, halves = self.base, self.builder, self.halves[0]
+        batch = halves.made()
+        homes = self._homes()
+        made = {name for cut in self.cuts.values() for name in (cut.parameter, *cut.split.outputs)}
+        for name, blob in base.blobs.items():
+            if name not in batch and name not in made:
+                builder.add(replace(blob, location=homes[name]))
+        for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
+            if self.shows(next(iter(self._hosts_of(part)))):
+                joined = self.joined if step is self.base else joined_of(step, own)
+                reads = {p: self._joined(p, part) for p in self.cuts}
+                add_part(builder, step, own, part, reads, joined)
+        add_joined(builder, base, self.joined, self.parts)
+        self._add_parameters(homes)
+        self._add_reductions()
+        for op in halves.once:
+            self._add_once(op, homes)
+        copied = batch - self.joined.blobs
+        for name, state in base.states.items():
+            if state.next in copied:
+                self._add_next(replace(base.blobs[state.next], location=homes[name]))
+            builder.add(state)
+        self._add_outputs(copied)
+        builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
+        return builder.graph()
+
+    def _hosts_of(self, part: Part) -> dict[str, None]:
+        return dict.fromkeys(part.located(location).host for location in self.own)
+
+    def _homes(self) -> dict[str, Location]:
+        """Where everything that there is once is: what belongs to a parameter is at its owner."""
+        first, owners, borders = self.parts[0].located, self.owners, self.halves[0].gradients
+        homes = {name: first(blob.location) for name, blob in self.base.blobs.items()}
+        reduced = {border: owners[p] for p, border in borders.items() if p in owners}
+        known = {*owners, *reduced}
+        return follow(self.base, self.halves[0], {**homes, **owners, **reduced}, known)
+
+    def _add_once(self, op: Op, homes: Mapping[str, Location]) -> None:
+        home = homes[next(name for name in op.outputs if name != NOTHING)]
+        if op.kind == "GlobalNorm":
+            op = norm_of_norms(self.builder, replace(op, lane=BESIDE), homes)
+        self.builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
+
+    # Parameters on their way to the hosts.
+
+    def _joined(self, parameter: str, part: Part) -> str:
+        """The name of a cut parameter on the host of a replica."""
+        return f"{part.located(self.base.blobs[parameter].location).host}/{parameter}"
+
+    def _add_parameters(self, homes: Mapping[str, Location]) -> None:
+        """Bring what replicas read to their hosts, and join what is cut."""
+        base, batch = self.base, self.halves[0].made()
+        read = dict.fromkeys(name for op in self.halves[0].batch for name in op.inputs)
+        once = {op.name for op in self.halves[0].once}
+        for name in read:
+            if name in batch or name in (SEED, ITERATION, NOTHING) or name in self.cuts:
+                continue
+            maker = base.producers.get(name)
+            if name in base.states or (maker is not None and maker.name in once):
+                form = _FORMS[self.topology] if name in self.owners else "tree"
+                self._spread(name, name, homes[name].host, form)
+        for parameter, cut in self.cuts.items():
+            for unit in cut.units:
+                form = _FORMS[self.topology]
+                self._spread(unit, parameter, self.owners[unit].host, form)
+            self._join(parameter, cut)
+
+    def _spread(self, name: str, parameter: str, root: str, form: Form) -> None:
+        """Copy a blob from its owner to the other hosts, along their route."""
+        route = self.route(self.base.blobs[parameter].location, root, form)
+        copies = {0: name}
+
+        def copy(number: int) -> None:
+            source = copies.get(route.parent(number), name)
+            location = self.home(parameter, route.host(number))
+            copies[number] = add_copy(self.builder, name, location, source)
+
+        if self.only is None:
+            for number in range(1, len(route.hosts)):
+                copy(number)
+            return
+        own = route.number(self.only)
+        for number in dict.fromkeys((route.parent(own), own, *route.children(own))):
+            if number > 0:
+                copy(number)
+
+    def _join(self, parameter: str, cut: Cut) -> None:
+        """Make the whole parameter of its units on each host."""
+        blob = self.base.blobs[parameter]
+        for host in self.group(blob.location):
+            if self.shows(host):
+                home = self.home(parameter, host)
+                whole = replace(blob, name=f"{host}/{parameter}", location=home)
+                self.builder.add(whole)
+                name, outputs = f"{host}/{cut.join.name}", (whole.name,)
+                join = replace(cut.join, name=name, outputs=outputs, location=home, lane=BESIDE)
+                self.builder.add(join)
+
+    # Gradients on their way to the owners.
+
+    def _add_reductions(self) -> None:
+        base = self.base
+        for bucket in self.buckets:
+            cut = self.cuts.get(bucket[0])
+            if cut is None:
+                blobs = [base.blobs[self.gradients[name]] for name in bucket]
+                owner = self.owners[bucket[0]]
+                self._reduce(blobs, bucket[0], owner, _FORMS[self.topology])
+            else:
+                self._reduce_units(cut)
+
+    def _reduce(self, blobs: Sequence[Blob], leader: str, owner: Location, form: Form) -> None:
+        """Average blobs that all replicas have, at their owner."""
+        wholes = [replace(blob, location=owner) for blob in blobs]
+        route = self.route(blobs[0].location, owner.host, form)
+        if len(route.hosts) == 1:
+            self._add_mean(wholes, self.group(blobs[0].location)[owner.host])
+            return
+        self._along(route, lambda host: self._values(blobs, leader, host), wholes, leader)
+
+    def _reduce_units(self, cut: Cut) -> None:
+        whole = self.base.blobs[cut.gradient]
+        units = [self.base.blobs[name] for name in cut.split.outputs]
+        for host in filter(self.shows, self.group(whole.location)):
+            (value,) = self._values([whole], cut.parameter, host)
+            home = self.home(cut.parameter, host)
+            own = [replace(unit, name=f"{host}/{unit.name}", location=home) for unit in units]
+            settings = cut.split.attributes
+            name = f"{host}/{cut.split.name}"
+            kind = cut.split.kind
+            add_reduction(self.builder, kind, [value], own, settings, name=name, of=cut.parameter)
+        for unit, name in zip(units, cut.units, strict=True):
+            owner = self.owners[name]
+            route = self.route(whole.location, owner.host, _FORMS[self.topology])
+
+            def value_of(host: str, unit: Blob = unit) -> list[str]:
+                home = self.home(cut.parameter, host)
+                own = replace(unit, name=f"{host}/{unit.name}", location=home)
+                return self._known([own])
+
+            self._along(route, value_of, [replace(unit, location=owner)], cut.parameter)
+
+    def _values(self, blobs: Sequence[Blob], leader: str, host: str) -> list[str]:
+        """What a host has of blobs: that of its replica, or the mean of those of several."""
+        replicas = self.group(blobs[0].location)[host]
+        if len(replicas) == 1:
+            part = replicas[0]
+            return self._known(
+                [
+                    replace(b, name=part.name(b.name), location=part.located(b.location))
+                    for b in blobs
+                ]
+            )
+        home = self.home(leader, host)
+        means = [replace(blob, name=f"{host}/{blob.name}", location=home) for blob in blobs]
+        if self.shows(host) and means[0].name not in self.builder.blobs:
+            self._add_mean(means, replicas, [blob.name for blob in blobs])
+        return self._known(means)
+
+    def _known(self, blobs: Sequence[Blob]) -> list[str]:
+        """The names of blobs; those that other hosts make are added without their makers."""
+        for blob in blobs:
+            if blob.name not in self.builder.blobs:
+                self.builder.add(blob)
+        return [blob.name for blob in blobs]
+
+    def _add_mean(
+        self, means: Sequence[Blob], replicas: Sequence[Part], names: Sequence[str] | None = None
+    ) -> None:
+        """Average blobs over the replicas of one host."""
+        names = [blob.name for blob in means] if names is None else names
+        sizes = [part.size for part in replicas]
+        weights = tuple(size / sum(sizes) for size in sizes)
+        settings: dict[str, Attribute] = {"weights": weights} if len(set(sizes)) > 1 else {}
+        values = [part.name(name) for part in replicas for name in names]
+        self._add_average(values, means, settings)
+
+    def _add_average(
+        self, values: Sequence[str], means: Sequence[Blob], settings: dict[str, Attribute]
+    ) -> None:
+        if len(means) > 1:
+            settings["groups"] = len(means)
+        name = reduced_of(means[0].name)
+        add_reduction(self.builder, "Average", values, means, settings, name=name)
+
+    def _along(
+        self,
+        route: Route,
+        values: Callable[[str], list[str]],
+        wholes: Sequence[Blob],
+        leader: str,
+    ) -> None:
+        """Add up the values of all hosts along a route; the root writes their weighted mean."""
+        shares = self.shares(self.base.blobs[leader].location)
+        even = len(set(shares.values())) == 1
+
+        def sums(number: int) -> list[Blob]:
+            """What the host with a number writes."""
+            host = route.host(number)
+            if not number:
+                return list(wholes)
+            home = self.home(leader, host)
+            return [replace(blob, name=f"{host}/{blob.name}/sum", location=home) for blob in wholes]
+
+        def total(number: int) -> list[str]:
+            """What the host with a number passes on to its parent."""
+            if route.children(number):
+                return self._known(sums(number))
+            return values(route.host(number))
+
+        def add(number: int, inputs: Sequence[list[str]]) -> None:
+            weight = 1.0 if even else shares[route.host(number)]
+            scale = 1.0 / len(shares) if even and not number else 1.0
+            weights = (weight * scale, *(scale for _ in inputs[1:]))
+            settings: dict[str, Attribute] = {"weights": weights}
+            if len(inputs) == 1 or (even and not number and route.form == "star"):
+                settings = {}
+            self._add_average([name for row in inputs for name in row], sums(number), settings)
+
+        for number, inputs in self._nodes(route, values, total):
+            add(number, inputs)
+
+    def _nodes(
+        self,
+        route: Route,
+        values: Callable[[str], list[str]],
+        total: Callable[[int], list[str]],
+    ) -> Iterator[tuple[int, list[list[str]]]]:
+        """The hosts that add something up, with what they read, leaves first.
+
+        With `only`, what a parent does with the value of this host is shown with this input alone:
+        what is behind it tells when the value is needed.
+        """
+
+        def inputs(number: int) -> list[list[str]]:
+            own = values(route.host(number))
+            return [own, *(total(child) for child in route.children(number))]
+
+        if self.only is None:
+            for number in reversed(range(len(route.hosts))):
+                if route.children(number) or not number:
+                    yield number, inputs(number)
+            return
+        own = route.number(self.only)
+        if route.children(own) or not own:
+            yield own, inputs(own)
+        if own:
+            parent = route.parent(own)
+            yield parent, [total(own)]
+            if parent:
+                yield 0, [total(parent)]
+
+    # What else all replicas have a part in.
+
+    def _add_next(self, following: Blob) -> None:
+        """Add the next value of a state that all replicas update."""
+        if "float" in following.dtype:
+            like = replace(following, location=self.base.blobs[following.name].location)
+            self._reduce([like], following.name, following.location, "tree")
+        else:
+            first = [part for part in self.parts if self.shows(next(iter(self._hosts_of(part))))]
+            add_next(self.builder, following, first[:1])
+
+    def _add_outputs(self, copied: frozenset[str]) -> None:
+        base, borders = self.base, set(self.halves[0].gradients.values())
+        scalars = [n for n in base.outputs if n in copied and is_scalar(base.blobs[n])]
+        for name in scalars:
+            blob = base.blobs[name]
+            self._reduce([blob], name, self.parts[0].located(blob.location), "tree")
+        rest = copied.difference(borders, scalars)
+        shown = [part for part in self.parts if self.shows(next(iter(self._hosts_of(part))))]
+        add_outputs(self.builder, base, rest, shown)
