@@ -24,7 +24,8 @@ class Piece:
     """A part of a gap, and the index of the event that ran then; None if nothing did.
 
     `via` is the event at which the chain of causes leaves the host of the device that waits: the
-    arrival of a value from another host. It is None while the chain is on that host.
+    arrival of a value from another host or, after the last op of the device, an event there. It is
+    None while the chain is on that host.
     """
 
     sort: Wait

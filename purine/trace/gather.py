@@ -4,7 +4,7 @@ An op of another host that has the name of one of an earlier host gets the name 
 front: `host1/lr`. Every host computes the learning rate for itself.
 
 An arrival records when the receiver took a value. In the trace of all hosts it is the transfer as a
-whole: from the begin of the put at the sender to the end of the arrival. A put alone would not do,
+whole: from the start of the put at the sender to the end of the arrival. A put alone would not do,
 since it may return when the bytes are in a buffer of the sender. Transfers overlap, so they have
 lanes of their own, `outbound:host1` at the sender and `inbound:host0` at the receiver.
 """

@@ -52,7 +52,7 @@ class DeviceWaits:
 class HostReport:
     """What devices waited for in `iterations` iterations, which took `wall` ns.
 
-    `moving` is the duration of all transfers between hosts, each from the begin of its put to the
+    `moving` is the duration of all transfers between hosts, each from the start of its put to the
     end of its arrival. `exposed` is the part of it during which the compute of a device waited.
     """
 
