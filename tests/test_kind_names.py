@@ -49,7 +49,7 @@ TABLES = {
     "purine.optimize.fuse": ["_APART"],
     "purine.parallel.batch_norm": ["_PER_SAMPLE"],
     "purine.parallel.hybrid": ["_FULL"],
-    "purine.trace.overlap": ["_TRANSFER_KINDS"],
+    "purine.trace.gaps": ["_TRANSFER_KINDS"],
 }
 """The tables of kinds by module."""
 

@@ -112,14 +112,19 @@ def trace(
     """Sum up a trace: time by kind, busy lanes, the critical path and its longest waits.
 
     For GPUs and for several devices also: how long each computed, what it waited for, and how much
-    of the transfers and reductions was hidden behind compute. All without warm-up: the first
-    iteration, or the first three where ops are fused, which are compiled and captured in these.
+    of the transfers and reductions was hidden behind compute. For several hosts also: which blobs
+    of which host each device waited for, and how far the clocks of the hosts were apart. All
+    without warm-up: the first iteration, or the first three where ops are fused, which are compiled
+    and captured in these.
 
     \b
     purine train --net lenet --iters 50 --trace --out runs/a
     purine trace runs/a --top 5
     """
-    from purine.trace.overlap import devices_of_trace, overlap
+    from purine.trace.clocks import clocks_text
+    from purine.trace.gaps import devices_of_trace
+    from purine.trace.hosts import between_hosts
+    from purine.trace.overlap import overlap
     from purine.trace.summary import summary
     from purine.trace.trace import Trace
 
@@ -128,6 +133,9 @@ def trace(
     devices = devices_of_trace(recorded)
     if len(devices) > 1 or any(", cuda:" in device for device in devices):
         typer.echo(f"\n{overlap(recorded).text()}", nl=False)
+    if len(recorded.clocks) > 1:
+        typer.echo(f"\n{between_hosts(recorded).text()}", nl=False)
+        typer.echo(f"\n{clocks_text(recorded.clocks)}", nl=False)
 
 
 def _trace_of(run: Path) -> Path:

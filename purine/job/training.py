@@ -318,12 +318,10 @@ class Training:
 
     def _end_trace(self) -> None:
         """Write the trace and stop recording, so that the file stays small."""
-        trace = self._run.trace
-        if trace.events:  # otherwise the trace of an earlier process is kept
-            file = self.folder.trace_file
-            if self._world is not None and not self._world.first:
-                file = file.with_stem(f"{file.stem}-{self._world.host}")
-            trace.save(file)
+        self._doing = "gathers the trace"
+        trace = self._run.gathered_trace()
+        if trace is not None and trace.events:  # without, the trace of an earlier process is kept
+            trace.save(self.folder.trace_file)
         self._run.close()
         self._run.record = False
         self._trace_end = None

@@ -46,7 +46,9 @@ from purine.runtime.program import compile_program
 from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
 from purine.runtime.values import LARGEST_SEED, Values
+from purine.trace.gather import gather
 from purine.trace.trace import Trace
+from purine.transports.clock import Reading
 from purine.transports.world import World, host_lost
 
 __all__ = ["Run"]
@@ -123,7 +125,8 @@ class Run:
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(part, self.data)
         if world is not None:
-            world.compare({"step": self.graph.digest, "seed": str(seed)})
+            facts = {"step": self.graph.digest, "seed": str(seed), "record": str(record)}
+            world.compare(facts)
         self._fused = _FusedKernels(compiled)
 
         self._process = os.getpid()
@@ -138,6 +141,8 @@ class Run:
         """Without lanes: the number of complete iterations, and the states after them. A state
         that is missing has the value of its filler."""
         self._recorded = Trace()
+        self._readings: list[Reading] = []
+        """The clock of this host against that of the first, each time that recording began."""
         self._failure: RunError | None = None
         if not self._gpus:
             tune_heap(self.graph)
@@ -289,10 +294,27 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """The events since the run was made; none without `record`."""
+        """The events since the run was made, on this host; none without `record`."""
         if self._executor is not None:
             return self._recorded + self._executor.trace()
         return self._recorded
+
+    def gathered_trace(self) -> Trace | None:
+        """The events of all hosts since the run was made, on the clock of the first host.
+
+        It completes the iterations in flight. On several hosts all call it at the same iteration:
+        the first gets the trace, the others None.
+        """
+        with self._serving():
+            if self.world is not None and self._failure is not None:
+                raise self._failure  # the other hosts do not come here
+            if self._executor is not None:
+                with self._noting_failure():
+                    self._executor.drain()
+            if self.world is None:
+                return self.trace
+            readings = [*self._readings, self.world.clock()]
+            return gather(self.world, self.trace, readings)
 
     def close(self) -> None:
         """Complete the iterations in flight and end the threads of the run.
@@ -406,6 +428,9 @@ class Run:
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
             self._states = {}
+            if self.world is not None and self.record:
+                with self._noting_failure():
+                    self._readings.append(self.world.clock())
         return self._executor
 
     def _refuse_inputs(self) -> None:

@@ -9,13 +9,16 @@ from typing import TypeAlias
 
 from purine.trace.tables import natural
 
-__all__ = ["FETCH", "Edge", "Event", "by_lane"]
+__all__ = ["ARRIVAL", "FETCH", "PUT", "Edge", "Event", "by_lane", "host_of"]
 
 Edge: TypeAlias = tuple[str, str, int]
 """Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
 
 FETCH = "Fetch"
 """The kind of events that are no ops: transfers of outputs from a GPU to the host."""
+
+PUT, ARRIVAL = "Put", "Arrival"
+"""The kinds of the two halves of a transfer between hosts. The put of arrival `a` is `put/a`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,20 @@ class Event:
     lane: str
     start: int
     end: int
+
+    @property
+    def host(self) -> str:
+        """The name of the host in the location."""
+        return host_of(self.location)
+
+
+def host_of(location: str) -> str:
+    """The name of the host in the text of a location.
+
+    >>> host_of("host host1, cpu:0")
+    'host1'
+    """
+    return location.removeprefix("host ").rpartition(", ")[0]
 
 
 def by_lane(events: Sequence[Event]) -> dict[tuple[str, str], list[int]]:

@@ -10,9 +10,11 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
+from purine.trace.clocks import HostClock
 from purine.trace.events import Edge, Event, by_lane
 
 __all__ = ["from_json", "to_json"]
@@ -24,11 +26,23 @@ _Json: TypeAlias = dict[str, object]
 _T = TypeVar("_T")
 
 
-def to_json(events: Sequence[Event], edges: Sequence[Edge]) -> str:
-    """Trace-event JSON, one event per line; times are relative to the start of the trace."""
+def to_json(
+    events: Sequence[Event],
+    edges: Sequence[Edge],
+    clocks: Sequence[HostClock] = (),
+    *,
+    arrows: bool = True,
+) -> str:
+    """Trace-event JSON, one event per line; times are relative to the start of the trace.
+
+    Without `arrows` it reads back as well, but a timeline shows no edges.
+    """
     origin = events[0].start if events else 0
-    other = {"purine": "trace", "version": _VERSION, "origin": origin, "edges": edges}
-    rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in _rows(events, edges, origin))
+    other: _Json = {"purine": "trace", "version": _VERSION, "origin": origin, "edges": edges}
+    if clocks:
+        other["clocks"] = [asdict(clock) for clock in clocks]
+    lines = _rows(events, edges if arrows else (), origin)
+    rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in lines)
     return (
         f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other, ensure_ascii=False)},\n'
         f'"traceEvents": [\n{rows}\n]}}\n'
@@ -102,8 +116,10 @@ def _micros(ns: int) -> float:
     return micros if int(micros * 1000) >= ns else math.nextafter(micros, math.inf)
 
 
-def from_json(content: Any) -> tuple[tuple[Event, ...], tuple[Edge, ...]]:
-    """The events and edges of a file's content.
+def from_json(
+    content: Any,
+) -> tuple[tuple[Event, ...], tuple[Edge, ...], tuple[HostClock, ...]]:
+    """The events, edges and clocks of a file's content.
 
     Raises KeyError, TypeError, ValueError or ArithmeticError if `to_json` did not write it.
     """
@@ -129,7 +145,11 @@ def from_json(content: Any) -> tuple[tuple[Event, ...], tuple[Edge, ...]]:
     edges: list[Edge] = []
     for producer, consumer, distance in other["edges"]:
         edges.append((_typed(producer, str), _typed(consumer, str), _typed(distance, int)))
-    return tuple(events), tuple(edges)
+    clocks: list[HostClock] = []
+    for row in other.get("clocks", ()):
+        numbers = (_typed(row[key], int) for key in ("offset", "drift", "uncertainty"))
+        clocks.append(HostClock(_typed(row["host"], str), *numbers))
+    return tuple(events), tuple(edges), tuple(clocks)
 
 
 def _typed(value: object, kind: type[_T]) -> _T:

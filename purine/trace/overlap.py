@@ -8,20 +8,13 @@ transfer is exposed while the compute of a device waits for it, and hidden other
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from purine.trace.events import Event
-from purine.trace.tables import as_table, as_time, natural
-from purine.trace.trace import Trace, causes, window
+from purine.trace.gaps import Gaps, Wait, covered
+from purine.trace.tables import as_table, as_time
+from purine.trace.trace import Trace, window
 
-__all__ = ["DeviceTime", "Report", "devices_of_trace", "overlap"]
-
-_Wait: TypeAlias = Literal["data", "transfers", "peers", "other"]
-
-_TRANSFER_LANES = ("inbound", "outbound")
-_TRANSFER_KINDS = ("Copy", "Average", "Reduce")
+__all__ = ["DeviceTime", "Report", "overlap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +93,12 @@ class Report:
         )
 
 
-def devices_of_trace(trace: Trace) -> tuple[str, ...]:
-    """The locations that computed, sorted by `natural`."""
-    locations = {event.location for event in trace.events if _computes(event)}
-    return tuple(sorted(locations, key=natural))
-
-
 def overlap(trace: Trace, *, skip: int | None = None) -> Report:
     """Account for the time of every device after the first `skip` iterations.
 
     `skip` defaults to the warm-up of the trace.
 
+    >>> from purine.trace.events import Event
     >>> one, other = "host a, cpu:0", "host a, cpu:1"
     >>> trace = Trace(
     ...     (
@@ -123,92 +111,22 @@ def overlap(trace: Trace, *, skip: int | None = None) -> Report:
     >>> [(d.busy, d.transfers, d.peers) for d in overlap(trace, skip=0).devices]
     [(20, 6, 4), (4, 6, 20)]
     """
-    events = trace.events
     first, begin, end = window(trace, trace.warm_up if skip is None else skip)
-    last, wall = max(event.iteration for event in events), end - begin
-    before = causes(trace)
-    queues: dict[str, list[int]] = {location: [] for location in devices_of_trace(trace)}
+    last, wall = max(event.iteration for event in trace.events), end - begin
+    gaps = Gaps(trace, begin, end)
     moving: Counter[str] = Counter()
-    for index, event in enumerate(events):
-        if _computes(event):
-            queues[event.location].append(index)
-        elif _transfers(event):
-            moving[event.location] += max(0, event.end - max(event.start, begin))
+    for index, times in gaps.transfers().items():
+        moving[trace.events[index].location] += covered(times)
     exposed: dict[int, list[tuple[int, int]]] = defaultdict(list)
     devices = []
-    for location, queue in queues.items():
-        waits: Counter[_Wait] = Counter()
-        for sooner, later, cause in _gaps(events, queue, before, begin, end):
-            for what, start, stop, blamed in _blamed(events, before, sooner, later, cause):
-                waits[what] += stop - start
-                if what == "transfers":
-                    assert blamed is not None
-                    exposed[blamed].append((start, stop))
+    for location, waited in gaps.pieces():
+        waits: Counter[Wait] = Counter()
+        for piece in waited:
+            waits[piece.sort] += piece.end - piece.start
+            if piece.sort == "transfers":
+                assert piece.event is not None
+                exposed[gaps.transfer_of(piece.event)].append((piece.start, piece.end))
         spent = waits["data"], waits["transfers"], waits["peers"], waits["other"]
         devices.append(DeviceTime(location, wall, wall - waits.total(), *spent, moving[location]))
-    covered = sum(map(_covered, exposed.values()))
-    return Report(first, last, wall, tuple(devices), moving.total(), covered)
-
-
-def _gaps(
-    events: Sequence[Event],
-    queue: Sequence[int],
-    before: Sequence[int | None],
-    begin: int,
-    end: int,
-) -> Iterator[tuple[int, int, int | None]]:
-    """The times in which no compute lane of a device is busy: start, end, cause of the next op."""
-    covered = begin
-    for index in queue:
-        event = events[index]
-        if event.start > covered:
-            yield covered, event.start, before[index]
-        covered = max(covered, event.end)
-    if covered < end:  # after its last op a device waits for the event that ends last
-        yield covered, end, max(range(len(events)), key=lambda index: events[index].end)
-
-
-def _blamed(
-    events: Sequence[Event], before: Sequence[int | None], start: int, end: int, cause: int | None
-) -> Iterator[tuple[_Wait, int, int, int | None]]:
-    """Attribute a gap to the events on the chain of causes, from its end back to its start."""
-    while end > start and cause is not None:
-        event = events[cause]
-        ran, until = max(event.start, start), max(min(event.end, end), start)
-        if until < end:
-            yield "other", until, end, None
-        if ran < until:
-            yield _wait(event), ran, until, cause
-        end = min(ran, until)
-        cause = before[cause]
-    if end > start:
-        yield "other", start, end, None
-
-
-def _wait(event: Event) -> _Wait:
-    """The sort of a wait for an event; the compute of the waiting device is never on the chain."""
-    if _transfers(event):
-        return "transfers"
-    if event.kind == "Data" or event.lane.startswith("io"):
-        return "data"
-    return "peers" if _computes(event) else "other"
-
-
-def _computes(event: Event) -> bool:
-    return event.lane.startswith("compute")
-
-
-def _transfers(event: Event) -> bool:
-    if event.lane.startswith(_TRANSFER_LANES):
-        return True
-    return event.kind in _TRANSFER_KINDS and not _computes(event)
-
-
-def _covered(pieces: Sequence[tuple[int, int]]) -> int:
-    """The length of the union of intervals."""
-    ordered = sorted(pieces)
-    total, until = 0, ordered[0][0]
-    for start, stop in ordered:
-        total += max(0, stop - max(start, until))
-        until = max(until, stop)
-    return total
+    total = sum(map(covered, exposed.values()))
+    return Report(first, last, wall, tuple(devices), moving.total(), total)

@@ -19,10 +19,11 @@ from purine.files import put_in_place, read_bounded, unreadable
 from purine.graph import Graph
 from purine.kinds.fused import FUSED
 from purine.lowering.packing import PACK
-from purine.trace.events import FETCH, Edge, Event, by_lane
+from purine.trace.clocks import HostClock
+from purine.trace.events import ARRIVAL, FETCH, PUT, Edge, Event, by_lane
 from purine.trace.file import from_json, to_json
 
-__all__ = ["Trace", "causes", "edges_of", "window"]
+__all__ = ["Trace", "causes", "edges_of", "puts_of", "window"]
 
 _BYTES = 1 << 30  # of a file with a trace
 _WARM_UP, _FUSED_WARM_UP = 1, WARM_UP + 1
@@ -34,6 +35,8 @@ compiled in their first call and, on a GPU, captured after `WARM_UP` calls."""
 class Trace:
     """The events of a run, sorted by start, and the edges between its ops.
 
+    The trace of several hosts has the `clocks` by which their times were brought onto one.
+
     >>> late = Event("b", "Relu", 0, "host a, cpu:0", "compute", 20, 30)
     >>> soon = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
     >>> [event.op for event in Trace((late, soon), (("a", "b", 0),)).events]
@@ -42,15 +45,17 @@ class Trace:
 
     events: tuple[Event, ...] = ()
     edges: tuple[Edge, ...] = ()
+    clocks: tuple[HostClock, ...] = ()
 
     def __post_init__(self) -> None:
         assert all(event.start <= event.end for event in self.events)
-        ordered = tuple(sorted(self.events, key=lambda event: (event.start, event.end)))
+        ordered = tuple(sorted(self.events, key=_order))
         object.__setattr__(self, "events", ordered)
 
     def __add__(self, other: Trace) -> Trace:
         """Both traces as one, for a run that was recorded in two parts."""
-        return Trace(self.events + other.events, tuple(dict.fromkeys(self.edges + other.edges)))
+        edges = tuple(dict.fromkeys(self.edges + other.edges))
+        return Trace(self.events + other.events, edges, self.clocks + other.clocks)
 
     @property
     def iterations(self) -> tuple[int, ...]:
@@ -98,7 +103,7 @@ class Trace:
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            put_in_place(path, to_json(self.events, self.edges))
+            put_in_place(path, to_json(self.events, self.edges, self.clocks))
         except OSError as error:
             what, remedy = "cannot save the trace", "free space there, or choose another file"
             expected = "a file that can be written"
@@ -117,6 +122,11 @@ class Trace:
             found = "JSON of another form"
             found += f", without {error}" if isinstance(error, KeyError) else f": {error}"
             raise _unreadable(path, "the file is not a trace of purine", found) from error
+
+
+def _order(event: Event) -> tuple[int, bool, int]:
+    """Events by start. The transfer that an arrival ends may begin with its put, and follows it."""
+    return event.start, event.kind == ARRIVAL, event.end
 
 
 def edges_of(graph: Graph) -> tuple[Edge, ...]:
@@ -159,13 +169,35 @@ def window(trace: Trace, skip: int) -> tuple[int, int, int]:
     return first, begin, max(event.end for event in events)
 
 
+def puts_of(trace: Trace) -> dict[int, int]:
+    """For each arrival from another host the index of its put, in a trace that has both."""
+    events = trace.events
+    putting = {
+        (event.op, event.iteration): index
+        for index, event in enumerate(events)
+        if event.kind == PUT
+    }
+    senders: dict[str, list[str]] = defaultdict(list)
+    for producer, consumer, _ in trace.edges if putting else ():
+        senders[consumer].append(producer)
+    put_of: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if event.kind == ARRIVAL:
+            for sender in senders[event.op]:
+                put = putting.get((sender, event.iteration))
+                if put is not None and events[put].host != event.host:
+                    put_of[index] = put
+    return put_of
+
+
 def causes(trace: Trace) -> list[int | None]:
     """For each event the index of the event that it waited for.
 
     That is the one that ended last among its producers and the event before it on its lane, or None
-    if there is none. A cause has a smaller index, also where clocks disagree.
+    if there is none. A cause has a smaller index, also where clocks disagree. An arrival from
+    another host begins with its put, and has the cause of the put.
     """
-    events = trace.events
+    events, put_of = trace.events, puts_of(trace)
     index_of = {(event.op, event.iteration): index for index, event in enumerate(events)}
     producers: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for producer, consumer, distance in trace.edges:
@@ -178,6 +210,10 @@ def causes(trace: Trace) -> list[int | None]:
     }
     cause_of: list[int | None] = []
     for here, event in enumerate(events):
+        put = put_of.get(here, here)
+        if put < here:
+            cause_of.append(cause_of[put])
+            continue
         needed = [index_of.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
         before = [index for index in needed if index is not None and index < here]
         if here in neighbour:

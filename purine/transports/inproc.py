@@ -27,6 +27,7 @@ from purine.transports.base import (
     copied_into,
     regions_of,
 )
+from purine.transports.clock import Reading, estimate
 from purine.transports.world import World, difference
 
 __all__ = ["InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
@@ -162,6 +163,13 @@ class InprocWorld(World):
 
     def share(self, text: str) -> str:
         return self._all(text)[self.hosts[0]]
+
+    def collect(self, text: str) -> list[str]:
+        given = self._all(text)
+        return [given[host] for host in self.hosts] if self.first else []
+
+    def clock(self) -> Reading:
+        return estimate(self._all(self.now)[self.hosts[0]], self.now)
 
     def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
         with self._shared.lock:

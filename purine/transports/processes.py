@@ -29,6 +29,7 @@ from purine.graph import Graph
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
 from purine.transports.base import Transport
+from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.gaspi import GaspiTransport
 from purine.transports.gpi2 import join
 from purine.transports.mpi import MpiTransport, check_job
@@ -54,6 +55,8 @@ _LOOK = 0.25
 """Seconds between two looks for lost hosts."""
 _GRACE = 1.0
 """Seconds that a call may still take after a host is lost: one that has done its part may end."""
+_CHUNK = 16 << 20
+"""Bytes of a text that are sent at a time."""
 _STOP = "stop"
 _NEVER = timedelta(days=365)
 """A receive may wait as long as it takes: hosts tell each other that they are alive."""
@@ -167,6 +170,27 @@ class ProcessWorld(World):
         self._count += 1
         return self._shared(f"share{self._count}", text).decode()
 
+    def collect(self, text: str) -> list[str]:
+        own = text.encode()
+        if not self.first:
+            self._watched(partial(_send_text, own), "collect", "text", self.hosts[0])
+            return []
+        others = [
+            self._watched(partial(_receive_text, rank), "collect", "text", host)
+            for rank, host in enumerate(self.hosts)
+            if rank
+        ]
+        return [text, *others]
+
+    def clock(self) -> Reading:
+        if not self.first:
+            ask = partial(estimate, _ask_time, self.now)
+            return self._watched(ask, "clock", "time", self.hosts[0])
+        for rank, host in enumerate(self.hosts):
+            if rank:
+                self._watched(partial(_tell_time, rank, self.now), "clock", "time", host)
+        return Reading(self.now(), 0, 0)
+
     def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
         with suppress(HostLostError):  # the next step tells which op waits for the lost host
             if self._end is None and (
@@ -212,6 +236,40 @@ class ProcessWorld(World):
             losses = {host: why}
         name = host if host in losses else next(iter(losses))
         raise host_lost(name, losses[name], op=op, blob=blob) from error
+
+
+def _send_text(text: bytes) -> None:
+    """Send a text to the first host: its length, and then chunks of it."""
+    dist.send(torch.tensor([len(text)]), dst=0)
+    for start in range(0, len(text), _CHUNK):
+        chunk = bytearray(text[start : start + _CHUNK])
+        dist.send(torch.frombuffer(chunk, dtype=torch.uint8), dst=0)
+
+
+def _receive_text(rank: int) -> str:
+    length = torch.empty(1, dtype=torch.int64)
+    dist.recv(length, src=rank)
+    text = torch.empty(int(length), dtype=torch.uint8)
+    for start in range(0, len(text), _CHUNK):
+        dist.recv(text[start : start + _CHUNK], src=rank)
+    return text.numpy().tobytes().decode()
+
+
+def _ask_time() -> int:
+    """The time of the first host."""
+    time = torch.zeros(1, dtype=torch.int64)
+    dist.send(time, dst=0)
+    dist.recv(time, src=0)
+    return int(time)
+
+
+def _tell_time(rank: int, now: Callable[[], int]) -> None:
+    """Answer the questions of one host."""
+    time = torch.zeros(1, dtype=torch.int64)
+    for _ in range(ROUNDS):
+        dist.recv(time, src=rank)
+        time[0] = now()
+        dist.send(time, dst=rank)
 
 
 class _Caller:

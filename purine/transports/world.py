@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 
 from torch import Tensor
 
 from purine.errors import ConfigError, HostLostError
 from purine.graph import Graph
 from purine.transports.base import Transport
+from purine.transports.clock import Reading
 
 __all__ = ["World", "difference", "host_lost"]
 
@@ -31,6 +33,8 @@ class World(ABC):
     def __init__(self) -> None:
         self.losses: Callable[[], Mapping[str, str]] = dict
         """The hosts that are lost, and why. A run sets it: its exchange hears from the others."""
+        self.now: Callable[[], int] = perf_counter_ns
+        """The clock of this host, in nanoseconds: that of its traces."""
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -56,6 +60,17 @@ class World(ABC):
     @abstractmethod
     def share(self, text: str) -> str:
         """The text that the first host gives, on all of them."""
+
+    @abstractmethod
+    def collect(self, text: str) -> list[str]:
+        """The texts of all hosts in their order, for the first host; the others get none.
+
+        Texts may be large.
+        """
+
+    @abstractmethod
+    def clock(self) -> Reading:
+        """How far the clock of the first host is ahead of that of this one."""
 
     @abstractmethod
     def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:

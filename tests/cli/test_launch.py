@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from purine.runtime import checkpoint
+from purine.trace.trace import Trace, puts_of
 from tests.cli.runs import metrics, same_bits
+from tests.command import call
 
 pytestmark = pytest.mark.multiprocess
 
@@ -134,6 +136,33 @@ def test_all_hosts_end_within_ten_seconds_of_a_loss(
     assert f"host 'host{victim}' is lost" in err
     assert re.search(r"expected: blob '.+'( of iteration \d+)?, for which op '.+' waits", err)
     assert "Traceback" not in err
+
+
+def test_one_trace_has_the_events_of_all_hosts(tmp_path: Path) -> None:
+    out = tmp_path / "traced"
+    job = [word if word != "24" else "8" for word in JOB]
+    code, _, err = launched("train", *job, *HOSTS, "--trace", "--out", out, transport="tcp")
+    assert code == 0, err
+    assert [path.name for path in out.glob("trace*")] == ["trace.json"]
+    trace = Trace.load(out / "trace.json")
+    assert trace.iterations == tuple(range(8))
+    assert {event.host for event in trace.events} == {"host0", "host1"}
+    here, far = trace.clocks
+    assert (here.host, here.offset, here.uncertainty) == ("host0", 0, 0)
+    assert far.host == "host1"
+    # Processes of one machine have one clock, so the true offset is none.
+    assert abs(far.offset) <= far.uncertainty
+    assert abs(far.offset + far.drift) <= far.uncertainty
+    put_of = puts_of(trace)
+    assert {trace.events[arrival].host for arrival in put_of} == {"host0", "host1"}
+    assert len(put_of) == sum(event.kind == "Arrival" for event in trace.events)
+    for arrival, put in put_of.items():
+        assert trace.events[arrival].end + far.uncertainty >= trace.events[put].start
+    shown = call("trace", out).out
+    assert "transfers between hosts: " in shown
+    for host, other in (("host0", "host1"), ("host1", "host0")):
+        assert re.search(rf"{host} cpu:0 waited .* a step \(.*%\): .* for {other} \(", shown)
+    assert re.search(r"known to within\n  host1 +[+-]\d", shown)
 
 
 def test_a_number_of_hosts_that_the_devices_do_not_name_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 import purine as pu
 from purine.errors import ConfigError
 from purine.trace.events import Edge, Event
-from purine.trace.overlap import DeviceTime, Report, devices_of_trace, overlap
+from purine.trace.gaps import devices_of_trace
+from purine.trace.hosts import between_hosts
+from purine.trace.overlap import DeviceTime, Report, overlap
 from purine.trace.trace import Trace, window
 from tests.command import call
 from tests.trace.traces import CARD, CPU0, CPU1, MICRO, MILLI, event, on_gpu
@@ -206,18 +208,19 @@ def test_the_command_reports_on_one_gpu(tmp_path: Path) -> None:
 
 
 LANES = st.sampled_from(["compute", "compute:1", "inbound", "outbound", "io", "own"])
-KINDS = st.sampled_from(["Conv", "Copy", "Average", "Data", "Fused"])
+KINDS = st.sampled_from(["Conv", "Copy", "Average", "Data", "Fused", "Put", "Arrival"])
+PLACES = st.sampled_from([CPU0, CPU1, "host b, cpu:0"])
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Any events at all, on three devices, with edges in any direction."""
+    """Any events at all, on three devices of two hosts, with edges in any direction."""
     names = [f"op{number}" for number in range(6)]
     events = []
     for i in range(draw(st.integers(1, 3))):
         for name in names:
             start, lasts = draw(st.integers(0, 100)), draw(st.integers(0, 30))
-            place = f"host a, cpu:{draw(st.integers(0, 2))}"
+            place = draw(PLACES)
             events.append(
                 Event(
                     name, draw(KINDS), i, place, draw(LANES), start + 50 * i, start + 50 * i + lasts
@@ -240,6 +243,10 @@ def test_the_time_of_a_device_is_divided_without_rest(trace: Trace, skip: int | 
         assert device.busy == busy(trace, device.location, begin)
     assert 0 <= found.exposed <= found.moving
     assert 0 <= found.hidden <= 1
+    hosts = between_hosts(trace, skip=skip)
+    assert [waits.waited for waits in hosts.devices] == [d.wall - d.busy for d in found.devices]
+    assert 0 <= hosts.exposed <= hosts.moving <= found.moving
+    assert hosts.exposed <= found.exposed
 
 
 def busy(trace: Trace, location: str, begin: int) -> int:
