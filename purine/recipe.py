@@ -48,7 +48,8 @@ class Settings:
     that count as one large batch; of `iter_size` batches where each has a loss of its own, as with
     Caffe's setting of that name. `precision` is an argument of `mixed`, `form` one of `layout`;
     None leaves the graph as it is. `compress` is the method by which gradients go between
-    hosts. `compiled` fuses the ops between two transfers into one.
+    hosts. `compiled` fuses the ops between two transfers into one. With `host`, the step is what
+    this host needs of replicas on several hosts, where their scheme allows it.
     """
 
     solver: Callable[[Graph], Graph]
@@ -61,6 +62,7 @@ class Settings:
     form: str | None = None
     compress: str | None = None
     compiled: bool = False
+    host: str | None = None
 
     def __post_init__(self) -> None:
         refuse_devices(self.scheme, self.devices)
@@ -116,6 +118,7 @@ def compose(
     precision: str | None = None,
     compress: str | None = None,
     scheme: Scheme | None = None,
+    host: str | None = None,
     **settings: Any,
 ) -> Graph:
     """The training step of a net on several devices, by a scheme or by the settings of one.
@@ -123,8 +126,9 @@ def compose(
     `solver` makes a step of a net with gradients, which are clipped to the norm `clip` before it.
     An update is made of `accumulate` batches of the net. `precision` is what `mixed` takes, or
     None for the net as it is. `compress` is what `parallel.compress` takes for a step on several
-    hosts, or None. Without settings every device has a replica; the settings are those
-    of `Scheme`.
+    hosts, or None. With `host`, the step is what this host needs of replicas on several hosts:
+    its own part, and what it exchanges with the others. Without settings every device has a
+    replica; the settings are those of `Scheme`.
 
     >>> import purine as pu
     >>> step = compose(
@@ -142,7 +146,7 @@ def compose(
         scheme = Scheme.of(settings) if settings else Scheme(data=max(1, len(locations)))
     given = Settings(solver=solver, devices=locations, scheme=scheme, clip=clip)
     given = replace(given, accumulate=accumulate, precision=precision, compress=compress)
-    return make_step(net, given)
+    return make_step(net, replace(given, host=host))
 
 
 def fused(step: Graph, *_: Settings) -> Graph:
@@ -231,7 +235,9 @@ def _placed(step: Graph, settings: Settings) -> Graph:
         locations,
         topology=scheme.topology,
         bucket=scheme.bucket,
+        unit=scheme.unit,
         batch_norm=scheme.batch_norm,
+        only=settings.host,
     )
 
 

@@ -25,8 +25,9 @@ __all__ = ["Scheme", "Setting"]
 Setting: TypeAlias = int | bool | str | tuple[str, ...]
 """A value of a scheme's setting, as people write it."""
 
-_NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0}
+_NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0, "unit": 0}
 _MOST = 4096  # parts of anything: a schedule has an entry for each
+_SIZES = ("bucket", "unit")  # in bytes
 _NAMES = ("cut", "recompute")
 _OF_PIPELINES = ("schedule", "chunks", "cut")
 _BYTES = 16 << 20  # of a file with a schedule
@@ -42,6 +43,8 @@ class Scheme:
     `schedule` is a name or the text of a grid. `micro` is the number of micro-batches that a
     replica's batch is cut into, by default twice the pipeline's devices. `recompute` is a number
     of blocks or their names, `cut` the names with which the stages behind the first begin.
+    Gradients of at most `bucket` bytes are reduced together; between hosts, parameters are reduced
+    and sent back in units of about `unit` bytes.
 
     >>> scheme = Scheme.parse("data=2,pipeline=4")
     >>> scheme.devices, scheme.micro_batches, str(scheme)
@@ -58,6 +61,7 @@ class Scheme:
     topology: Topology = "sharded"
     batch_norm: BatchNorms = "replica"
     bucket: int = 1 << 16
+    unit: int = 1 << 18
     recompute: int | tuple[str, ...] | None = None
     cut: tuple[str, ...] = ()
 
@@ -66,7 +70,7 @@ class Scheme:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise wrong_value(ConfigError, name, value, f"a whole number, {least} or more")
-            if value is not None and value > _MOST and name != "bucket":
+            if value is not None and value > _MOST and name not in _SIZES:
                 raise wrong_value(ConfigError, name, value, f"{_MOST} or fewer")
         if type(self.hybrid) is not bool:
             raise wrong_value(ConfigError, "hybrid", self.hybrid, "true or false")
