@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from purine.errors import ConfigError
 from purine.job.config import Job
@@ -45,8 +46,32 @@ def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> R
     """The folder of a run, which the first host makes and the others follow."""
     if world is None:
         return open_folder(plan, folder)
-    if world.first:
-        folder = open_folder(plan, folder)
-        world.share(str(folder.path.resolve()))
-        return folder
-    return FollowerFolder.at(world.share(""))
+    opened: list[RunFolder] = []
+
+    def make() -> str:
+        opened.extend([open_folder(plan, folder)] if world.first else [])
+        return str(opened[0].path.resolve()) if opened else ""
+
+    path = world.jointly(make)[world.hosts[0]]
+
+    def follow() -> str:
+        if not world.first:
+            opened.append(_followed(path, world.hosts[0]))
+        return ""
+
+    world.jointly(follow)
+    return opened[0]
+
+
+def _followed(path: str, first: str) -> FollowerFolder:
+    """The folder that the first host made."""
+    followed = FollowerFolder(Path(path))
+    if not followed.config_file.is_file():
+        raise ConfigError(
+            "this host does not see the folder of the run",
+            where=path,
+            expected=f"the folder that {first} made, on a file system that all hosts share",
+            found="no such run",
+            remedy="let all hosts share the file system of --out",
+        )
+    return followed

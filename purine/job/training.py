@@ -7,6 +7,7 @@ that is resumed from a checkpoint has all lines up to it and repeats the later o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from purine.autodiff import losses_of
 from purine.data.prepare import MEAN_IMAGE
@@ -49,6 +51,10 @@ __all__ = [
 ]
 
 _RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
+_OWN = frozenset(
+    ("data", "mean_file", "net", "out", "share_cores", "test_net", "threads", "weights")
+)
+"""Options that hosts of one job need not have in common: paths, and what fits a machine."""
 _MOST_IN_A_ROW = 25
 """Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
 _log = logging.getLogger("purine")
@@ -92,6 +98,8 @@ class Training:
 
     def __init__(self, plan: JobPlan, folder: RunFolder, world: World | None = None) -> None:
         self._world = world
+        if world is not None:
+            world.compare(_facts(plan))
         self.plan = plan
         self.folder = folder
         job = plan.job
@@ -205,10 +213,12 @@ class Training:
 
     def _load(self) -> None:
         newest = self.folder.newest_checkpoint()
+        if self._world is not None:
+            self._world.compare({"newest checkpoint": "none" if newest is None else newest.name})
         if newest is None:
             self._run.set_states(self.plan.values)
         else:
-            saved = checkpoint.load(newest)
+            saved = checkpoint.load(newest, names=())
             self._saved = self._run.load(newest)
             _refuse_foreign(saved, self._identity)
             extra = saved.extra
@@ -393,6 +403,33 @@ def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, 
     return plain
 
 
+def _facts(plan: JobPlan) -> dict[str, str]:
+    """What is the same on all hosts of a job, besides what their runs compare.
+
+    Paths may differ; what was read from them may not.
+    """
+    options = {
+        name: str(getattr(plan.job, name))
+        for name in OPTIONS
+        if name not in _OWN and not (name == "solver" and is_prototxt(plan.job.solver))
+    }
+    return {
+        **options,
+        "number of iterations": str(plan.iterations),
+        "net": plan.net.digest,
+        "test net": "none" if plan.test is None else plan.test.digest,
+        "first values": _hash_of(plan.values),
+    }
+
+
+def _hash_of(values: Mapping[str, Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        hashed.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        hashed.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
 def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
     """Raise `CheckpointError` for a checkpoint of a run with another identity."""
     extra = saved.extra.get(_RUN)  # that of an earlier version has only the seed
@@ -454,7 +491,8 @@ def measure(
     graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
     graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
-    checkpoint.match(replace(saved, values=values), graph)
+    forms = {name: saved.forms[name] for name in values}
+    checkpoint.match(replace(saved, forms=forms), graph)
     _refuse_foreign(saved, _identity(job, folder.read_net()))
     with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
