@@ -7,7 +7,6 @@ that is resumed from a checkpoint has all lines up to it and repeats the later o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -18,7 +17,6 @@ from time import perf_counter
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from purine.autodiff import losses_of
 from purine.data.prepare import MEAN_IMAGE
@@ -51,10 +49,6 @@ __all__ = [
 ]
 
 _RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
-_OWN = frozenset(
-    ("data", "mean_file", "net", "out", "share_cores", "test_net", "threads", "weights")
-)
-"""Options that hosts of one job need not have in common: paths, and what fits a machine."""
 _MOST_IN_A_ROW = 25
 """Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
 _log = logging.getLogger("purine")
@@ -98,8 +92,6 @@ class Training:
 
     def __init__(self, plan: JobPlan, folder: RunFolder, world: World | None = None) -> None:
         self._world = world
-        if world is not None:
-            world.compare(_facts(plan))
         self.plan = plan
         self.folder = folder
         job = plan.job
@@ -401,33 +393,6 @@ def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, 
         facts["samples"] = samples
     plain: dict[str, object] = json.loads(json.dumps({**facts, "net": net.digest}))
     return plain
-
-
-def _facts(plan: JobPlan) -> dict[str, str]:
-    """What is the same on all hosts of a job, besides what their runs compare.
-
-    Paths may differ; what was read from them may not.
-    """
-    options = {
-        name: str(getattr(plan.job, name))
-        for name in OPTIONS
-        if name not in _OWN and not (name == "solver" and is_prototxt(plan.job.solver))
-    }
-    return {
-        **options,
-        "number of iterations": str(plan.iterations),
-        "net": plan.net.digest,
-        "test net": "none" if plan.test is None else plan.test.digest,
-        "first values": _hash_of(plan.values),
-    }
-
-
-def _hash_of(values: Mapping[str, Tensor]) -> str:
-    hashed = hashlib.sha256()
-    for name, value in sorted(values.items()):
-        hashed.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        hashed.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
 
 
 def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:

@@ -36,6 +36,7 @@ from purine.transports.world import World
 
 __all__ = ["save"]
 
+_OP = "save"
 _FAILED = "cannot save a checkpoint"
 
 
@@ -61,11 +62,11 @@ def save(
     target = checkpoint_path(folder, iteration)
     states = _stored(step, world.hosts)
     with ExitStack() as lock:
-        begun = world.jointly(partial(_begin, target, lock, first=world.first))
+        begun = world.jointly(partial(_begin, target, lock, first=world.first), op=_OP)
         temporary = Path(begun[world.hosts[0]])
         try:
             own = _own_values(step, world.host, values)
-            written = world.jointly(partial(_write, temporary, world, own))
+            written = world.jointly(partial(_write, temporary, world, own), op=_OP)
             if world.first:
                 files = [File(**json.loads(written[host])) for host in world.hosts]
                 identity = {"iteration": iteration, "seed": seed, "digest": step.digest}
@@ -73,7 +74,7 @@ def save(
                     manifests.write_manifest, temporary, states, files, identity, extra or {}
                 )
                 finish = partial(_finish, temporary, target, files, manifest, keep=keep)
-            world.jointly(finish if world.first else str)
+            world.jointly(finish if world.first else str, op=_OP)
         except PurineError:
             if world.first:
                 shutil.rmtree(temporary, ignore_errors=True)

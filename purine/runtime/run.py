@@ -306,7 +306,7 @@ class Run:
             if self.world is None:
                 load()
             else:
-                self.world.jointly(load)
+                self.world.jointly(load, op="load")
                 self.world.compare({"checkpoint": f"iteration {read[0].iteration}"})
             (saved,) = read
             self.seed = saved.seed

@@ -149,7 +149,9 @@ class InprocWorld(World):
                 self._shared.networks[self._count] = network
             return self._shared.networks[self._count].ends[self.host]
 
-    def all_gather(self, text: str) -> dict[str, str]:
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
         return self._all(text)
 
     def gather(

@@ -134,14 +134,16 @@ class ProcessWorld(World):
             return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
 
-    def all_gather(self, text: str) -> dict[str, str]:
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
         self._count += 1
         store = PrefixStore(f"gather{self._count}", self._store)
-        self._watched(partial(store.set, self.host, text), "all_gather", "texts")
+        self._watched(partial(store.set, self.host, text), op, blob)
         texts = {self.host: text}
         for peer in self.peers:
             get = partial(_patient_get, store, peer)
-            texts[peer] = self._watched(get, "all_gather", "texts", peer).decode()
+            texts[peer] = self._watched(get, op, blob, peer).decode()
         return texts
 
     def gather(

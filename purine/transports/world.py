@@ -54,8 +54,10 @@ class World(ABC):
         """A new transport between the hosts, to be opened by all."""
 
     @abstractmethod
-    def all_gather(self, text: str) -> dict[str, str]:
-        """The text of each host, on all of them.
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
+        """The text of each host, on all of them; `op` and `blob` name what waits for it.
 
         A host that is alive is waited for as long as it takes. While nobody hears from the others,
         that is a minute.
@@ -90,7 +92,7 @@ class World(ABC):
         nodes = self.all_gather(next(own, "nothing more"))
         raise _difference("step", {host: nodes[host] for host in (first, other)})
 
-    def jointly(self, work: Callable[[], str]) -> dict[str, str]:
+    def jointly(self, work: Callable[[], str], *, op: str) -> dict[str, str]:
         """What `work` returns on each host. An error on one of them is raised on all.
 
         All hosts go on after it, or none does, so nobody waits for one that failed.
@@ -101,7 +103,7 @@ class World(ABC):
         except PurineError as error:
             failure = error
             report = {"class": type(error).__name__, **_fields(error)}
-        texts = self.all_gather(json.dumps(report))
+        texts = self.all_gather(json.dumps(report), op=op, blob="states")
         reports: dict[str, dict[str, str]] = {host: json.loads(texts[host]) for host in self.hosts}
         for host, told in reports.items():
             if "done" not in told:
