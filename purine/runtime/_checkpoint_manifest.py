@@ -226,8 +226,11 @@ def _read_json(path: Path) -> dict[str, object]:
 
 def _read_files(content: Mapping[str, object], version: int, path: Path) -> dict[str, File]:
     """The files of values by name."""
-    entries = [_field(content, "file", dict, path)] if version < 3 else []
-    entries = entries or _field(content, "files", list, path)
+    entries: Sequence[object] = (
+        _field(content, "files", list, path)
+        if version > 2
+        else [_field(content, "file", dict, path)]
+    )
     files: dict[str, File] = {}
     for entry in entries:
         fields = _entry(entry, "a file", "name, bytes and sha256", path)
@@ -256,7 +259,7 @@ def _read_state(entry: object, files: Mapping[str, File], path: Path) -> tuple[s
         pieces = tuple(
             _read_piece(item, axis, path) for item in _field(fields, "pieces", list, path)
         )
-        if not (0 <= axis < len(shape) and _cover(pieces, shape[axis])):
+        if not (0 <= axis < len(shape) and cover(pieces, shape[axis])):
             what = f"the pieces of state {name!r} are not the whole"
             raise unusable(path, what, str(form), repr(fields["pieces"]), blob=name)
     for piece in pieces:
@@ -276,7 +279,7 @@ def _read_piece(item: object, axis: int, path: Path) -> Piece:
     return Piece(_field(fields, "file", str, path), axis, tuple((low, high) for low, high in spans))
 
 
-def _cover(pieces: Sequence[Piece], size: int) -> bool:
+def cover(pieces: Sequence[Piece], size: int) -> bool:
     """Whether pieces have every index of an axis once."""
     end = 0
     for low, high in sorted(span for piece in pieces for span in piece.spans or ()):

@@ -283,7 +283,7 @@ class _Reader:
             (*shape[:axis], size, *shape[axis + 1 :]), dtype=dtype_of(state.form.dtype)
         )
         for piece in state.pieces:
-            spans = piece.spans or ((0, shape[axis]),)
+            spans = ((0, shape[axis]),) if piece.spans is None else piece.spans
             for start, stored, length in _overlaps(wanted, spans):
                 part = (*[slice(None)] * axis, slice(stored, stored + length))
                 source = self._open(piece.file).get_slice(name)[part]

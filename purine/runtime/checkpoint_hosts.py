@@ -150,9 +150,10 @@ def _stored(step: Graph, hosts: Sequence[str]) -> dict[str, Stored]:
         known[file] = Piece(file, shard.axis, _merged([*spans, *shard.spans]))
     states: dict[str, Stored] = {}
     for name, blob in wholes_of(step).items():
-        parts = tuple(pieces[name].values())
-        parts = parts if len(parts) > 1 else (Piece(parts[0].file),)
+        (first, *others) = parts = tuple(pieces[name].values())
         assert blob.shape is not None
+        assert first.spans is None or manifests.cover(parts, blob.shape[first.axis]), name
+        parts = parts if others else (Piece(first.file),)
         states[name] = Stored(Form(blob.dtype, blob.shape), parts)
     return states
 

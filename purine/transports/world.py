@@ -100,6 +100,8 @@ class World(ABC):
         failure: PurineError | None = None
         try:
             report = {"done": work()}
+        except HostLostError:  # there is nobody to tell
+            raise
         except PurineError as error:
             failure = error
             report = {"class": type(error).__name__, **_fields(error)}

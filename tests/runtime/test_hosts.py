@@ -22,6 +22,7 @@ import purine as pu
 from purine.data.source import Indices, Source
 from purine.errors import ConfigError, DataError, PurineError, RunError
 from purine.graph import Graph
+from purine.runtime import checkpoint
 from purine.transports.inproc import InprocWorld, inproc_worlds
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
 from tests.runtime import test_host_core
@@ -80,13 +81,14 @@ def composed(scheme: Mapping[str, object], devices: str = "host0-1:cpu:0-1") -> 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_two_hosts_train_as_one_device(scheme: str) -> None:
+def test_two_hosts_train_as_one_device(scheme: str, tmp_path: Path) -> None:
     step = composed(SCHEMES[scheme])
 
     def work(world: InprocWorld) -> Trained:
         with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
             losses = [result.loss for result in run.steps(5)]
             states = run.states()
+            run.save(tmp_path)
         whole = pu.parallel.gather_values(step, states)
         return Trained(losses, dict(whole))
 
@@ -95,7 +97,11 @@ def test_two_hosts_train_as_one_device(scheme: str) -> None:
     assert isinstance(other, Trained), other
     agree(one, serial())
     assert one.losses == other.losses
-    assert all(torch.equal(value, other.states[name]) for name, value in one.states.items())
+    saved = checkpoint.load(tmp_path).values
+    assert saved.keys() == one.states.keys()
+    for name, value in one.states.items():
+        assert torch.equal(value, other.states[name])
+        assert torch.equal(value, saved[name])
 
 
 def test_delays_do_not_change_a_bit() -> None:
