@@ -8,6 +8,7 @@ give the same samples, so that a batch is a function of (seed, iteration) alone.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,16 @@ import torch
 from purine.arguments import check_fields
 from purine.errors import DataError
 
-__all__ = ["DTYPES", "DataSet", "Field", "Indices", "NumpyArray", "Source", "check_indices"]
+__all__ = [
+    "DTYPES",
+    "DataSet",
+    "Field",
+    "Indices",
+    "NumpyArray",
+    "Source",
+    "check_indices",
+    "identity_of",
+]
 
 NumpyArray: TypeAlias = npt.NDArray[Any]
 """A numpy array of any dtype."""
@@ -74,12 +84,13 @@ class Source(ABC):
 
     `classes` is the number of classes of the labels where it is known. `sequential` says that
     samples can only be read one after the other: positions then count on without end, and there is
-    no order to choose.
+    no order to choose. `repeats` says that reading a sample twice surely gives the same values.
     """
 
     fields: tuple[Field, ...]
     classes: int | None = None
     sequential: bool = False
+    repeats: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -110,6 +121,24 @@ class DataSet:
             actual = ", ".join(map(str, self.test.fields))
             remedy = "bring both to one shape and dtype"
             raise DataError(what, where=self.name, expected=expected, found=actual, remedy=remedy)
+
+
+def identity_of(source: Source) -> str:
+    """What tells a source from others: fields, length, and a hash of a few of its samples.
+
+    Samples are left out where they may be others at the next look.
+    """
+    text = ", ".join(map(str, source.fields))
+    if source.sequential:
+        return text
+    count = len(source)
+    text = f"{count} samples of {text}"
+    if not source.repeats or not count:
+        return text
+    hashed = hashlib.sha256()
+    for values in source.batch(np.unique([0, count // 3, count // 2, count - 1])):
+        hashed.update(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return f"{text}, some of them with hash {hashed.hexdigest()[:16]}"
 
 
 def check_indices(indices: Indices, length: int) -> None:

@@ -42,6 +42,8 @@ class TorchSource(Source):
     image: float32 1x2x2, label: int64 scalar
     """
 
+    repeats = False
+
     @checked
     def __init__(
         self,

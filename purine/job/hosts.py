@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from purine.errors import ConfigError
+from purine.job.caffe import is_prototxt
 from purine.job.config import Job
 from purine.job.folder import FollowerFolder, RunFolder
 from purine.job.launch import open_folder
+from purine.job.options import OPTIONS
 from purine.job.plan import JobPlan
 from purine.placement.devices import as_locations
+from purine.runtime.agreement import facts_of
 from purine.transports.processes import ProcessWorld, rank_and_size
 from purine.transports.world import World
 
 __all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts"]
 
 TRANSPORT = "PURINE_TRANSPORT"
-"""The variable that names the transport: `shm`, `gaspi`, or `torchdist`, which is the default."""
+"""The variable that names the transport; `tcp` without it."""
+
+_OWN = frozenset(
+    ("data", "mean_file", "net", "out", "share_cores", "test_net", "threads", "weights")
+)
+"""Options that hosts of one job need not have in common: paths, and what fits a machine."""
 
 
 def hosts_of_job(job: Job) -> tuple[str, ...]:
@@ -42,11 +56,68 @@ def join_hosts(job: Job) -> World | None:
 
 
 def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:
-    """The folder of a run, which the first host makes and the others follow."""
+    """The folder of a run, which the first host makes and the others follow.
+
+    Nothing is written unless all hosts have the same job, code and data.
+    """
     if world is None:
         return open_folder(plan, folder)
-    if world.first:
-        folder = open_folder(plan, folder)
-        world.share(str(folder.path.resolve()))
-        return folder
-    return FollowerFolder.at(world.share(""))
+    job = plan.job
+    world.compare(facts_of(plan.data, seed=job.seed or 0, prefetch=job.prefetch) | _facts(plan))
+    world.compare_step(plan.step)
+    opened: list[RunFolder] = []
+
+    def make() -> str:
+        opened.extend([open_folder(plan, folder)] if world.first else [])
+        return str(opened[0].path.resolve()) if opened else ""
+
+    path = world.jointly(make, op="start")[world.hosts[0]]
+
+    def follow() -> str:
+        if not world.first:
+            opened.append(_followed(path, world.hosts[0]))
+        return ""
+
+    world.jointly(follow, op="start")
+    return opened[0]
+
+
+def _followed(path: str, first: str) -> FollowerFolder:
+    """The folder that the first host made."""
+    followed = FollowerFolder(Path(path))
+    if not followed.config_file.is_file():
+        raise ConfigError(
+            "this host does not see the folder of the run",
+            where=path,
+            expected=f"the folder that {first} made, on a file system that all hosts share",
+            found="no such run",
+            remedy="let all hosts share the file system of --out",
+        )
+    return followed
+
+
+def _facts(plan: JobPlan) -> dict[str, str]:
+    """What is the same on all hosts of a job, besides what their runs compare.
+
+    Paths may differ; what was read from them may not.
+    """
+    options = {
+        name: str(getattr(plan.job, name))
+        for name in OPTIONS
+        if name not in _OWN and not (name == "solver" and is_prototxt(plan.job.solver))
+    }
+    return {
+        **options,
+        "number of iterations": str(plan.iterations),
+        "net": plan.net.digest,
+        "test net": "none" if plan.test is None else plan.test.digest,
+        "first values": _hash_of(plan.values),
+    }
+
+
+def _hash_of(values: Mapping[str, Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        hashed.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        hashed.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()

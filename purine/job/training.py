@@ -205,10 +205,12 @@ class Training:
 
     def _load(self) -> None:
         newest = self.folder.newest_checkpoint()
+        if self._world is not None:
+            self._world.compare({"newest checkpoint": "none" if newest is None else newest.name})
         if newest is None:
             self._run.set_states(self.plan.values)
         else:
-            saved = checkpoint.load(newest)
+            saved = checkpoint.load(newest, names=())
             self._saved = self._run.load(newest)
             _refuse_foreign(saved, self._identity)
             extra = saved.extra
@@ -452,7 +454,8 @@ def measure(
     graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
     graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
-    checkpoint.match(replace(saved, values=values), graph)
+    forms = {name: saved.forms[name] for name in values}
+    checkpoint.match(replace(saved, forms=forms), graph)
     _refuse_foreign(saved, _identity(job, folder.read_net()))
     with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from purine.arguments import checked
 from purine.errors import ConfigError
-from purine.graph import Graph
+from purine.graph import Blob, Graph
 from purine.graph.names import slot_of
 from purine.registry.fillers import Shard, shard_of
 
-__all__ = ["gather_values", "shard_values"]
+__all__ = ["gather_values", "shard_values", "shards_of", "wholes_of"]
 
 
 @checked
@@ -24,7 +25,7 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
     """
     pieces: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, (whole, part) in _shards(graph).items():
+    for name, (whole, part) in shards_of(graph).items():
         if whole in values:
             shape = tuple(values[whole].shape)
             if shape != part.whole:
@@ -49,7 +50,7 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
     >>> gather_values(cut, values).keys() == net.states.keys()
     True
     """
-    shards = _shards(graph)
+    shards = shards_of(graph)
     wholes: dict[str, Tensor] = {}
     for name, value in values.items():
         if name not in shards:
@@ -58,16 +59,23 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
         whole, part = shards[name]
         if whole not in wholes:
             wholes[whole] = value.new_empty(part.whole)
-        start = 0
-        for low, high in part.spans:
-            size = high - low
-            target = wholes[whole].narrow(part.axis, low, size)
-            target.copy_(value.narrow(part.axis, start, size))
-            start += size
+        part.put(value, wholes[whole])
     return wholes
 
 
-def _shards(graph: Graph) -> dict[str, tuple[str, Shard]]:
+def wholes_of(graph: Graph) -> dict[str, Blob]:
+    """The whole states that the states of a graph are, or are shards of, as blobs."""
+    shards, wholes = shards_of(graph), dict[str, Blob]()
+    for name in graph.states:
+        blob = graph.blobs[name]
+        if name in shards:
+            whole, part = shards[name]
+            blob = replace(blob, name=whole, shape=part.whole)
+        wholes[blob.name] = blob
+    return wholes
+
+
+def shards_of(graph: Graph) -> dict[str, tuple[str, Shard]]:
     """The states that are shards, with the names of their wholes: parameters and their memories."""
     parts = {name: shard_of(state.filler) for name, state in graph.states.items()}
     own = {name: part for name, part in parts.items() if part is not None}

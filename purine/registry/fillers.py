@@ -50,6 +50,14 @@ class Shard:
         parts = [value.narrow(self.axis, start, end - start) for start, end in self.spans]
         return torch.cat(parts, self.axis)
 
+    def put(self, value: Tensor, whole: Tensor) -> None:
+        """Write the shard's own value to its part of the whole."""
+        start = 0
+        for low, high in self.spans:
+            size = high - low
+            whole.narrow(self.axis, low, size).copy_(value.narrow(self.axis, start, size))
+            start += size
+
 
 def shard_of(filler: Filler) -> Shard | None:
     """What a filler says of the part that its state is, or None for one that stands for itself."""

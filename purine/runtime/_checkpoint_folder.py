@@ -110,11 +110,11 @@ def only_writer(parent: Path) -> Iterator[None]:
         yield
 
 
-def start(target: Path) -> Path:
+def start(target: Path, suffix: str = "") -> Path:
     """The path of a temporary folder in which to write a checkpoint, under the lock."""
     for stale in target.parent.glob(f"{_TEMPORARY}*"):  # left by a save that died
         shutil.rmtree(stale)
-    return target.with_name(f"{_TEMPORARY}{target.name}")
+    return target.with_name(f"{_TEMPORARY}{target.name}{suffix}")
 
 
 def put_in_place(temporary: Path, target: Path) -> None:

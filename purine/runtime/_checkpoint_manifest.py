@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,33 +19,94 @@ from purine.files import read_bounded
 from purine.registry.aten import dtype_name
 from purine.runtime._checkpoint_folder import iteration_of
 
-VERSION = 2
-"""The version of the format. A manifest of version 1 has no checksum of itself: it is read if the
-values, which have one, agree with its iteration and its seed."""
+VERSION = 3
+"""The newest version of the format. Version 3 is for several files, which several hosts wrote;
+version 2, for one file, is still written. A manifest of version 1 has no checksum of itself: it is
+read if the values, which have one, agree with its iteration and its seed."""
 
 MANIFEST = "manifest.json"
 STATES = "states.safetensors"
 _BYTES = 64 << 20  # of a manifest
+_FILE = re.compile(r"states-[0-9]+\.safetensors")
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """The dtype and the shape of a value.
+
+    >>> print(Form("float32", (2, 3)), Form("int64", ()), sep=", ")
+    float32 2x3, int64 scalar
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a file holds of a state, under the state's name: spans along an axis, or all of it."""
+
+    file: str
+    axis: int = 0
+    spans: tuple[tuple[int, int], ...] | None = None
+
+    def form(self, whole: Form) -> Form:
+        """The form of the piece of a state."""
+        if self.spans is None:
+            return whole
+        size = sum(high - low for low, high in self.spans)
+        shape = (*whole.shape[: self.axis], size, *whole.shape[self.axis + 1 :])
+        return replace(whole, shape=shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A state in a checkpoint: its form, and the pieces that together are the whole."""
+
+    form: Form
+    pieces: tuple[Piece, ...] = (Piece(STATES),)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of values, with what tells whether it is intact."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says; `forms` describes the value of each state as `describe` does."""
+    """What a manifest says."""
 
     version: int
     iteration: int
     seed: int
     digest: str
-    bytes: int
-    sha256: str
-    forms: Mapping[str, str]
+    files: Mapping[str, File]
+    states: Mapping[str, Stored]
     extra: Mapping[str, object]
+
+
+def file_name(number: int) -> str:
+    """The name of the file that host `number` writes."""
+    return f"states-{number}.safetensors"
+
+
+def described(path: Path) -> File:
+    """A file as it is on disk."""
+    return File(path.name, path.stat().st_size, sha256_of(path))
 
 
 def write_manifest(
     folder: Path,
-    values: Mapping[str, Tensor],
+    states: Mapping[str, Stored],
+    files: Sequence[File],
     identity: Mapping[str, object],
     extra: Mapping[str, object],
 ) -> None:
@@ -53,26 +115,40 @@ def write_manifest(
     `identity` is the iteration, the seed and the digest. `extra` that is no JSON is an error of
     Python.
     """
-    file = folder / STATES
+    alone = [file.name for file in files] == [STATES]
+    entries = [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in files]
     head = {
-        "version": VERSION,
+        "version": 2 if alone else VERSION,
         **identity,
         "purine": purine_version(),
         "torch": str(torch.__version__),
-        "file": {"name": STATES, "bytes": file.stat().st_size, "sha256": sha256_of(file)},
+        **({"file": entries[0]} if alone else {"files": entries}),
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    states = [
-        {"name": name, "shape": list(value.shape), "dtype": dtype_name(value.dtype)}
-        for name, value in values.items()
-    ]
-    rows = ",\n".join(f"    {json.dumps(state, ensure_ascii=False)}" for state in states)
+    listed = [_state_entry(name, state, alone) for name, state in states.items()]
+    rows = ",\n".join(f"    {json.dumps(state, ensure_ascii=False)}" for state in listed)
     lines.append(f'  "states": [\n{rows}\n  ]')
     indented = json.dumps(dict(extra), indent=2, allow_nan=False).replace("\n", "\n  ")
     lines.append(f'  "extra": {indented}')
     own = checksum(json.loads("{" + ",".join(lines) + "}"))
     lines.append(f'  "sha256": "{own}"')
     (folder / MANIFEST).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _state_entry(name: str, state: Stored, alone: bool) -> dict[str, object]:
+    """What the manifest says of a state."""
+    entry: dict[str, object] = {
+        "name": name,
+        "shape": list(state.form.shape),
+        "dtype": state.form.dtype,
+    }
+    (first, *_) = state.pieces
+    if alone:
+        return entry
+    if first.spans is None:
+        return {**entry, "file": first.file}
+    pieces = [{"file": piece.file, "spans": piece.spans} for piece in state.pieces]
+    return {**entry, "axis": first.axis, "pieces": pieces}
 
 
 def checksum(manifest: Mapping[str, object]) -> str:
@@ -119,15 +195,16 @@ def read_manifest(path: Path) -> Manifest:
     if named not in (None, iteration):
         what = "the checkpoint is of another iteration than its folder"
         raise unusable(path, what, f"iteration {named}", f"iteration {iteration}")
-    file = _field(content, "file", dict, path)
+    files = _read_files(content, version, path)
     return Manifest(
         version,
         iteration,
         seed=_field(content, "seed", int, path),
         digest=_field(content, "digest", str, path),
-        bytes=_field(file, "bytes", int, path),
-        sha256=_field(file, "sha256", str, path),
-        forms=dict(_read_state(entry, path) for entry in _field(content, "states", list, path)),
+        files=files,
+        states=dict(
+            _read_state(entry, files, path) for entry in _field(content, "states", list, path)
+        ),
         extra=_field(content, "extra", dict, path),
     )
 
@@ -147,15 +224,76 @@ def _read_json(path: Path) -> dict[str, object]:
     return content
 
 
-def _read_state(entry: object, path: Path) -> tuple[str, str]:
-    """The name of a state and the form of its value."""
-    if not isinstance(entry, dict):
-        what = "the manifest lists something that is no state"
-        raise unusable(path, what, "an object with name, shape and dtype", repr(entry))
-    shape = _field(entry, "shape", list, path)
+def _read_files(content: Mapping[str, object], version: int, path: Path) -> dict[str, File]:
+    """The files of values by name."""
+    entries: Sequence[object] = (
+        _field(content, "files", list, path)
+        if version > 2
+        else [_field(content, "file", dict, path)]
+    )
+    files: dict[str, File] = {}
+    for entry in entries:
+        fields = _entry(entry, "a file", "name, bytes and sha256", path)
+        name = STATES if version < 3 else _field(fields, "name", str, path)
+        if version > 2 and not _FILE.fullmatch(name):
+            raise unusable(path, "a file has another name", file_name(0), repr(name))
+        size, sha256 = _field(fields, "bytes", int, path), _field(fields, "sha256", str, path)
+        files[name] = File(name, size, sha256)
+    return files
+
+
+def _read_state(entry: object, files: Mapping[str, File], path: Path) -> tuple[str, Stored]:
+    """The name of a state, and how it is stored."""
+    fields = _entry(entry, "a state", "name, shape and dtype", path)
+    shape = _field(fields, "shape", list, path)
     if not all(type(size) is int and size >= 0 for size in shape):
         raise unusable(path, "a state's shape is wrong", "a list of sizes", repr(shape))
-    return _field(entry, "name", str, path), _form(_field(entry, "dtype", str, path), shape)
+    name, dtype = (_field(fields, key, str, path) for key in ("name", "dtype"))
+    form = Form(dtype, tuple(shape))
+    if STATES in files:
+        return name, Stored(form)
+    if "pieces" not in fields:
+        pieces: tuple[Piece, ...] = (Piece(_field(fields, "file", str, path)),)
+    else:
+        axis = _field(fields, "axis", int, path)
+        pieces = tuple(
+            _read_piece(item, axis, path) for item in _field(fields, "pieces", list, path)
+        )
+        if not (0 <= axis < len(shape) and cover(pieces, shape[axis])):
+            what = f"the pieces of state {name!r} are not the whole"
+            raise unusable(path, what, str(form), repr(fields["pieces"]), blob=name)
+    for piece in pieces:
+        if piece.file not in files:
+            what = f"state {name!r} is in a file that the manifest does not list"
+            raise unusable(path, what, some_names(files), piece.file, blob=name)
+    return name, Stored(form, pieces)
+
+
+def _read_piece(item: object, axis: int, path: Path) -> Piece:
+    fields = _entry(item, "a piece", "file and spans", path)
+    spans = _field(fields, "spans", list, path)
+    for span in spans:
+        ends = span if isinstance(span, list) and len(span) == 2 else []
+        if not all(type(end) is int for end in ends) or not ends or ends[0] > ends[1]:
+            raise unusable(path, "a span of a piece is wrong", "[start, end]", repr(span))
+    return Piece(_field(fields, "file", str, path), axis, tuple((low, high) for low, high in spans))
+
+
+def cover(pieces: Sequence[Piece], size: int) -> bool:
+    """Whether pieces have every index of an axis once."""
+    end = 0
+    for low, high in sorted(span for piece in pieces for span in piece.spans or ()):
+        if low != end:
+            return False
+        end = high
+    return end == size
+
+
+def _entry(entry: object, what: str, expected: str, path: Path) -> Mapping[str, object]:
+    if not isinstance(entry, dict):
+        what = f"the manifest lists something that is not {what}"
+        raise unusable(path, what, f"an object with {expected}", repr(entry))
+    return entry
 
 
 def _field(content: Mapping[str, object], key: str, kind: type[_T], path: Path) -> _T:
@@ -176,13 +314,9 @@ def unusable(
     return CheckpointError(what, where=path, expected=expected, found=found, **more)
 
 
-def describe(value: Tensor) -> str:
-    """The dtype and the shape of a value, in words."""
-    return _form(dtype_name(value.dtype), list(value.shape))
-
-
-def _form(dtype: str, shape: list[int]) -> str:
-    return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
+def form_of(value: Tensor) -> Form:
+    """The form of a value."""
+    return Form(dtype_name(value.dtype), tuple(value.shape))
 
 
 def some_names(names: Collection[str]) -> str:

@@ -1,7 +1,8 @@
 """Checkpoints: the values of all states after an iteration, from which a run can resume.
 
 A checkpoint is the folder `<run>/checkpoints/<iteration>/`. `states.safetensors` holds the values
-by blob name. `manifest.json` describes them; it holds a checksum of the values and one of itself.
+by blob name; several hosts write a file each (`purine.runtime.checkpoint_hosts`). `manifest.json`
+describes them; it holds a checksum of each file and one of itself.
 
 Invariant: a checkpoint that can be seen is complete. It is written under a temporary name, flushed
 to disk and then renamed; it loses its name before it is deleted.
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,23 +26,42 @@ from torch import Tensor
 from purine.arguments import at_least
 from purine.errors import CheckpointError
 from purine.graph import Graph
-from purine.registry.aten import dtype_name
+from purine.placement.values import shards_of, wholes_of
+from purine.registry.aten import dtype_name, dtype_of
 from purine.registry.clock import ITERATION, SEED
+from purine.registry.fillers import Shard
 from purine.runtime import _checkpoint_folder as folders
 from purine.runtime import _checkpoint_manifest as manifests
 from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors, refusing
-from purine.runtime._checkpoint_manifest import MANIFEST, STATES, checksum, purine_version, unusable
+from purine.runtime._checkpoint_manifest import (
+    MANIFEST,
+    STATES,
+    Form,
+    Manifest,
+    Stored,
+    checksum,
+    purine_version,
+    unusable,
+)
 
 __all__ = ["LARGEST", "Checkpoint", "checksum", "latest", "load", "match", "purine_version", "save"]
+
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+"""Pairs (start, end) along an axis."""
+REMEDY = "free space there, or choose a folder that this user may write"
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The values of all states after `iteration` iterations, as read from `path`."""
+    """The values of states after `iteration` iterations, as read from `path`.
+
+    `forms` has the dtype and the shape of all states, `values` those that were asked for.
+    """
 
     iteration: int
     seed: int
     digest: str
+    forms: Mapping[str, Form]
     values: Mapping[str, Tensor]
     extra: Mapping[str, object]
     path: Path
@@ -71,15 +93,15 @@ def save(
     parent = folder / FOLDER
     target = folders.path_of(parent, iteration)
     identity = {"iteration": iteration, "seed": seed, "digest": digest}
-    remedy = "free space there, or choose a folder that this user may write"
-    with os_errors("cannot save a checkpoint", target, remedy), folders.only_writer(parent):
+    states = {name: Stored(manifests.form_of(value)) for name, value in values.items()}
+    with os_errors("cannot save a checkpoint", target, REMEDY), folders.only_writer(parent):
         temporary = folders.start(target)
         try:
             temporary.mkdir()
-            with _refusing_values(target):
-                save_file(_separate(values), temporary / STATES)
-            with _refusing_extra(target):
-                manifests.write_manifest(temporary, values, identity, extra or {})
+            write_values(temporary / STATES, values, target)
+            files = [manifests.described(temporary / STATES)]
+            with refusing_extra(target):
+                manifests.write_manifest(temporary, states, files, identity, extra or {})
             # safetensors makes files that only their owner can read.
             (temporary / STATES).chmod((temporary / MANIFEST).stat().st_mode)
             for path in (temporary / STATES, temporary / MANIFEST, temporary):
@@ -104,11 +126,17 @@ def latest(folder: Path) -> Path | None:
     return paths[max(paths)] if paths else None
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint and check every part of it; for a run's folder, its newest checkpoint."""
+def load(
+    path: Path, *, step: Graph | None = None, names: Collection[str] | None = None
+) -> Checkpoint:
+    """Read a checkpoint and check what is read; for a run's folder, its newest checkpoint.
+
+    With a `step`, the checkpoint has to match it, and values are those of its states, cut as they
+    are there. With `names`, only these states are read; others take no time.
+    """
     path = _resolve(path)
     try:
-        return _read(path)
+        return _read(path, step, names)
     except CheckpointError as error:
         error.remedy = error.remedy or _way_on(path)
         raise
@@ -124,22 +152,27 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
         remedy = "use the net and the solver that it was saved from, or start a run afresh"
         return unusable(checkpoint.path, what, expected, found, blob=name, remedy=remedy)
 
-    for name in graph.states:
-        if name not in checkpoint.values:
-            expected = f"a value for {graph.blobs[name]}"
-            found = manifests.some_names(checkpoint.values)
+    wholes = wholes_of(graph)
+    for name, blob in wholes.items():
+        if name not in checkpoint.forms:
+            expected, found = f"a value for {blob}", manifests.some_names(checkpoint.forms)
             raise differ(f"the checkpoint has no state {name!r}", name, expected, found)
-    for name, value in checkpoint.values.items():
-        form = manifests.describe(value)
-        if name not in graph.states:
+    for name, form in checkpoint.forms.items():
+        if name not in wholes:
             what = f"the checkpoint has a state {name!r} that the net has not"
-            raise differ(what, name, manifests.some_names(graph.states), form)
-        blob = graph.blobs[name]
-        same_shape = blob.shape is None or blob.shape == tuple(value.shape)
-        if not same_shape or blob.dtype != dtype_name(value.dtype):
+            raise differ(what, name, manifests.some_names(wholes), str(form))
+        blob = wholes[name]
+        same_shape = blob.shape is None or blob.shape == form.shape
+        if not same_shape or blob.dtype != form.dtype:
             part = "dtype" if same_shape else "shape"
             what = f"state {name!r} has another {part} in the checkpoint"
             raise differ(what, name, str(blob), f"{name}: {form}")
+
+
+def write_values(file: Path, values: Mapping[str, Tensor], target: Path) -> None:
+    """Write values to a file of the checkpoint that will be at `target`."""
+    with _refusing_values(target):
+        save_file(_separate(values), file)
 
 
 def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -162,7 +195,7 @@ def _refusing_values(target: Path) -> AbstractContextManager[None]:
     return refusing("a state cannot be stored", target, expected, remedy, KeyError, ValueError)
 
 
-def _refusing_extra(target: Path) -> AbstractContextManager[None]:
+def refusing_extra(target: Path) -> AbstractContextManager[None]:
     """Turn errors of JSON about `extra` into `CheckpointError`."""
     expected = "None, bool, int, finite float, str, and lists and dicts of them"
     remedy = "turn such values into text or numbers first"
@@ -189,43 +222,134 @@ def _resolve(path: Path) -> Path:
     return newest
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(
+    path: Path, step: Graph | None = None, names: Collection[str] | None = None
+) -> Checkpoint:
     """The checkpoint in a folder; the error for a damaged one has no remedy yet."""
     manifest = manifests.read_manifest(path)
-    with os_errors("cannot read the checkpoint", path):
-        values = _read_values(path, manifest)
+    forms = {name: state.form for name, state in manifest.states.items()}
+    identity = (manifest.iteration, manifest.seed, manifest.digest)
+    saved = Checkpoint(*identity, forms, {}, manifest.extra, path)
+    shards = dict[str, tuple[str, Shard]]()
+    if step is not None:
+        match(saved, step)
+        shards = shards_of(step)
+    wanted = (manifest.states if step is None else step.states) if names is None else names
+    with os_errors("cannot read the checkpoint", path), _Reader(path, manifest) as reader:
+        if names is None:
+            reader.open_all()
+        values = {name: reader.read(*shards.get(name, (name, None))) for name in wanted}
     if manifest.version == 1:
         _confirm(path, manifest, values)
-    return Checkpoint(
-        manifest.iteration, manifest.seed, manifest.digest, values, manifest.extra, path
-    )
+    return replace(saved, values=values)
 
 
-def _read_values(path: Path, manifest: manifests.Manifest) -> dict[str, Tensor]:
-    file = path / STATES
-    if not file.is_file():
-        raise unusable(path, "the values are missing", STATES, "no such file")
-    size = file.stat().st_size
-    if size != manifest.bytes:
-        expected, found = f"{manifest.bytes} bytes", f"{size} bytes"
-        raise unusable(path, f"{STATES} has another size", expected, found)
-    expected, found = f"sha256 {manifest.sha256}", f"sha256 {manifests.sha256_of(file)}"
-    if expected != found:
-        raise unusable(path, f"{STATES} is damaged", expected, found)
-    try:
-        with safe_open(file, framework="pt") as stored:
+class _Reader:
+    """Reads values of a checkpoint. A file is checked as a whole when it is first needed."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self._path, self._manifest = path, manifest
+        self._opened: dict[str, Any] = {}  # safetensors does not tell the type
+        self._closing = ExitStack()
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def open_all(self) -> None:
+        """Check all files, also those of which nothing is read."""
+        for name in self._manifest.files:
+            self._open(name)
+
+    def read(self, name: str, shard: Shard | None) -> Tensor:
+        """The value of a state, or of a shard of it."""
+        state = self._manifest.states[name]
+        (first, *others) = state.pieces
+        if shard is None and not others:
             # Cloned, since a tensor may be the mapped file, which may be deleted later.
-            values = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        what = f"{STATES} cannot be read"
-        raise unusable(path, what, "a safetensors file", str(error)) from error
-    forms = {name: manifests.describe(value) for name, value in values.items()}
-    for name in dict.fromkeys([*manifest.forms, *forms]):
-        expected, found = (known.get(name, "no such state") for known in (manifest.forms, forms))
+            mapped: Tensor = self._open(first.file).get_tensor(name)
+            return mapped.clone()
+        if shard is not None and any(
+            piece.spans is not None and piece.axis != shard.axis for piece in state.pieces
+        ):
+            return shard.take(self.read(name, None))
+        shape = state.form.shape
+        axis = first.axis if shard is None else shard.axis
+        wanted = ((0, shape[axis]),) if shard is None else shard.spans
+        size = sum(high - low for low, high in wanted)
+        value = torch.empty(
+            (*shape[:axis], size, *shape[axis + 1 :]), dtype=dtype_of(state.form.dtype)
+        )
+        for piece in state.pieces:
+            spans = ((0, shape[axis]),) if piece.spans is None else piece.spans
+            for start, stored, length in _overlaps(wanted, spans):
+                part = (*[slice(None)] * axis, slice(stored, stored + length))
+                source = self._open(piece.file).get_slice(name)[part]
+                value.narrow(axis, start, length).copy_(source)
+        return value
+
+    def _open(self, name: str) -> Any:
+        if name not in self._opened:
+            self._check(name)
+            try:
+                file = safe_open(self._path / name, framework="pt")
+                self._opened[name] = self._closing.enter_context(file)
+            except SafetensorError as error:
+                what = f"{name} cannot be read"
+                raise unusable(self._path, what, "a safetensors file", str(error)) from error
+            self._check_forms(name)
+        return self._opened[name]
+
+    def _check(self, name: str) -> None:
+        """Refuse a file that is not what was written."""
+        path, file, stated = self._path, self._path / name, self._manifest.files[name]
+        if not file.is_file():
+            raise unusable(path, "the values are missing", name, "no such file")
+        size = file.stat().st_size
+        if size != stated.bytes:
+            expected, found = f"{stated.bytes} bytes", f"{size} bytes"
+            raise unusable(path, f"{name} has another size", expected, found)
+        expected, found = f"sha256 {stated.sha256}", f"sha256 {manifests.sha256_of(file)}"
         if expected != found:
-            what = f"{STATES} and the manifest differ in state {name!r}"
-            raise unusable(path, what, expected, found, blob=name)
-    return {name: values[name] for name in manifest.forms}
+            raise unusable(path, f"{name} is damaged", expected, found)
+
+    def _check_forms(self, file: str) -> None:
+        """Refuse a file whose values are not those that the manifest lists."""
+        opened = self._opened[file]
+        stated = {
+            name: str(piece.form(state.form))
+            for name, state in self._manifest.states.items()
+            for piece in state.pieces
+            if piece.file == file
+        }
+        stored = {name: str(_form_in(opened, name)) for name in opened.keys()}  # noqa: SIM118
+        for name in dict.fromkeys([*stated, *stored]):
+            expected, found = (known.get(name, "no such state") for known in (stated, stored))
+            if expected != found:
+                what = f"{file} and the manifest differ in state {name!r}"
+                raise unusable(self._path, what, expected, found, blob=name)
+
+
+def _form_in(opened: Any, name: str) -> Form:
+    """The form of a value in a safetensors file; the value is not read."""
+    shape = tuple(opened.get_slice(name).get_shape())
+    some = opened.get_slice(name)[:0] if shape else opened.get_tensor(name)
+    return Form(dtype_name(some.dtype), shape)
+
+
+def _overlaps(wanted: Spans, stored: Spans) -> Iterator[tuple[int, int, int]]:
+    """What two lists of spans have in common, as (start in one, start in the other, length)."""
+    first = 0
+    for low, high in wanted:
+        second = 0
+        for begin, end in stored:
+            start, stop = max(low, begin), min(high, end)
+            if start < stop:
+                yield first + start - low, second + start - begin, stop - start
+            second += end - begin
+        first += high - low
 
 
 def _confirm(path: Path, manifest: manifests.Manifest, values: Mapping[str, Tensor]) -> None:

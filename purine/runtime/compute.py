@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from purine.runtime.executor import Executor, Settings
 from purine.runtime.feeding import batch_of, data_ops, read_rows
 from purine.runtime.program import Program, compile_program
 from purine.runtime.values import LARGEST_SEED, Values, at_home, initial_states
+from purine.transports.world import World, host_lost
 
 __all__ = ["compute", "means_over_test_set"]
 
@@ -90,12 +93,12 @@ def means_over_test_set(
     seed: int,
     settings: Settings,
     *,
-    between: Callable[[], None] = lambda: None,
+    world: World | None = None,
 ) -> dict[str, float]:
     """The mean of each output over the test part of `data`, each sample counted once.
 
     Samples that do not fill a batch form a smaller one. States without `values` are filled from
-    `seed`. `between` is called between two batches.
+    `seed`. Several hosts share out the batches, unless one batch changes what the next one reads.
     """
     sources = data_ops(graph)
     if not sources or data is None or data.test is None:
@@ -116,11 +119,50 @@ def means_over_test_set(
                 found=f"shape {list(blob.shape or ())}",
                 remedy=f"leave {name!r} out of the outputs: pu.evaluation(net, ['loss'])",
             )
-    batch, count = batch_of(graph, sources[0]), len(data.test)
+    measure = partial(_sums_over_test_set, graph, data, values, seed, settings)
+    changing = {name for name, state in graph.states.items() if state.next != name}
+    if world is None or changing - {ITERATION}:
+        totals = measure()
+    else:
+        share = world.hosts.index(world.host), len(world.hosts)
+        between = partial(_refuse_lost, world)
+        work = partial(measure, share=share, between=between)
+        told = world.jointly(lambda: json.dumps(work()), op="evaluate")
+        parts = [json.loads(told[host]) for host in world.hosts]
+        totals = {name: sum(part[name] for part in parts) for name in graph.outputs}
+    return {name: total / len(data.test) for name, total in totals.items()}
+
+
+def _refuse_lost(world: World) -> None:
+    """Raise if a host is lost: all are needed after a test."""
+    for host, why in world.losses().items():
+        raise host_lost(host, why, op="evaluate", blob="states")
+
+
+def _sums_over_test_set(
+    graph: Graph,
+    data: DataSet,
+    values: Mapping[str, Tensor],
+    seed: int,
+    settings: Settings,
+    *,
+    share: tuple[int, int] = (0, 1),
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """The sum of each output over the samples of a share (number, of how many) of the batches.
+
+    The smaller batch at the end belongs to the first share. `between` is called between two
+    batches.
+    """
+    assert data.test is not None
+    batch, count = batch_of(graph, data_ops(graph)[0]), len(data.test)
     whole, rest = divmod(count, batch)
+    number, shares = share
+    own = range(whole * number // shares, whole * (number + 1) // shares)
+    last = range(1 if rest and number == 0 else 0)
     totals = dict.fromkeys(graph.outputs, 0.0)
-    for size, start, times in ((batch, 0, whole), (rest, count - rest, 1)):
-        if size and times:
+    for size, start, batches in ((batch, 0, own), (rest, count - rest, last)):
+        if batches:
             sized = graph if size == batch else with_batch(graph, size)
             # States that one execution changes are copies.
             given = {
@@ -128,26 +170,28 @@ def means_over_test_set(
                 for name, state in sized.states.items()
                 if name in values and name != ITERATION
             }
+            if ITERATION in sized.states:
+                given[ITERATION] = torch.tensor(batches.start)
             program = compile_program(lower(sized), read_rows(sized, data, start))
-            sums = _sums(program, _first_states(sized, seed, given), times, settings, between)
+            sums = _sums(program, _first_states(sized, seed, given), batches, settings, between)
             for name, total in sums.items():
                 totals[name] += total * size
-    return {name: total / count for name, total in totals.items()}
+    return totals
 
 
 def _sums(
     program: Program,
     states: Mapping[str, Tensor],
-    times: int,
+    batches: range,
     settings: Settings,
     between: Callable[[], None],
 ) -> dict[str, float]:
-    """The sums of the outputs over `times` iterations."""
+    """The sums of the outputs over some batches, whose numbers are their iterations."""
     totals = dict.fromkeys(program.graph.outputs, 0.0)
-    with Executor(program, states=states, settings=settings) as executor:
-        for iteration in range(times):
+    with Executor(program, states=states, start=batches.start, settings=settings) as executor:
+        for iteration in batches:
             between()
-            executor.extend(min(times, iteration + settings.credit))
+            executor.extend(min(batches.stop, iteration + settings.credit))
             for name, value in executor.wait(iteration).items():
                 totals[name] += float(value)
     return totals

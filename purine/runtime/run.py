@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +33,13 @@ from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import unknown_name
-from purine.placement.values import gather_values, shard_values
+from purine.placement.values import gather_values, shard_values, shards_of
 from purine.registry.kind import Kernel
 from purine.registry.lookup import lookup
-from purine.runtime import checkpoint
+from purine.runtime import checkpoint, checkpoint_hosts
 from purine.runtime import values as tensors
+from purine.runtime.agreement import facts_of
+from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.compute import means_over_test_set
 from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
@@ -49,7 +51,7 @@ from purine.runtime.values import LARGEST_SEED, Values
 from purine.trace.gather import gather
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
-from purine.transports.world import World, host_lost
+from purine.transports.world import World, unheard
 
 __all__ = ["Run"]
 
@@ -124,9 +126,12 @@ class Run:
         self._gpus = on_gpus(part)
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(part, self.data)
+        self._part = part
+        """What runs here: the graph, or this host's part of it."""
         if world is not None:
-            facts = {"step": self.graph.digest, "seed": str(seed), "record": str(record)}
-            world.compare(facts)
+            facts = facts_of(self.data, seed=seed, prefetch=prefetch)
+            world.compare({**facts, "record": str(record)})
+            world.compare_step(self.graph)
         self._fused = _FusedKernels(compiled)
 
         self._process = os.getpid()
@@ -152,7 +157,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self.world is not None and kind is not None and self._executor is not None:
-            # The other hosts do not close their runs now, so the states cannot be gathered.
+            # The other hosts may never complete the iterations in flight here.
             self._failure = self._failure or _left(kind)
             self._end_lanes()
         self.close()
@@ -190,9 +195,13 @@ class Run:
         return Activity(self.iteration) if executor is None else executor.activity()
 
     def states(self) -> dict[str, Tensor]:
-        """Copies of all states, after the iterations in flight are complete."""
+        """Copies of all states, after the iterations in flight are complete.
+
+        On several hosts, all of them call this: each has only its own states until then.
+        """
         with self._serving():
-            copies = {name: value.clone() for name, value in self._settled()[1].items()}
+            states = self._gathered(self._settled()[1], self.graph.states)
+            copies = {name: value.clone() for name, value in states.items()}
             if self._gpus:  # later iterations overwrite the originals, on other streams
                 torch.cuda.synchronize()
             return copies
@@ -223,7 +232,8 @@ class Run:
                 del states  # `_restart` frees each state once it is copied
                 self._restart(iteration, kept)
             for name, value in given.items():
-                self._states[name] = value.clone()
+                if name in self._part.states:
+                    self._states[name] = value.clone()
 
     @checked
     def evaluate(self, graph: Graph, *, data: DataLike | None = None) -> dict[str, float]:
@@ -232,23 +242,24 @@ class Run:
         `graph` is what `purine.evaluation(net)` returns. Its states have the values of this run's,
         also where the run's are sharded and those of `graph` are whole. `data` replaces the test
         part of the run's data.
+
+        Several hosts measure a share of the test set each; all get the means over the whole.
         """
         with self._serving():
             graph = check(graph)
             tested = self.data if data is None else as_dataset(data, test=data)
-            states = self._settled()[1]
+            shards = shards_of(self.graph)
+            wanted = [
+                name
+                for name in self.graph.states
+                if name in graph.states or (name in shards and shards[name][0] in graph.states)
+            ]
+            states = self._gathered(self._settled()[1], wanted)
             values = {**states, **gather_values(self.graph, states)}
             cores = {core for own in self._settings.cores.values() for core in own}
             tf32 = tf32_of(graph, bool(self._settings.tf32))
             settings = Settings(self.credit, len(cores) or self.threads, tf32=tf32)
-            return means_over_test_set(
-                graph, tested, values, self.seed, settings, between=self._refuse_lost
-            )
-
-    def _refuse_lost(self) -> None:
-        """Raise if a host is lost: all are needed after a test."""
-        for host, why in {} if self.world is None else self.world.losses().items():
-            raise host_lost(host, why, op="evaluate", blob="states")
+            return means_over_test_set(graph, tested, values, self.seed, settings, world=self.world)
 
     @checked
     def save(
@@ -256,16 +267,25 @@ class Run:
     ) -> Path:
         """Complete the iterations in flight and write a checkpoint under `folder`.
 
-        The newest `keep` checkpoints stay there. `extra` is stored in the manifest.
+        The newest `keep` checkpoints stay there. `extra` is stored in the manifest. Several hosts
+        write at the same time, each its own states, to a folder that they share.
         """
         at_least("keep", keep, 1)
         with self._serving():
             iteration, values = self._settled()
+            if self.world is not None:
+                return checkpoint_hosts.save(
+                    Path(folder),
+                    world=self.world,
+                    step=self.graph,
+                    iteration=iteration,
+                    values=values,
+                    seed=self.seed,
+                    extra=extra,
+                    keep=keep,
+                )
             whole = gather_values(self.graph, values)
-            if self.world is not None and not self.world.first:
-                self.world.barrier()
-                return checkpoint.checkpoint_path(Path(folder), iteration)
-            path = checkpoint.save(
+            return checkpoint.save(
                 Path(folder),
                 iteration=iteration,
                 values={name: value.cpu() for name, value in whole.items()},
@@ -274,17 +294,26 @@ class Run:
                 extra=extra,
                 keep=keep,
             )
-            if self.world is not None:
-                self.world.barrier()
-            return path
 
     @checked
     def load(self, folder: Path | str) -> int:
-        """Resume from a checkpoint, or from the newest of a run folder; returns its iteration."""
+        """Resume from a checkpoint, or from the newest of a run folder; returns its iteration.
+
+        A host reads only the states that it needs.
+        """
         with self._serving():
-            saved = checkpoint.load(Path(folder))
-            saved = replace(saved, values=shard_values(self.graph, saved.values))
-            checkpoint.match(saved, self.graph)
+            read: list[Checkpoint] = []
+
+            def load() -> str:
+                read.append(checkpoint.load(Path(folder), step=self.graph, names=self._part.states))
+                return ""
+
+            if self.world is None:
+                load()
+            else:
+                self.world.jointly(load, op="load")
+                self.world.compare({"checkpoint": f"iteration {read[0].iteration}"})
+            (saved,) = read
             self.seed = saved.seed
             self._failure = None
             self._restart(saved.iteration, dict(saved.values))
@@ -320,7 +349,9 @@ class Run:
         """Complete the iterations in flight and end the threads of the run.
 
         A closed run can still be read, saved and stepped again. After the failure of an op it
-        cannot, since its states belong to no iteration; `load` makes it usable again.
+        cannot, since its states belong to no iteration; `load` makes it usable again. Several hosts
+        close their runs together. Each keeps its own states: what needs those of others (`states`,
+        `evaluate`) still works as long as the world is open.
         """
         if os.getpid() != self._process:  # a forked child has no lanes to end
             return
@@ -329,6 +360,8 @@ class Run:
                 try:
                     self._reached, self._states = self._settled()
                     self._keep_results()
+                    if self.world is not None:  # others may still wait for what is on its way
+                        self.world.barrier()
                 except RunError as error:
                     self._failure = error
                 self._end_lanes()
@@ -358,16 +391,24 @@ class Run:
             )
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
-        """Wait for the iterations in flight; the number of complete ones and the states then."""
+        """Wait for the iterations in flight; the number of complete ones and the states then.
+
+        These are the states of this host.
+        """
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
-            self._states = tensors.initial_states(self.graph, self.seed, self._states)
+            self._states = tensors.initial_states(self._part, self.seed, self._states)
             return self._reached, self._states
         with self._noting_failure():
             completed = self._executor.drain()
-        states = self._executor.states()
-        return completed, states if self.world is None else self.world.gather(self.graph, states)
+        return completed, self._executor.states()
+
+    def _gathered(self, own: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
+        """The values of the named states, also of those that other hosts have."""
+        if self.world is None:
+            return own
+        return self.world.gather(self.graph, own, list(names))
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -389,7 +430,7 @@ class Run:
         self._states = {}
         for name in list(values):
             value = values.pop(name)
-            if name in self.graph.states:
+            if name in self._part.states:
                 self._states[name] = value.clone()
         self._reached = iteration
 
@@ -398,6 +439,8 @@ class Run:
             executor, self._executor = self._executor, None
             self._abandoned.detach()
             executor.close()
+            if self.world is not None:
+                self.world.losses = unheard
             self._recorded += executor.trace()
 
     def _started(self) -> Executor:
@@ -407,7 +450,7 @@ class Run:
             self._refuse_inputs()
             self._settled()
             for name, value in self._states.items():
-                self._states[name] = tensors.at_home(self.graph, name, value)
+                self._states[name] = tensors.at_home(self._part, name, value)
             single = self.record not in (False, "segments")
             options = Options() if single else options_for(self.graph)
             sources, exchange, states = self._sources, None, self._states

@@ -28,7 +28,7 @@ from purine.transports.base import (
     regions_of,
 )
 from purine.transports.clock import Reading, estimate
-from purine.transports.world import World, difference
+from purine.transports.world import World, host_lost
 
 __all__ = ["InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
 
@@ -150,19 +150,16 @@ class InprocWorld(World):
                 self._shared.networks[self._count] = network
             return self._shared.networks[self._count].ends[self.host]
 
-    def compare(self, facts: Mapping[str, str]) -> None:
-        for peer, others in self._all(dict(facts)).items():
-            differing = [name for name in facts if others.get(name) != facts[name]]
-            if differing:
-                raise difference(self.host, peer, differing[0], facts, others)
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
+        return self._all(text)
 
-    def gather(self, graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        parts = self._all({name: value.clone() for name, value in values.items()})
-        homes = {name: graph.blobs[name].location.host for name in graph.states}
-        return {name: parts[home][name] for name, home in homes.items()}
-
-    def share(self, text: str) -> str:
-        return self._all(text)[self.hosts[0]]
+    def gather(
+        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        parts = self._all({name: values[name].clone() for name in names if name in values})
+        return {name: parts[graph.blobs[name].location.host][name] for name in names}
 
     def collect(self, text: str) -> list[str]:
         given = self._all(text)
@@ -178,9 +175,14 @@ class InprocWorld(World):
             return self._shared.end is not None and iteration >= self._shared.end
 
     def barrier(self) -> None:
-        self._shared.barrier.wait(_PATIENCE)
+        try:
+            self._shared.barrier.wait(_PATIENCE)
+        except threading.BrokenBarrierError:
+            gone = next(iter(self._shared.gone), self.peers[0])
+            raise host_lost(gone, "it left", op="barrier", blob="states") from None
 
     def close(self) -> None:
+        self._shared.gone.append(self.host)
         self._shared.barrier.abort()
 
     def _all(self, own: T) -> dict[str, T]:
@@ -201,6 +203,7 @@ class _Shared:
         self.lock = threading.Lock()
         self.networks: dict[int, InprocNetwork] = {}
         self.given: dict[str, Any] = {}
+        self.gone: list[str] = []
         self.end: int | None = None
         """The iteration at which all hosts stop."""
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
@@ -36,7 +36,7 @@ from purine.transports.mpi import MpiTransport, check_job
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World, difference, host_lost
+from purine.transports.world import World, host_lost, unheard
 
 __all__ = ["TRANSPORTS", "ProcessWorld", "rank_and_size"]
 
@@ -137,38 +137,32 @@ class ProcessWorld(World):
             return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
 
-    def compare(self, facts: Mapping[str, str]) -> None:
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
         self._count += 1
-        store = PrefixStore(f"compare{self._count}", self._store)
-        for name, value in facts.items():
-            self._watched(partial(store.set, f"{self.host}/{name}", value), "compare", name)
-        for name, value in facts.items():
-            for peer in self.peers:
-                get = partial(store.get, f"{peer}/{name}")
-                other = self._watched(get, "compare", name, peer).decode()
-                if other != value:
-                    raise difference(self.host, peer, name, facts, {name: other})
+        store = PrefixStore(f"gather{self._count}", self._store)
+        self._watched(partial(store.set, self.host, text), op, blob)
+        texts = {self.host: text}
+        for peer in self.peers:
+            get = partial(_patient_get, store, peer)
+            texts[peer] = self._watched(get, op, blob, peer).decode()
+        return texts
 
-    def gather(self, graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        gathered = {name: value.cpu() for name, value in values.items()}
-        for rank, host in enumerate(self.hosts):
-            names = [
-                name
-                for name in graph.states
-                if graph.blobs[name].location.host == host and (host != self.host or name in values)
-            ]
-            for name in names:
-                blob = graph.blobs[name]
-                if host != self.host:
-                    gathered[name] = torch.empty(blob.shape or (), dtype=dtype_of(blob.dtype))
-                flat = gathered[name].contiguous().view(-1).view(torch.uint8)
-                self._watched(partial(dist.broadcast, flat, src=rank), "gather", name, host)
-                gathered[name] = flat.view(dtype_of(blob.dtype)).view(blob.shape or ())
+    def gather(
+        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        gathered: dict[str, Tensor] = {}
+        for name in names:
+            blob = graph.blobs[name]
+            host, shape, dtype = blob.location.host, blob.shape or (), dtype_of(blob.dtype)
+            own = host == self.host
+            value = values[name].cpu() if own else torch.empty(shape, dtype=dtype)
+            flat = value.contiguous().view(-1).view(torch.uint8)
+            send = partial(dist.broadcast, flat, src=self.hosts.index(host))
+            self._watched(send, "gather", name, host)
+            gathered[name] = flat.view(dtype).view(shape)
         return gathered
-
-    def share(self, text: str) -> str:
-        self._count += 1
-        return self._shared(f"share{self._count}", text).decode()
 
     def collect(self, text: str) -> list[str]:
         own = text.encode()
@@ -219,16 +213,18 @@ class ProcessWorld(World):
 
         `host` is the one whose answer it needs, if it is one alone.
         """
-        result, since = self._caller.call(call), None
+        result, since, begun = self._caller.call(call), None, monotonic()
         while not result.done():
             wait([result], timeout=_LOOK)
+            if self.losses is unheard and monotonic() - begun > _PATIENCE.total_seconds():
+                break
             since = (since or monotonic()) if self.losses() else None
             if since is not None and monotonic() - since > _GRACE and not result.done():
                 break
         error = result.exception() if result.done() else None
         if result.done() and not isinstance(error, RuntimeError):
             return result.result()
-        why = "" if error is None else " ".join(str(error).split())[:120]
+        why = "it does not answer" if error is None else " ".join(str(error).split())[:120]
         losses = dict(self.losses())
         if not losses:
             if host is None or host == self.host:
@@ -270,6 +266,12 @@ def _tell_time(rank: int, now: Callable[[], int]) -> None:
         dist.recv(time, src=rank)
         time[0] = now()
         dist.send(time, dst=rank)
+
+
+def _patient_get(store: PrefixStore, key: str) -> bytes:
+    """The value of a key, however long it takes until it is there."""
+    store.wait([key], _NEVER)
+    return bytes(store.get(key))
 
 
 class _Caller:

@@ -5,18 +5,26 @@ A host is a process that drives all devices of its machine.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import perf_counter_ns
 
 from torch import Tensor
 
-from purine.errors import ConfigError, HostLostError
-from purine.graph import Graph
+from purine import errors
+from purine.errors import ConfigError, HostLostError, PurineError
+from purine.graph import Graph, to_text
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 
-__all__ = ["World", "difference", "host_lost"]
+__all__ = ["World", "host_lost", "unheard"]
+
+
+def unheard() -> Mapping[str, str]:
+    """The lost hosts that are known of while no run hears from the others: none."""
+    return {}
 
 
 class World(ABC):
@@ -31,10 +39,10 @@ class World(ABC):
     """The names of all hosts, in the order of their numbers."""
 
     def __init__(self) -> None:
-        self.losses: Callable[[], Mapping[str, str]] = dict
-        """The hosts that are lost, and why. A run sets it: its exchange hears from the others."""
         self.now: Callable[[], int] = perf_counter_ns
         """The clock of this host, in nanoseconds: that of its traces."""
+        self.losses: Callable[[], Mapping[str, str]] = unheard
+        """The hosts that are lost, and why. A run sets it while its lanes hear from the others."""
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -50,16 +58,69 @@ class World(ABC):
         """A new transport between the hosts, to be opened by all."""
 
     @abstractmethod
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
+        """The text of each host, on all of them; `op` and `blob` name what waits for it.
+
+        A host that is alive is waited for as long as it takes. While nobody hears from the others,
+        that is a minute.
+        """
+
     def compare(self, facts: Mapping[str, str]) -> None:
-        """Raise `ConfigError` where another host has another value, naming the first difference."""
+        """Raise `ConfigError` on all hosts if two of them differ, naming the first difference."""
+        texts = self.all_gather(json.dumps(dict(facts)))
+        given: dict[str, dict[str, str]] = {host: json.loads(texts[host]) for host in self.hosts}
+        first, *others = self.hosts
+        for name in dict.fromkeys(name for own in given.values() for name in own):
+            for other in others:
+                one, two = (given[host].get(name, "nothing") for host in (first, other))
+                if one != two:
+                    raise _difference(name, {first: one, other: two})
+
+    def compare_step(self, step: Graph) -> None:
+        """Raise `ConfigError` on all hosts if two of them have different steps.
+
+        The error shows for both the first node that the other one does not have.
+        """
+        digests = self.all_gather(step.digest)
+        first, *others = self.hosts
+        other = next((host for host in others if digests[host] != digests[first]), None)
+        if other is None:
+            return
+        lines = to_text(step).splitlines()
+        hashes = [hashlib.sha256(line.encode()).hexdigest()[:16] for line in lines]
+        known = self.all_gather(" ".join(hashes))
+        against = set(known[other if self.host == first else first].split())
+        own = (line for line, hashed in zip(lines, hashes, strict=True) if hashed not in against)
+        nodes = self.all_gather(next(own, "nothing more"))
+        raise _difference("step", {host: nodes[host] for host in (first, other)})
+
+    def jointly(self, work: Callable[[], str], *, op: str) -> dict[str, str]:
+        """What `work` returns on each host. An error on one of them is raised on all.
+
+        All hosts go on after it, or none does, so nobody waits for one that failed.
+        """
+        failure: PurineError | None = None
+        try:
+            report = {"done": work()}
+        except HostLostError:  # there is nobody to tell
+            raise
+        except PurineError as error:
+            failure = error
+            report = {"class": type(error).__name__, **_fields(error)}
+        texts = self.all_gather(json.dumps(report), op=op, blob="states")
+        reports: dict[str, dict[str, str]] = {host: json.loads(texts[host]) for host in self.hosts}
+        for host, told in reports.items():
+            if "done" not in told:
+                raise _told(host, told) from failure
+        return {host: told["done"] for host, told in reports.items()}
 
     @abstractmethod
-    def gather(self, graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The values of all states of a step, each from the host that has it."""
-
-    @abstractmethod
-    def share(self, text: str) -> str:
-        """The text that the first host gives, on all of them."""
+    def gather(
+        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The values of the named states of a step, each from the host where it is."""
 
     @abstractmethod
     def collect(self, text: str) -> list[str]:
@@ -104,13 +165,29 @@ def host_lost(
     )
 
 
-def difference(
-    host: str, peer: str, name: str, own: Mapping[str, str], others: Mapping[str, str]
-) -> ConfigError:
+def _difference(name: str, found: Mapping[str, str]) -> ConfigError:
     """The error for two hosts that were started with different jobs."""
+    one, other = found
     return ConfigError(
-        f"{host} and {peer} differ in their {name}",
+        f"{one} and {other} differ in their {name}",
         expected=f"one {name} on all hosts",
-        found=f"{own[name]} on {host}, {others.get(name)} on {peer}",
+        found=", ".join(f"{value} on {host}" for host, value in found.items()),
         remedy="start all hosts with the same job, code and data",
     )
+
+
+_FIELDS = ("what", "expected", "found", "remedy", "where", "op", "blob", "location")
+
+
+def _fields(error: PurineError) -> dict[str, str]:
+    """What an error says, for another host."""
+    return {name: value for name in _FIELDS if (value := getattr(error, name)) is not None}
+
+
+def _told(host: str, report: Mapping[str, str]) -> PurineError:
+    """The error that a host told of."""
+    kind = getattr(errors, report["class"], PurineError)
+    fields = {name: report[name] for name in _FIELDS if name in report}
+    error = kind(**{**fields, "what": f"{host}: {report['what']}"})
+    assert isinstance(error, PurineError)
+    return error

@@ -392,10 +392,10 @@ def test_a_manifest_that_cannot_be_read_is_reported(tmp_path: Path, text: str | 
 
 def test_another_version_is_reported(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    for version in (0, 3):
+    for version in (0, 4):
         edit_manifest(path, lambda manifest: manifest.update(version=version))  # noqa: B023
         error = failure(path)
-        assert error.expected == "version 1 to 2"
+        assert error.expected == "version 1 to 3"
         assert f"version {version}" in str(error.found)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +19,12 @@ import pytest
 import torch
 
 import purine as pu
-from purine.errors import ConfigError, RunError
+from purine.data.source import Indices, Source
+from purine.errors import ConfigError, DataError, PurineError, RunError
 from purine.graph import Graph
+from purine.runtime import checkpoint
 from purine.transports.inproc import InprocWorld, inproc_worlds
-from tests.parallel.nets import Trained, agree, float64, images, trained
+from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
 from tests.runtime import test_host_core
 from tests.transports.gpi2 import needs_gpi2
 
@@ -49,9 +51,11 @@ def serial() -> Trained:
     return trained(step)
 
 
-def on_hosts(work: Callable[[InprocWorld], T], *, delay: float = 0.0) -> list[T | BaseException]:
+def on_hosts(
+    work: Callable[[InprocWorld], T], *, delay: float = 0.0, hosts: Sequence[str] = HOSTS
+) -> list[T | BaseException]:
     """What each host returns or raises; hosts are threads."""
-    worlds = inproc_worlds(HOSTS, delay=delay)
+    worlds = inproc_worlds(hosts, delay=delay)
     results: dict[str, T | BaseException] = {}
 
     def call(world: InprocWorld) -> None:
@@ -60,27 +64,31 @@ def on_hosts(work: Callable[[InprocWorld], T], *, delay: float = 0.0) -> list[T 
         except BaseException as error:
             results[world.host] = error
 
-    threads = [threading.Thread(target=call, args=(world,), daemon=True) for world in worlds]
+    threads = [
+        threading.Thread(target=call, args=(world,), name=world.host, daemon=True)
+        for world in worlds
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive(), "a host hangs"
-    return [results[host] for host in HOSTS]
+    return [results[host] for host in hosts]
 
 
-def composed(scheme: Mapping[str, object]) -> Graph:
-    return pu.compose(net(), solver=solver, devices="host0-1:cpu:0-1", clip=0.5, **scheme)
+def composed(scheme: Mapping[str, object], devices: str = "host0-1:cpu:0-1") -> Graph:
+    return pu.compose(net(), solver=solver, devices=devices, clip=0.5, **scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_two_hosts_train_as_one_device(scheme: str) -> None:
+def test_two_hosts_train_as_one_device(scheme: str, tmp_path: Path) -> None:
     step = composed(SCHEMES[scheme])
 
     def work(world: InprocWorld) -> Trained:
         with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
             losses = [result.loss for result in run.steps(5)]
             states = run.states()
+            run.save(tmp_path)
         whole = pu.parallel.gather_values(step, states)
         return Trained(losses, dict(whole))
 
@@ -89,7 +97,11 @@ def test_two_hosts_train_as_one_device(scheme: str) -> None:
     assert isinstance(other, Trained), other
     agree(one, serial())
     assert one.losses == other.losses
-    assert all(torch.equal(value, other.states[name]) for name, value in one.states.items())
+    saved = checkpoint.load(tmp_path).values
+    assert saved.keys() == one.states.keys()
+    for name, value in one.states.items():
+        assert torch.equal(value, other.states[name])
+        assert torch.equal(value, saved[name])
 
 
 def test_delays_do_not_change_a_bit() -> None:
@@ -121,17 +133,133 @@ def test_a_checkpoint_of_two_hosts_goes_on_on_one(tmp_path: Path) -> None:
         assert abs(found - expected) < 1e-9
 
 
-def test_hosts_with_different_seeds_do_not_start() -> None:
+def test_a_closed_run_keeps_its_own_states_and_gathers_when_asked() -> None:
     step = composed({})
 
+    def work(world: InprocWorld) -> tuple[int, int, dict[str, torch.Tensor]]:
+        gathered: list[object] = []
+        gather = world.gather
+        with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
+            world.gather = lambda *given: (gathered.append(given), gather(*given))[1]  # type: ignore[method-assign]
+            list(run.steps(5))
+        closing = len(gathered)
+        return closing, len(run._settled()[1]), run.states()
+
+    one, other = on_hosts(work)
+    assert isinstance(one, tuple), one
+    assert isinstance(other, tuple), other
+    assert one[0] == other[0] == 0
+    assert one[1] + other[1] < 2 * len(step.states)
+    for name, value in serial().states.items():
+        torch.testing.assert_close(one[2][name], value, rtol=1e-9, atol=1e-9)
+        assert torch.equal(one[2][name], other[2][name])
+
+
+class Watched(Source):
+    """A source that notes which samples it is asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.fields, self.classes = source, source.fields, source.classes
+        self.asked: list[set[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        self.asked.append({int(index) for index in indices})
+        return self.source.batch(indices)
+
+
+def names_of(count: int) -> tuple[str, ...]:
+    return tuple(f"host{number}" for number in range(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_hosts_share_out_one_shuffle_that_is_the_same_for_any_number(count: int) -> None:
+    steps, batch, order = 6, 8, pu.data.Order(50, seed=3)
+    devices = "cpu:0" if count == 1 else f"host0-{count - 1}:cpu:0"
+    small = float64(pu.zoo.mlp(batch=batch, hidden=(4,)))
+    step = pu.compose(small, solver=solver, devices=devices)
+
+    def work(world: InprocWorld) -> list[set[int]]:
+        source = Watched(images(count=50).train)
+        data, hosts = pu.data.DataSet("watched", source), world if count > 1 else None
+        settings = {"seed": 3, "prefetch": 0, "threads": 1, "share_cores": True}
+        with pu.Run(step, data=data, world=hosts, **settings) as run:  # type: ignore[arg-type]
+            source.asked.clear()  # what was compared at the start
+            list(run.steps(steps))
+        return source.asked
+
+    asked = on_hosts(work, hosts=names_of(count))
+    for iteration in range(steps):
+        whole = [int(index) for index in order.indices(iteration * batch, batch)]
+        for number, own in enumerate(asked):
+            assert isinstance(own, list), own
+            size = batch // count
+            assert own[iteration] == {*whole[number * size : (number + 1) * size]}
+
+
+@pytest.mark.parametrize(("count", "samples"), [(2, 50), (3, 50), (3, 11), (2, 48)])
+def test_hosts_share_out_the_test_set(count: int, samples: int) -> None:
+    small = float64(pu.zoo.mlp(batch=12, hidden=(4,)))
+    tested, data, testing = images(count=samples).train, images(), pu.evaluation(small)
+    alone = pu.compose(small, solver=solver, devices="cpu:0")
+    with pu.Run(alone, data=pu.data.DataSet("one", data.train, tested), seed=3) as run:
+        expected = run.evaluate(testing)
+    step = pu.compose(small, solver=solver, devices=f"host0-{count - 1}:cpu:0")
+
+    def work(world: InprocWorld) -> tuple[dict[str, float], list[set[int]]]:
+        source = Watched(tested)
+        both = pu.data.DataSet("two", data.train, source)
+        with pu.Run(step, data=both, seed=3, threads=1, share_cores=True, world=world) as run:
+            source.asked.clear()
+            return run.evaluate(testing), source.asked
+
+    results = on_hosts(work, hosts=names_of(count))
+    read: list[int] = []
+    for result in results:
+        assert isinstance(result, tuple), result
+        means, asked = result
+        assert means == pytest.approx(expected, rel=1e-12)
+        assert means == results[0][0]  # type: ignore[index]
+        read += [index for indices in asked for index in indices]
+    assert sorted(read) == list(range(samples))
+
+
+def test_an_error_in_a_test_ends_all_hosts() -> None:
+    small = float64(pu.zoo.mlp(batch=12, hidden=(4,)))
+    step = pu.compose(small, solver=solver, devices="host0-1:cpu:0")
+    testing = pu.evaluation(small)
+
+    class Broken(Watched):
+        def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+            if max(indices) > 40 and len(indices) == 12:
+                raise DataError("sample 41 is damaged")
+            return super().batch(indices)
+
     def work(world: InprocWorld) -> None:
-        pu.Run(step, data=images(), seed=HOSTS.index(world.host), share_cores=True, world=world)
+        data = pu.data.DataSet("broken", images().train, Broken(images(count=48).train))
+        with pu.Run(step, data=data, seed=3, threads=1, share_cores=True, world=world) as run:
+            run.evaluate(testing)
 
     for error in on_hosts(work):
-        assert isinstance(error, ConfigError)
-        assert "differ in their seed" in str(error)
-        assert "0 on host0" in str(error)
-        assert "1 on host1" in str(error)
+        assert isinstance(error, PurineError)
+        assert "host1: " in str(error)
+        assert "sample 41 is damaged" in str(error)
+
+
+def test_hosts_of_unequal_batch_train_as_one_device() -> None:
+    """A fast host takes 6 of 8 samples."""
+    parts = [lenet(6), lenet(2)]
+    step = pu.parallel.replicate(parts, ["host0:cpu:0", "host1:cpu:0"])
+
+    def work(world: InprocWorld) -> Trained:
+        with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
+            return Trained([result.loss for result in run.steps(5)], run.states())
+
+    for found in on_hosts(work):
+        assert isinstance(found, Trained), found
+        agree(found, serial())
 
 
 def test_all_hosts_stop_at_one_iteration() -> None:
