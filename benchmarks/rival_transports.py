@@ -4,6 +4,8 @@ Each is the least that a program needs to move bytes over one engine, in the pat
 exchange: rank 0 sends iterations of a few blobs each into a ring of slots at rank 1, which answers
 once for each whole iteration, and at most `slots` iterations are under way. What our interface adds
 is left out: headers, versions, a thread for events, the end of a host.
+
+The default group of `torch.distributed` connects the processes, and its store lets them meet.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from ctypes import byref, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ SMALL = 8
 """Bytes of a message of which the latency is measured."""
 _LINE = 64
 """Bytes between two small messages in shared memory: a cache line."""
-_PATIENCE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,8 @@ class End(ABC):
         return int(slot[0]), int(slot[size - 1])
 
 
-def _store(rank: int) -> dist.Store:
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, rank == 0, _PATIENCE
-    )
+def _store() -> dist.Store:
+    return dist.PrefixStore("raw", dist.distributed_c10d._get_default_store())
 
 
 class SharedMemory(End):
@@ -102,7 +100,7 @@ class SharedMemory(End):
 
     def __init__(self, plan: Plan, rank: int) -> None:
         super().__init__(plan, rank)
-        self._held = store = _store(rank)
+        store = _store()
         size = plan.ring + 2 * _LINE
         if rank == 1:
             memory = os.memfd_create("ring")
@@ -160,7 +158,7 @@ class Socket(End):
 
     def __init__(self, plan: Plan, rank: int) -> None:
         super().__init__(plan, rank)
-        self._held = store = _store(rank)
+        store = _store()
         self._ring = memoryview(bytearray(plan.ring if rank else SMALL))
         if rank == 1:
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -211,7 +209,6 @@ class Gloo(End):
 
     def __init__(self, plan: Plan, rank: int) -> None:
         super().__init__(plan, rank)
-        dist.init_process_group("gloo", timeout=_PATIENCE)
         self._ring = torch.zeros(plan.ring if rank else SMALL, dtype=torch.uint8)
 
     def ping(self, count: int) -> None:
@@ -245,9 +242,6 @@ class Gloo(End):
 
     def last(self, size: int, count: int) -> tuple[int, int]:
         return self.ends_of(self._ring, size, count)
-
-    def close(self) -> None:
-        dist.destroy_process_group()
 
 
 class Mpi(End):
@@ -312,21 +306,21 @@ class Mpi(End):
 class Gpi2(End):
     """`gaspi_write_notify` of GPI-2 out of one segment into another; its waits spin."""
 
-    _BLOCK = 2**64 - 1
-    _DRAIN = 8
+    _SEGMENT, _QUEUE, _BLOCK = 200, 7, 2**64 - 1
+    _OFTEN = 8
     """Iterations after which the queue is emptied, before it is full."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         super().__init__(plan, rank)
         from purine.transports.gpi2 import LIBRARY, join
 
-        self._held = store = _store(rank)
-        join(store, rank, 2)  # addresses and ports; GPI-2 is in one process once
+        store = _store()
+        join(store, rank, 2)  # a process joins GPI-2 once, whoever comes first
         library = os.environ.get(LIBRARY) or ctypes.util.find_library("GPI2")
         self._library = ctypes.CDLL(library)
         number, word, long = c_ubyte, c_uint, c_ulong
         place = (number, long, c_ushort, number, long, long)
-        self._write = self._call("gaspi_write_notify", *place, word, word, number, long)
+        self._write_notify = self._call("gaspi_write_notify", *place, word, word, number, long)
         self._notify = self._call("gaspi_notify", number, c_ushort, word, word, number, long)
         self._waitsome = self._call("gaspi_notify_waitsome", number, word, word, c_void_p, long)
         self._reset = self._call("gaspi_notify_reset", number, word, c_void_p)
@@ -334,9 +328,9 @@ class Gpi2(End):
         create = self._call("gaspi_segment_create", number, long, number, long, long)
         self._sizes = (self.payload.numel(), plan.ring)
         size = self._sizes[rank]
-        create(0, size + SMALL, 0, self._BLOCK, 0)
+        create(self._SEGMENT, size + SMALL, 0, self._BLOCK, 0)
         pointer = c_void_p()
-        self._call("gaspi_segment_ptr", number, c_void_p)(0, byref(pointer))
+        self._call("gaspi_segment_ptr", number, c_void_p)(self._SEGMENT, byref(pointer))
         assert pointer.value is not None
         memory = (c_ubyte * (size + SMALL)).from_address(pointer.value)
         self._memory = np.frombuffer(memory, dtype=np.uint8)
@@ -356,35 +350,46 @@ class Gpi2(End):
 
         return checked
 
+    def _write(self, source: int, rank: int, target: int, size: int, notification: int) -> None:
+        segment, queue = self._SEGMENT, self._QUEUE
+        where = (segment, source, rank, segment, target, size)
+        self._write_notify(*where, notification, 1, queue, self._BLOCK)
+
+    def _tell(self, value: int) -> None:
+        self._notify(self._SEGMENT, 0, self._answer, value, self._QUEUE, self._BLOCK)
+
+    def _drain(self) -> None:
+        self._wait(self._QUEUE, self._BLOCK)
+
     def _hear(self, notification: int) -> int:
         first, value = c_uint(), c_uint()
         while not value.value:
-            self._waitsome(0, notification, 1, byref(first), self._BLOCK)
-            self._reset(0, first.value, byref(value))
+            self._waitsome(self._SEGMENT, notification, 1, byref(first), self._BLOCK)
+            self._reset(self._SEGMENT, first.value, byref(value))
         return value.value
 
     def ping(self, count: int) -> None:
-        block, answer, peer = self._BLOCK, self._answer, 1 - self.rank
+        answer, peer = self._answer, 1 - self.rank
         source, target = self._sizes[self.rank], self._sizes[peer]  # behind all blobs
         for _ in range(count):
             if self.rank == 1:
                 self._hear(answer)
-            self._write(0, source, peer, 0, target, SMALL, answer, 1, 0, block)
+            self._write(source, peer, target, SMALL, answer)
             if self.rank == 0:
                 self._hear(answer)
-            self._wait(0, block)
+            self._drain()
 
     def stream(self, size: int, count: int) -> None:
-        slots, blobs, block = self.plan.slots, self.plan.blobs(size), self._BLOCK
+        slots, blobs = self.plan.slots, self.plan.blobs(size)
         if self.rank == 1:
             for iteration in range(count):
                 start = iteration % slots * blobs
                 for blob in range(blobs):
                     self._hear(start + blob)
-                self._notify(0, 0, self._answer, iteration + 1, 0, block)
-                if iteration % self._DRAIN == 0:
-                    self._wait(0, block)
-            self._wait(0, block)
+                self._tell(iteration + 1)
+                if iteration % self._OFTEN == 0:
+                    self._drain()
+            self._drain()
             return
         completed = 0
         for iteration in range(count):
@@ -393,12 +398,12 @@ class Gpi2(End):
             start = iteration % slots * blobs
             for blob in range(blobs):
                 target = (start + blob) * size
-                self._write(0, blob * size, 1, 0, target, size, start + blob, 1, 0, block)
-            if iteration % self._DRAIN == 0:
-                self._wait(0, block)
+                self._write(blob * size, 1, target, size, start + blob)
+            if iteration % self._OFTEN == 0:
+                self._drain()
         while completed < count:
             completed = self._hear(self._answer)
-        self._wait(0, block)
+        self._drain()
 
     def last(self, size: int, count: int) -> tuple[int, int]:
         return self.ends_of(self._memory, size, count)

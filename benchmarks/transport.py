@@ -1,9 +1,9 @@
 """How much do our transports between hosts cost beside the engines that they use?
 
-Two processes of this machine, each on its half of the cores, for every transport and for the raw
-engine that belongs to it (`rival_transports.py`): `shm` and a copy into shared memory, `tcp` and a
-socket, `torchdist` and Gloo, `mpi` and puts of MPI, `gaspi` and GPI-2. All are started first and
-take turns, so that whatever else the machine does hits all of them alike.
+Every transport has two processes of this machine, each on its half of the cores. They also have the
+raw engine that belongs to it (`rival_transports.py`): `shm` and a copy into shared memory, `tcp`
+and a socket, `torchdist` and Gloo, `mpi` and puts of MPI, `gaspi` and GPI-2. All are started first
+and take turns, so that whatever else the machine does hits all of them alike.
 
 Latency is half of a round trip of 8 bytes. Bandwidth is that of iterations of up to 16 blobs of one
 size, 4 MiB together unless one blob is larger, of which as many are under way as the exchange has
@@ -71,7 +71,10 @@ def main() -> None:
     if options.worker:
         work(options, plan)
         return
-    names, skipped = chosen(options.transports)
+    skipped = {name: why for name in options.transports if (why := missing(name))}
+    for name, why in skipped.items():
+        print(f"{name} is left out: {why}", flush=True)
+    names = [name for name in options.transports if name not in skipped]
     if not names:
         sys.exit("none of the engines is there")
     times, failed = compare(options, plan, names)
@@ -83,19 +86,6 @@ def sizes_of(text: str) -> tuple[int, ...]:
     if any(size < SMALL or size % 4 for size in sizes):
         raise argparse.ArgumentTypeError(f"{text}; expected multiples of 4 from {SMALL} up")
     return sizes
-
-
-def chosen(transports: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The contenders, each transport beside its raw engine, and why others are left out."""
-    names, skipped = [], {}
-    for transport in transports:
-        why = missing(transport)
-        if why:
-            skipped[transport] = why
-            print(f"{transport} is left out: {why}", flush=True)
-        else:
-            names += [transport, RAW[transport][0]]
-    return names, skipped
 
 
 def missing(transport: str) -> str:
@@ -123,67 +113,71 @@ Times = dict[str, dict[int, list[float]]]
 
 
 def compare(
-    options: argparse.Namespace, plan: Plan, names: list[str]
+    options: argparse.Namespace, plan: Plan, transports: list[str]
 ) -> tuple[Times, dict[str, str]]:
-    """Let the contenders take turns; the times of each, and why some have none."""
+    """Let the contenders take turns; the times of each, and why some transports have none."""
     begin, failed = time.monotonic(), dict[str, str]()
-    times: Times = {name: {size: [] for size in (SMALL, *plan.sizes)} for name in names}
+    contenders = [(name, side) for name in transports for side in (name, RAW[name][0])]
+    times: Times = {side: {size: [] for size in (SMALL, *plan.sizes)} for _, side in contenders}
     counts: dict[tuple[str, int], int] = {}
     with tempfile.TemporaryDirectory(prefix="purine-") as folder:
-        pairs = {name: Pair(name, options, folder) for name in names}
+        pairs = {name: Pair(name, options, plan, folder) for name in transports}
         try:
             for name, pair in pairs.items():
-                failed |= {name: why for why in [pair.meet()] if why}
-                print(f"{name}: {failed.get(name, 'ready')}", file=sys.stderr, flush=True)
+                if why := pair.meet():
+                    failed[name] = why
+                print(f"{name}: {why or 'ready'}", file=sys.stderr, flush=True)
             for turn in range(options.turns + 1):
                 if options.limit and turn > 1 and time.monotonic() - begin > options.limit:
                     break
                 for size in (SMALL, *plan.sizes):
-                    for name in [name for name in names if name not in failed]:
-                        pair = pairs[name]
+                    for name, side in contenders:
+                        if name in failed:
+                            continue
                         try:
                             if turn:
-                                seconds = pair.ask(size, counts[name, size])
-                                times[name][size].append(seconds)
+                                seconds = pairs[name].ask(side, size, counts[side, size])
+                                times[side][size].append(seconds)
                             else:
-                                counts[name, size] = warm_up(pair, size, options.seconds)
+                                counts[side, size] = warm_up(
+                                    pairs[name], side, size, options.seconds
+                                )
                         except OSError as error:
-                            failed[name] = f"it failed at {shown(size)}: {error}"
+                            failed[name] = f"{side} failed at {shown(size)}: {error}"
                             print(f"{name}: {failed[name]}", flush=True)
-                            pair.kill()
+                            pairs[name].kill()
                 what = f"turn {turn}/{options.turns}" if turn else "warmed up"
                 print(f"{what}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         finally:
             for pair in pairs.values():
                 pair.end()
-    return {name: found for name, found in times.items() if name not in failed}, failed
+    return {side: times[side] for name, side in contenders if name not in failed}, failed
 
 
-def warm_up(pair: Pair, size: int, seconds: float) -> int:
+def warm_up(pair: Pair, side: str, size: int, seconds: float) -> int:
     """The number of iterations, or of round trips, that take about so many seconds."""
     count = 4
     while True:
-        once = pair.ask(size, count) * pair.messages(size)
+        once = pair.ask(side, size, count) * pair.messages(size)
         if once * count > seconds / 4 or count >= 1 << 16:
             return max(4, min(1 << 16, round(seconds / once)))
         count *= 4
 
 
 class Pair:
-    """The two processes of a contender."""
+    """The two processes of a transport and of its raw engine."""
 
-    def __init__(self, name: str, options: argparse.Namespace, folder: str) -> None:
-        self.name, self._options = name, options
+    def __init__(self, name: str, options: argparse.Namespace, plan: Plan, folder: str) -> None:
+        self._options, self._plan = options, plan
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         address = f"{folder}/{name}"
         self._server.bind(address)
         self._server.listen(2)
         self._server.settimeout(0.2)
         self._ends: dict[int, socket.socket] = {}
-        sizes = ",".join(map(str, options.sizes or SIZES))
-        self._plan = Plan(options.sizes or SIZES, options.blobs, options.slots)
         command = [sys.executable, __file__, "--worker", name, "--control", address]
-        command += ["--sizes", sizes, "--blobs", str(options.blobs), "--slots", str(options.slots)]
+        command += ["--sizes", ",".join(map(str, plan.sizes))]
+        command += ["--blobs", str(plan.most_blobs), "--slots", str(plan.slots)]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
@@ -191,14 +185,12 @@ class Pair:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
         starts = [[*command, "--rank", str(rank)] for rank in range(2)]
         environments = [{**environment, "RANK": str(rank)} for rank in range(2)]
-        if name in ("mpi", RAW["mpi"][0]):  # mpiexec numbers them
+        if name == "mpi":  # mpiexec numbers them
             starts = [[str(mpiexec()), "-n", "2", *command]]
             del environment["WORLD_SIZE"]
             environments = [environment]
         self._processes = [
-            subprocess.Popen(
-                start, env=variables, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            subprocess.Popen(start, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
             for start, variables in zip(starts, environments, strict=True)
         ]
 
@@ -221,10 +213,10 @@ class Pair:
         """Messages of one count: those of a round trip, or the blobs of an iteration."""
         return 2 if size == SMALL else self._plan.blobs(size)
 
-    def ask(self, size: int, count: int) -> float:
-        """The seconds of one message."""
+    def ask(self, side: str, size: int, count: int) -> float:
+        """The seconds of one message of the transport or of the raw engine."""
         for end in self._ends.values():
-            end.send(f"{size} {count}".encode())
+            end.send(f"{side} {size} {count}".encode())
         answers = {rank: end.recv(64) for rank, end in self._ends.items()}
         if not all(answers.values()):
             raise ConnectionError("a process ended; its message is above")
@@ -258,17 +250,17 @@ def work(options: argparse.Namespace, plan: Plan) -> None:
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
     os.sched_setaffinity(0, cores[:half] if rank == 0 else cores[-half:])
-    names = {raw: kind for raw, kind in RAW.values()}
-    if options.worker in names:
-        end: End = names[options.worker](plan, rank)
-    else:
-        end = Ours(options.worker, plan, rank)
+    raw, engine = RAW[options.worker]
+    ours = Ours(options.worker, plan, rank)
+    ends: dict[str, End] = {options.worker: ours, raw: engine(plan, rank)}
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.connect(options.control)
     control.send(str(rank).encode())
     mark = 0
     for question in questions(control):
-        size, count = map(int, question.split())
+        side, *numbers = question.split()
+        size, count = map(int, numbers)
+        end = ends[side]
         mark = (mark + 1) % BITS
         if rank == 0:
             end.payload.fill_(mark)
@@ -280,9 +272,10 @@ def work(options: argparse.Namespace, plan: Plan) -> None:
             end.stream(size, count)
         seconds = time.perf_counter() - begin
         if rank == 1 and size != SMALL and end.last(size, count) != (mark, mark):
-            raise SystemExit(f"{options.worker}: {end.last(size, count)} arrived, and not {mark}")
+            raise SystemExit(f"{side}: {end.last(size, count)} arrived, and not {mark}")
         control.send(repr(seconds).encode())
-    end.close()
+    ends[raw].close()
+    ours.close()
 
 
 def questions(control: socket.socket) -> Any:
@@ -413,12 +406,12 @@ class Ours(End):
         self._world.close()
 
 
-def report(
-    options: argparse.Namespace, plan: Plan, times: Times, skipped: dict[str, str]
-) -> None:
+def report(options: argparse.Namespace, plan: Plan, times: Times, skipped: dict[str, str]) -> None:
     import torch
 
-    print(f"\ntorch {torch.__version__}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores")
+    print(
+        f"\ntorch {torch.__version__}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    )
     ratios: dict[str, dict[str, float]] = {}
     for transport in options.transports:
         raw = RAW[transport][0]
