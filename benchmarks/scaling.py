@@ -306,9 +306,10 @@ def meeting(step: Graph, options: argparse.Namespace) -> Graph:
 
     The op runs on the lane of the device, so data is prefetched as it is without it.
     """
+    from torch._subclasses.fake_tensor import FakeTensor
+
     from purine.graph import Builder
-    from purine.registry.kind import Kind, PerOp, register
-    from purine.registry.spec import Inferred
+    from purine.registry.kind import Kind, register
 
     bells = [int(bell) for bell in options.bells.split(",")]
     own, others = bells[options.rank], bells[: options.rank] + bells[options.rank + 1 :]
@@ -317,6 +318,8 @@ def meeting(step: Graph, options: argparse.Namespace) -> Graph:
 
     def meet(x: Tensor) -> Tensor:
         nonlocal missing
+        if x.is_meta or isinstance(x, FakeTensor):  # shapes and cost, before the first step
+            return x.clone()
         for bell in others:
             os.eventfd_write(bell, 1)
         missing += len(others)
@@ -326,8 +329,7 @@ def meeting(step: Graph, options: argparse.Namespace) -> Graph:
             missing -= os.eventfd_read(own)
         return x.clone()
 
-    like_input = PerOp(infer=lambda op, specs: Inferred(tuple(specs), (None,), False))
-    register(Kind("Meet", meet, ("x",), per_op=like_input))
+    register(Kind("Meet", meet, ("x",)))
     place = {name: number for number, name in enumerate(step.order)}
     updates = {step.producers[state.next] for state in step.states.values() if state.trainable}
     read = [name for update in updates for name in update.inputs if name in step.producers]

@@ -48,7 +48,7 @@ _CREDIT = -1
 _SECRET = 32
 """Bytes of the secret, with which a connection begins; the name of the host follows."""
 _NAME = 64
-_SEND_BUFFER = 1 << 18
+_SEND_BUFFER = 1 << 19
 _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
 _PATIENCE = 60.0

@@ -42,6 +42,8 @@ _HEADER, _PAYLOAD = 0, 1
 """The tags of the two messages of a put."""
 _AHEAD = 8
 """Headers that a receiver asks for ahead. A host ends with as many messages that it ends."""
+_UNDER_WAY = 32
+"""Messages that are under way to a peer at most."""
 _COPIED = 1 << 20
 """Payloads up to this many bytes are copied, and at most as many are under way to a peer: what is
 urgent waits behind little that was sent before."""
@@ -111,8 +113,10 @@ class TorchTransport(Transport):
                     under_way.append((copy.numel(), self._send(rank, copy, _PAYLOAD)))
                 else:
                     self._send(rank, region.flat(channel, value), _PAYLOAD).wait()
-            while sum(size for size, _ in under_way) > _COPIED or len(under_way) > 2 * _AHEAD:
-                under_way.popleft()[1].wait()
+            if sum(size for size, _ in under_way) > _COPIED or len(under_way) > _UNDER_WAY:
+                done = [under_way.popleft()[1] for _ in range((len(under_way) + 1) // 2)]
+                for send in reversed(done):  # they complete in order, so this waits once
+                    send.wait()
 
     def credit(self, peer: str, completed: int) -> None:
         self._credits[peer].put(completed)
