@@ -1,15 +1,24 @@
 """How well does data parallel training scale over the cores of one machine?
 
-Contenders, each with one core per device and the same batch on each: Purine, one process whose
-devices are cores (`replicate`); the limit, as many processes that train by themselves and never
-talk; and PyTorch's DistributedDataParallel over Gloo, tuned (channels-last, fused SGD, static
-graph, gradients as views of buckets). For each number of devices all contenders are started first
-and then take turns, so that whatever else the machine does hits all of them alike. Reported are
-medians over turns. `hidden` is the part of the time of Purine's transfers and reductions that no
-device waited for, from a recorded run behind the turns. The last line is JSON, and a picture of the
-acceleration can be drawn.
+Contenders, each with one core per device and the same batch on each:
 
-    python benchmarks/scaling.py --net googlenet --devices 1,2
+- `purine`: one process whose devices are cores (`replicate`);
+- `hosts`, with `--hosts`: the same step with a process (host) for each device, over shared memory;
+- `limit`: as many processes that train by themselves and never talk, added up;
+- `synchronous`: the same processes, which wait for each other in each step, before the update of
+  the parameter whose gradient is the last. They exchange nothing. Steps that depend on each other
+  cannot be faster than the slowest device of each step, so this is the limit of synchronous SGD;
+- `ddp`: PyTorch's DistributedDataParallel over Gloo, tuned (channels-last, fused SGD, static graph,
+  gradients as views of buckets).
+
+For each number of devices all contenders are started first and then take turns, so that whatever
+else the machine does hits all of them alike. With `--starts` all of this is repeated with new
+processes. Reported are medians over turns, and over starts medians of these. `synchronous_ratio` is
+the rate of `purine` and `hosts` over the synchronous limit in the same turn. `hidden` is the part
+of the time of Purine's transfers and reductions that no device waited for, from a recorded run
+behind the turns. The last line is JSON, and a picture of the acceleration can be drawn.
+
+    python benchmarks/scaling.py --net googlenet --devices 1,2 --hosts
 """
 
 from __future__ import annotations
@@ -17,20 +26,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, samples
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from purine.graph import Graph
+
 NETS = {
+    "mlp": (SETTINGS["mlp"], 32),
     "lenet": (SETTINGS["lenet"], 32),
     "nin": (SETTINGS["nin"], 8),
     "googlenet": (SETTINGS["googlenet"], 4),
@@ -38,7 +56,11 @@ NETS = {
     "resnet50": (SETTINGS["resnet50"], 4),
 }
 """Each with the batch of one device."""
-CONTENDERS = ("purine", "limit", "ddp")
+CONTENDERS = ("purine", "hosts", "limit", "synchronous", "ddp")
+SYNCHRONOUS = "synchronous"
+OURS = ("purine", "hosts")
+PATIENCE = 120.0
+"""Seconds that a device waits for another in a step."""
 RECORDED, SKIPPED = 12, 3
 """Iterations of the recorded run, and how many of these do not count."""
 
@@ -51,14 +73,22 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn, about")
     parser.add_argument("--topology", default="sharded")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--starts", type=int, default=1, help="separate starts of all workers")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
+    parser.add_argument("--hosts", action="store_true", help="with a process for each device too")
     parser.add_argument("--picture", type=Path, help="where to write the curve, as SVG")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--bells", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.batch = options.batch or NETS[options.net][1]
+    for name in ("turns", "starts", "batch"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; expected 1 or more")
+    asked = options.contenders or [name for name in CONTENDERS if name != "hosts"]
+    options.contenders = [n for n in CONTENDERS if n in asked or (n == "hosts" and options.hosts)]
     if options.worker:
         work(options)
         return
@@ -71,24 +101,66 @@ def main() -> None:
     report(options, counts, rates, [hidden for _, hidden in found.values()])
 
 
-def compare(options: argparse.Namespace, count: int) -> tuple[dict[str, list[float]], float | None]:
-    """Images per second of each contender, turn by turn, on `count` devices, and what is hidden."""
-    teams = {name: Team(name, count, options) for name in options.contenders}
-    rates: dict[str, list[float]] = {name: [] for name in teams}
+Rates = dict[str, list[list[float]]]
+"""By contender its images per second, by start and turn."""
+
+
+def compare(options: argparse.Namespace, count: int) -> tuple[Rates, float | None]:
+    """Images per second of each contender on `count` devices, and what is hidden."""
+    rates: Rates = {name: [] for name in options.contenders}
+    parts = []
+    for start in range(options.starts):
+        which = f" of start {start + 1}/{options.starts}" if options.starts > 1 else ""
+        found, hidden = take_turns(options, count, which)
+        for name, turns in found.items():
+            rates[name].append(turns)
+        parts += [] if hidden is None else [hidden]
+    line = ", ".join(f"{name} {middle(found):.1f}" for name, found in rates.items())
+    print(f"{options.net}, {count} devices, images/s: {line}", flush=True)
+    return rates, statistics.median(parts) if parts else None
+
+
+def middle(starts: list[list[float]]) -> float:
+    """The median over starts of the medians over turns."""
+    return statistics.median(statistics.median(turns) for turns in starts)
+
+
+def spread(starts: list[list[float]]) -> tuple[float, float]:
+    """The range over starts of the medians over turns; of a single start, the range over turns."""
+    found = starts[0] if len(starts) == 1 else [statistics.median(turns) for turns in starts]
+    return min(found), max(found)
+
+
+def ratio(one: list[list[float]], other: list[list[float]]) -> float:
+    """The median ratio of turns, and of starts the median."""
+    return middle(
+        [[a / b for a, b in zip(*turns, strict=True)] for turns in zip(one, other, strict=True)]
+    )
+
+
+def take_turns(
+    options: argparse.Namespace, count: int, which: str
+) -> tuple[dict[str, list[float]], float | None]:
+    """The rates of one start of all workers, turn by turn, and what is hidden."""
+    teams: dict[str, Team] = {}
+    rates: dict[str, list[float]] = {name: [] for name in options.contenders}
     try:
+        for name in options.contenders:
+            print(f"{count} devices{which}: starting {name} ...", file=sys.stderr, flush=True)
+            teams[name] = Team(name, count, options)
+            teams[name].warm_up()
         for turn in range(options.turns + 1):
             for name, team in teams.items():
                 found = team.rate()
                 if turn:
                     rates[name].append(found)
-            print(f"{count} devices, turn {turn}/{options.turns}", file=sys.stderr, flush=True)
+            what = f"{count} devices, turn {turn}/{options.turns}{which}"
+            print(what, file=sys.stderr, flush=True)
         talks = "purine" in teams and count > 1
         hidden = teams["purine"].ask("hidden")[0] if talks else None
     finally:
         for team in teams.values():
             team.end()
-    line = ", ".join(f"{name} {statistics.median(found):.1f}" for name, found in rates.items())
-    print(f"{options.net}, {count} devices, images/s: {line}", flush=True)
     return rates, hidden
 
 
@@ -99,35 +171,48 @@ class Team:
         self.name, self.count, self.options = name, count, options
         command = [sys.executable, __file__, "--worker", name, "--net", options.net]
         command += ["--batch", str(options.batch), "--count", str(count)]
-        command += ["--topology", options.topology, "--port", str(free_port())]
+        port = str(free_port())
+        command += ["--topology", options.topology, "--port", port]
         ranks = 1 if name == "purine" else count
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        bells = [os.eventfd(0) for _ in range(count)] if name == SYNCHRONOUS else []
+        command += ["--bells", ",".join(map(str, bells))]
         self.workers = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**environment, "RANK": str(rank)},
+                pass_fds=bells,
             )
             for rank in range(ranks)
         ]
+        for bell in bells:
+            os.close(bell)
+
+    def warm_up(self) -> None:
+        """Make the first steps, and find how many a turn has."""
         self.ask("2")
         once = max(self.ask("2"))
-        self.steps = max(2, round(options.seconds / max(once, 1e-4)))
+        self.steps = max(2, round(self.options.seconds / max(once, 1e-4)))
 
     def ask(self, question: str) -> list[float]:
         """The answers of all workers: to a number of steps, the seconds of each step."""
         for worker in self.workers:
             assert worker.stdin is not None
             print(question, file=worker.stdin, flush=True)
-        answers = []
-        for worker in self.workers:
-            assert worker.stdout is not None
-            answer = worker.stdout.readline()
-            if not answer:
-                sys.exit(f"a worker of {self.name} ended with {worker.wait()}")
-            answers.append(float(answer))
-        return answers
+        waiting = {worker.stdout: worker for worker in self.workers}
+        answers: dict[int, float] = {}
+        while waiting:  # whoever ends is seen at once, also while others wait for it
+            for stream in select.select(list(waiting), [], [])[0]:
+                worker, answer = waiting.pop(stream), stream.readline()
+                if not answer:
+                    sys.exit(f"a worker of {self.name} ended with {worker.wait()}")
+                answers[worker.pid] = float(answer)
+        return [answers[worker.pid] for worker in self.workers]
 
     def rate(self) -> float:
         seconds = self.ask(str(self.steps))
@@ -139,6 +224,8 @@ class Team:
     def end(self) -> None:
         for worker in self.workers:
             worker.kill()
+        for worker in self.workers:
+            worker.wait()
 
 
 def free_port() -> int:
@@ -148,10 +235,10 @@ def free_port() -> int:
 
 
 def work(options: argparse.Namespace) -> None:
-    makers = {"purine": purine_steps, "limit": purine_steps, "ddp": ddp_steps}
+    makers = {"ddp": ddp_steps}
     if options.worker != "purine" or options.count == 1:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
-    run, hidden = makers[options.worker](options)
+    run, hidden = makers.get(options.worker, purine_steps)(options)
     for line in sys.stdin:
         if line.strip() == "hidden":
             assert hidden is not None
@@ -180,14 +267,23 @@ def purine_steps(options: argparse.Namespace) -> Worker:
     )
     step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     step = pu.prune(step, ["loss"])
-    if options.worker == "purine":
+    world = None
+    if options.worker == "hosts" and options.count > 1:
+        from purine.transports.processes import ProcessWorld
+
+        devices = f"host0-{options.count - 1}:cpu:0"
+        step = pu.parallel.replicate(step, devices, topology=options.topology)
+        world = ProcessWorld("shm")
+    elif options.worker in OURS:
         devices = f"cpu:0-{options.count - 1}"
         step = pu.parallel.replicate(step, devices, topology=options.topology)
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, classes=setting.classes)
     data = pu.data.DataSet("memory", source)
     step = pu.layout(step, "channels-last")
-    run = pu.Run(step, data=data, seed=0, threads=1)
+    if options.worker == SYNCHRONOUS:
+        step = meeting(step, options)
+    run = pu.Run(step, data=data, seed=0, threads=1, world=world)
 
     def steps(count: int) -> None:
         for result in run.steps(count):
@@ -203,6 +299,49 @@ def purine_steps(options: argparse.Namespace) -> Worker:
             return overlap(other.trace, skip=SKIPPED).hidden
 
     return steps, hidden
+
+
+def meeting(step: Graph, options: argparse.Namespace) -> Graph:
+    """The step with an op that waits for the other processes before the last gradient is used.
+
+    The op runs on the lane of the device, so data is prefetched as it is without it.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from purine.graph import Builder
+    from purine.registry.kind import Kind, register
+
+    bells = [int(bell) for bell in options.bells.split(",")]
+    own, others = bells[options.rank], bells[: options.rank] + bells[options.rank + 1 :]
+    missing = 0
+    """Rings of others that have not come, over all steps so far."""
+
+    def meet(x: Tensor) -> Tensor:
+        nonlocal missing
+        if x.is_meta or isinstance(x, FakeTensor):  # shapes and cost, before the first step
+            return x.clone()
+        for bell in others:
+            os.eventfd_write(bell, 1)
+        missing += len(others)
+        while missing > 0:  # below 0 while others are a step ahead
+            if not select.select([own], [], [], PATIENCE)[0]:
+                raise TimeoutError(f"process {options.rank} waits for one that does not come")
+            missing -= os.eventfd_read(own)
+        return x.clone()
+
+    register(Kind("Meet", meet, ("x",)))
+    place = {name: number for number, name in enumerate(step.order)}
+    updates = {step.producers[state.next] for state in step.states.values() if state.trainable}
+    read = [name for update in updates for name in update.inputs if name in step.producers]
+    last = max(read, key=lambda name: place[step.producers[name].name])
+    builder = Builder(step)
+    met = replace(step.blobs[last], name=f"{last}/met")
+    builder.add(met)
+    for update in updates:
+        inputs = tuple(met.name if name == last else name for name in update.inputs)
+        builder.ops[update.name] = replace(update, inputs=inputs)
+    builder.op(met.name, "Meet", [last], [met.name], location=met.location)
+    return builder.graph()
 
 
 def ddp_steps(options: argparse.Namespace) -> Worker:
@@ -247,37 +386,52 @@ def ddp_steps(options: argparse.Namespace) -> Worker:
 def report(
     options: argparse.Namespace,
     counts: list[int],
-    rates: dict[int, dict[str, list[float]]],
+    rates: dict[int, Rates],
     hidden: list[float | None],
 ) -> None:
-    medians = {
-        name: [statistics.median(rates[count][name]) for count in counts]
-        for name in options.contenders
-    }
-    print(f"\n{options.net}, batch {options.batch} for each device, images/s")
-    print(f"{'devices':>8}" + "".join(f"{name:>26}" for name in options.contenders))
+    names = options.contenders
+    medians = {name: [middle(rates[count][name]) for count in counts] for name in names}
+    ranges = {name: [spread(rates[count][name]) for count in counts] for name in names}
+    what = f"medians of {options.starts} starts" if options.starts > 1 else "medians of turns"
+    print(f"\n{options.net}, batch {options.batch} for each device, images/s, {what}")
+    print(f"{'devices':>8}" + "".join(f"{name:>30}" for name in names))
     for place, count in enumerate(counts):
         cells = []
-        for name in options.contenders:
-            low, high = min(rates[count][name]), max(rates[count][name])
+        for name in names:
+            low, high = ranges[name][place]
             cells.append(f"{medians[name][place]:.1f} ({low:.1f} to {high:.1f})")
         part = hidden[place]
         note = "" if part is None else f"  {part:.1%} of transfers and reductions hidden"
-        print(f"{count:8}" + "".join(f"{cell:>26}" for cell in cells) + note)
+        print(f"{count:8}" + "".join(f"{cell:>30}" for cell in cells) + note)
     result: dict[str, object] = {
         "net": options.net,
         "batch": options.batch,
         "devices": counts,
+        "starts": options.starts,
+        "turns": options.turns,
         "images_per_second": {n: [round(v, 2) for v in found] for n, found in medians.items()},
+        "range": {
+            name: [[round(low, 2), round(high, 2)] for low, high in found]
+            for name, found in ranges.items()
+        },
     }
+    last = rates[counts[-1]]
     if "purine" in medians:
         first = medians["purine"][0] / counts[0]
         result["hidden"] = [None if part is None else round(part, 4) for part in hidden]
         result["acceleration"] = [round(value / first, 3) for value in medians["purine"]]
         for rival, key in (("limit", "limit_fraction"), ("ddp", "ddp_ratio")):
             if rival in medians:
-                turns = zip(rates[counts[-1]]["purine"], rates[counts[-1]][rival], strict=True)
-                result[key] = round(statistics.median(a / b for a, b in turns), 4)
+                result[key] = round(ratio(last["purine"], last[rival]), 4)
+    if SYNCHRONOUS in medians:
+        ratios = {
+            name: [round(ratio(rates[n][name], rates[n][SYNCHRONOUS]), 4) for n in counts]
+            for name in OURS
+            if name in medians
+        }
+        result["synchronous_ratio"] = ratios
+        for name, found in ratios.items():
+            print(f"{name} / {SYNCHRONOUS}: {', '.join(f'{value:.3f}' for value in found)}")
     if options.picture:
         options.picture.write_text(picture(options, counts, medians))
     print(json.dumps(result))
@@ -289,6 +443,7 @@ def picture(options: argparse.Namespace, counts: list[int], medians: dict[str, l
     most = max(counts)
     base = medians["limit" if "limit" in medians else "purine"][0] / counts[0]
     colours = {"purine": "#7b2d8b", "limit": "#888888", "ddp": "#d9822b"}
+    colours |= {"hosts": "#2d6cb5", SYNCHRONOUS: "#4a9a5b"}
 
     def point(count: float, value: float) -> str:
         x = margin + (width - 2 * margin) * count / most

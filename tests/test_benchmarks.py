@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import purine as pu
+from purine.registry.kind import REGISTERED
 from purine.trace.events import Event
 from purine.trace.trace import Trace
 from tests.forked import python
@@ -159,6 +163,73 @@ def test_scaling_tells_how_much_of_the_communication_is_hidden() -> None:
     (shown,) = re.findall(r"([\d.]+)% of transfers and reductions hidden", done.stdout)
     assert float(shown) == pytest.approx(100 * hidden, abs=0.06)
     assert found["limit_fraction"] > 0
+
+
+@pytest.mark.multiprocess
+def test_scaling_compares_hosts_with_the_synchronous_limit() -> None:
+    command = "--net mlp --devices 2 --turns 1 --seconds 0.05 --hosts --contenders synchronous"
+    done = ran("scaling.py", command)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    rates = {name: rate for name, (rate,) in found["images_per_second"].items()}
+    ratio = pytest.approx(rates["hosts"] / rates["synchronous"], rel=1e-3)
+    assert found["synchronous_ratio"] == {"hosts": [ratio]}
+
+
+def test_scaling_takes_medians_over_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    scaling = runpy.run_path(str(BENCHMARKS / "scaling.py"))
+    starts = [[1.0, 2.0, 9.0], [4.0, 5.0, 6.0], [3.0, 3.0, 3.0]]
+    assert scaling["middle"](starts) == 3.0
+    assert scaling["spread"](starts) == (2.0, 5.0)
+    assert scaling["spread"](starts[:1]) == (1.0, 9.0)
+    assert scaling["ratio"](starts, [[1.0, 1.0, 3.0], [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]) == 2.5
+
+
+def test_processes_of_the_synchronous_limit_meet_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    meeting = runpy.run_path(str(BENCHMARKS / "scaling.py"))["meeting"]
+    data = pu.data.fashion_mini()
+    step = pu.solvers.sgd(pu.backward(pu.data.prepare(pu.zoo.mlp(batch=8), data.train)), lr=0.1)
+    bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+    try:
+        names = Namespace(rank=0, count=2, bells=",".join(map(str, bells)))
+        met = meeting(step, names)
+        os.eventfd_write(bells[0], 3)  # the other process is three steps ahead
+        losses = []
+        for graph in (step, met):
+            with pu.Run(graph, data=data, threads=1) as run:
+                losses.append([result.loss for result in run.steps(3)])
+        assert losses[0] == losses[1]
+        assert os.eventfd_read(bells[1]) == 3
+    finally:
+        del REGISTERED["Meet"]
+        for bell in bells:
+            os.close(bell)
+
+
+@pytest.mark.multiprocess
+def test_transport_compares_ours_with_its_raw_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PURINE_GPI2", raising=False)
+    sizes = "--sizes 1024,65536,131072 --blobs 2 --slots 2"
+    done = ran("transport.py", f"--transports shm gaspi {sizes} --turns 2 --seconds 0.01")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found["ratios"]["shm"]) == {"8", "1024", "65536", "131072"}
+    worst = max(found["ratios"]["shm"]["65536"], found["ratios"]["shm"]["131072"])
+    if find_library("GPI2") is None:
+        assert "gaspi is left out: GPI-2 is not installed" in done.stdout
+        assert found["worst"]["ratio"] == worst > 0
+        assert found["latency_us"].keys() == {"shm", "memcpy"}
+
+
+@pytest.mark.parametrize("words", ["--sizes 4,1024", "--turns 0", "--transports pigeon"])
+def test_transport_refuses_what_it_cannot_measure(words: str) -> None:
+    done = ran("transport.py", words)
+    assert done.returncode == 2
+    assert "transport.py: error: " in done.stderr
 
 
 def test_pipeline_takes_idle_time_from_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from purine.graph import CHANNELS_LAST
+from purine.graph import CHANNELS_LAST, Blob
 from purine.lowering.hosts import Channel
 from purine.registry.aten import dtype_of
 
@@ -85,28 +85,28 @@ class Region:
     def __init__(self, channels: Sequence[Channel], slots: int) -> None:
         self.slots = slots
         self._blobs = {channel.number: channel.blob for channel in channels}
-        self._offsets: dict[int, tuple[int, int]] = {}
+        self._spans: dict[tuple[int, int], tuple[int, int]] = {}
+        """By channel and number of a slot its first byte, and the one behind its last."""
+        self._slots: dict[tuple[int, int, int], Tensor] = {}
+        """Slots by the address of their memory: to make one takes longer than to copy 64 KiB."""
         self.size = 0
         for number in sorted(self._blobs):
             blob = self._blobs[number]
             if blob is not None:
                 size = math.prod(blob.shape or ()) * dtype_of(blob.dtype).itemsize
                 stride = -(-size // _ALIGNMENT) * _ALIGNMENT
-                self._offsets[number] = (self.size, stride)
+                for slot in range(slots):
+                    start = self.size + slot * stride
+                    self._spans[number, slot] = start, start + size
                 self.size += stride * slots
 
     def offset(self, channel: int, version: int) -> int:
         """Where the slot of a version begins."""
-        start, stride = self._offsets[channel]
-        return start + version % self.slots * stride
+        return self._spans[channel, version % self.slots][0]
 
     def span(self, channel: int, version: int) -> tuple[int, int]:
         """The first byte of the value of a version, and the one behind its last."""
-        blob = self._blobs[channel]
-        if blob is None:
-            return 0, 0
-        start, size = self.offset(channel, version), math.prod(blob.shape or ())
-        return start, start + size * dtype_of(blob.dtype).itemsize
+        return self._spans.get((channel, version % self.slots), (0, 0))
 
     def bytes_of(self, memory: Tensor, channel: int, version: int) -> Tensor:
         """The bytes of the slot of a version; none for a signal."""
@@ -118,6 +118,13 @@ class Region:
         blob = self._blobs[channel]
         if blob is None:
             return None
+        key = memory.data_ptr(), channel, version % self.slots
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = self._shaped(memory, channel, version, blob)
+        return slot
+
+    def _shaped(self, memory: Tensor, channel: int, version: int, blob: Blob) -> Tensor:
         shape = blob.shape or ()
         line = self.bytes_of(memory, channel, version).view(dtype_of(blob.dtype))
         if blob.layout == CHANNELS_LAST:
@@ -189,5 +196,4 @@ class Transport(ABC):
 def copied_into(slot: Tensor | None, value: Tensor | None) -> None:
     """Copy a value into its slot."""
     if slot is not None and value is not None:
-        with torch.no_grad():
-            slot.copy_(value)
+        slot.copy_(value.detach() if value.requires_grad else value)

@@ -182,10 +182,11 @@ class MpiTransport(Transport):
             return
         try:
             if value is not None and value.numel():
-                payload = region.flat(channel, value.detach()).cpu().numpy()
+                payload = region.flat(channel, value.detach()).cpu()
                 start = self._remote[peer] + region.offset(channel, version)
+                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.numel())
                 with self._guard:
-                    self._window.Put([payload, self._MPI.BYTE], rank, start)
+                    self._window.Put([memory, self._MPI.BYTE], rank, start)
                     self._window.Flush(rank)
             self._tell(rank, channel, version)
         except self._MPI.Exception as error:
@@ -277,10 +278,11 @@ class MpiTransport(Transport):
             request = self._comm.Isend([array("q", (channel, value)), self._MPI.INT64_T], rank)
             if not request.Test():
                 self._sent.append(request)
-            with suppress(IndexError):  # another thread may have taken the oldest
-                oldest = self._sent.popleft()
-                if not oldest.Test():
-                    self._sent.append(oldest)
+            if self._sent:
+                with suppress(IndexError):  # another thread may have taken the oldest
+                    oldest = self._sent.popleft()
+                    if not oldest.Test():
+                        self._sent.append(oldest)
 
     def _messages(self) -> list[Event]:
         """What the messages say that are there now."""

@@ -19,7 +19,6 @@ import struct
 import tempfile
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -109,11 +108,12 @@ class ShmTransport(Transport):
         return self._incoming[peer].slot(self._memory[peer], channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        region = self._outgoing[peer]
         if value is not None:
-            copied_into(region.slot(self._remote[peer], channel, version), value)
-        with suppress(OSError):  # `wait` reports that the peer is gone
+            copied_into(self._outgoing[peer].slot(self._remote[peer], channel, version), value)
+        try:
             self._sockets[peer].send(_MESSAGE.pack(channel, 0, version))
+        except OSError:
+            return  # `wait` reports that the peer is gone
 
     def credit(self, peer: str, completed: int) -> None:
         try:

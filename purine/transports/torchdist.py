@@ -1,17 +1,23 @@
 """Transport `torchdist`: the sends and receives of `torch.distributed`, wherever torch is.
 
 Gloo has messages and no one-sided puts. A put is therefore a header (channel and version) and a
-payload. At the receiver one thread for each peer reads headers and receives each payload straight
-into its slot. Messages of one sender arrive in the order in which it sent them.
+payload. Messages of one sender arrive in the order in which it sent them.
+
+Gloo sends a message only when the receiver has asked for it, so one message at a time would wait
+for the network twice. Several are under way instead. The receiver asks for some headers ahead. One
+thread for each peer reads headers and asks for each payload, straight into its slot; another waits
+for the payloads. The sender copies small payloads and goes on; it waits for large ones.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -26,6 +32,7 @@ from purine.transports.base import (
     Lost,
     Region,
     Transport,
+    copied_into,
     regions_of,
 )
 
@@ -33,6 +40,13 @@ __all__ = ["TorchTransport"]
 
 _HEADER, _PAYLOAD = 0, 1
 """The tags of the two messages of a put."""
+_AHEAD = 8
+"""Headers that a receiver asks for ahead. A host ends with as many messages that it ends."""
+_UNDER_WAY = 32
+"""Messages that are under way to a peer at most."""
+_COPIED = 1 << 20
+"""Payloads up to this many bytes are copied, and at most as many are under way to a peer: what is
+urgent waits behind little that was sent before."""
 _CREDIT, _END = -1, -2
 """What a header has in the place of a channel where no payload follows."""
 
@@ -52,6 +66,11 @@ class TorchTransport(Transport):
         self._memory: dict[str, Tensor] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._copies: dict[str, Tensor] = {}
+        """By peer the slots of what goes to it. One is used again when the peer has completed the
+        iteration, so what was sent from there has arrived."""
+        self._under_way: dict[str, deque[tuple[int, dist.Work]]] = {}
+        """By peer the sends that are not known to be complete, with their bytes."""
         self._credits: dict[str, queue.SimpleQueue[int]] = {}
         """By peer what its thread is to tell it: a count of iterations, or that this host ends."""
 
@@ -66,10 +85,16 @@ class TorchTransport(Transport):
         self._outgoing = regions_of(outgoing, slots, by_source=False)
         for peer, region in self._incoming.items():
             self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
+        for peer, region in self._outgoing.items():
+            self._copies[peer] = torch.empty(region.size, dtype=torch.uint8)
+            self._under_way[peer] = deque()
         for peer in peers:
             self._credits[peer] = queue.SimpleQueue()
-            for target in (self._receive, self._tell):
-                thread = threading.Thread(target=target, args=(peer,), name=peer, daemon=True)
+            payloads: queue.SimpleQueue[_Payload] = queue.SimpleQueue()
+            calls = ((self._ask, payloads), (self._receive, payloads), (self._tell,))
+            for target, *more in calls:
+                arguments = (peer, *more)
+                thread = threading.Thread(target=target, args=arguments, name=peer, daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
@@ -77,11 +102,21 @@ class TorchTransport(Transport):
         return self._incoming[peer].slot(self._memory[peer], channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        rank = self._ranks[peer]
-        with suppress(RuntimeError):  # `_receive` reports that the peer is gone
-            self._send(rank, torch.tensor([channel, version]), _HEADER).wait()
+        rank, region, under_way = self._ranks[peer], self._outgoing[peer], self._under_way[peer]
+        with suppress(RuntimeError):  # `_ask` reports that the peer is gone
+            header = self._send(rank, torch.tensor([channel, version]), _HEADER)
+            under_way.append((0, header))
             if value is not None and value.numel():
-                self._send(rank, self._outgoing[peer].flat(channel, value), _PAYLOAD).wait()
+                copy = region.bytes_of(self._copies[peer], channel, version)
+                if copy.numel() <= _COPIED:
+                    copied_into(region.slot(self._copies[peer], channel, version), value)
+                    under_way.append((copy.numel(), self._send(rank, copy, _PAYLOAD)))
+                else:
+                    self._send(rank, region.flat(channel, value), _PAYLOAD).wait()
+            if sum(size for size, _ in under_way) > _COPIED or len(under_way) > _UNDER_WAY:
+                done = [under_way.popleft()[1] for _ in range((len(under_way) + 1) // 2)]
+                for send in reversed(done):  # they complete in order, so this waits once
+                    send.wait()
 
     def credit(self, peer: str, completed: int) -> None:
         self._credits[peer].put(completed)
@@ -113,34 +148,60 @@ class TorchTransport(Transport):
             with suppress(queue.Empty):
                 while completed != _END:
                     completed = waiting.get_nowait()
-            header = [_END, 0] if completed == _END else [_CREDIT, completed]
+            message = [_END, 0] if completed == _END else [_CREDIT, completed]
+            count = _AHEAD if completed == _END else 1
             try:
-                self._send(self._ranks[peer], torch.tensor(header), _HEADER).wait()
-            except RuntimeError:  # `_receive` reports that the peer is gone
+                headers = [torch.tensor(message) for _ in range(count)]
+                sends = [self._send(self._ranks[peer], header, _HEADER) for header in headers]
+                for send in sends:
+                    send.wait()
+            except RuntimeError:  # `_ask` reports that the peer is gone
                 return
 
     def _send(self, rank: int, message: Tensor, tag: int) -> dist.Work:
         return self._group.send([message], rank, tag)
 
-    def _receive(self, peer: str) -> None:
-        """Receive what a peer puts, until it ends or is lost."""
-        rank, header = self._ranks[peer], torch.empty(2, dtype=torch.int64)
-        region, memory = self._incoming.get(peer), self._memory.get(peer)
+    def _ask(self, peer: str, payloads: queue.SimpleQueue[_Payload]) -> None:
+        """Read headers and ask for the payloads, until the peer ends or is lost."""
+        rank, region, memory = self._ranks[peer], self._incoming.get(peer), self._memory.get(peer)
+        headers = [torch.empty(2, dtype=torch.int64) for _ in range(_AHEAD)]
+        asked = deque((header, self._group.recv([header], rank, _HEADER)) for header in headers)
         try:
-            while True:
-                self._group.recv([header], rank, _HEADER).wait()
+            while asked:
+                header, receive = asked.popleft()
+                receive.wait()
                 channel, version = header.tolist()
-                if channel == _END:
-                    self._events.put(Lost(peer, ENDED))
-                    return
+                if channel == _END:  # as many of these come as there are headers asked for
+                    continue
+                asked.append((header, self._group.recv([header], rank, _HEADER)))
                 if channel == _CREDIT:
                     self._events.put(Granted(peer, version))
                     continue
                 assert region is not None
                 assert memory is not None
                 slot = region.bytes_of(memory, channel, version)
-                if slot.numel():
-                    self._group.recv([slot], rank, _PAYLOAD).wait()
-                self._events.put(Arrived(peer, channel, version))
+                payload = self._group.recv([slot], rank, _PAYLOAD) if slot.numel() else None
+                payloads.put((Arrived(peer, channel, version), payload))
+            payloads.put((Lost(peer, ENDED), None))
         except RuntimeError as error:
-            self._events.put(Lost(peer, " ".join(str(error).split())[:120]))
+            payloads.put((Lost(peer, _reason(error)), None))
+
+    def _receive(self, peer: str, payloads: queue.SimpleQueue[_Payload]) -> None:
+        """Report each put when its payload is in its slot, and last that the peer is gone."""
+        event: Event | None = None
+        while not isinstance(event, Lost):
+            event, payload = payloads.get()
+            try:
+                if payload is not None:
+                    payload.wait()
+            except RuntimeError as error:
+                event = Lost(peer, _reason(error))
+            self._events.put(event)
+
+
+_Payload: TypeAlias = tuple[Event, dist.Work | None]
+"""What to report, and the receive that has to be complete before."""
+
+
+def _reason(error: RuntimeError) -> str:
+    return " ".join(str(error).split())[:120]
