@@ -414,11 +414,15 @@ class HostReplicas:
                 return self._known(sums(number))
             return values(route.host(number))
 
+        def weight(number: int, own: bool) -> float:
+            """Of a value: hosts without children pass theirs on as it is."""
+            return shares[route.host(number)] if not even and own else 1.0
+
         def add(number: int, inputs: Sequence[list[str]]) -> None:
-            weight = 1.0 if even else shares[route.host(number)]
             scale = 1.0 / len(shares) if even and not number else 1.0
-            weights = (weight * scale, *(scale for _ in inputs[1:]))
-            settings: dict[str, Attribute] = {"weights": weights}
+            children = route.children(number)
+            weights = [weight(number, True), *(weight(k, not route.children(k)) for k in children)]
+            settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in weights)}
             if len(inputs) == 1 or (even and not number and route.form == "star"):
                 settings = {}
             self._add_average([name for row in inputs for name in row], sums(number), settings)

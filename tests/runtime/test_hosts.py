@@ -22,6 +22,7 @@ import purine as pu
 from purine.data.source import Indices, Source
 from purine.errors import ConfigError, DataError, PurineError, RunError
 from purine.graph import Graph
+from purine.parallel.reduce import Topology
 from purine.runtime import checkpoint
 from purine.transports.inproc import InprocWorld, inproc_worlds
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
@@ -150,9 +151,10 @@ def test_a_closed_run_keeps_its_own_states_and_gathers_when_asked() -> None:
     assert isinstance(other, tuple), other
     assert one[0] == other[0] == 0
     assert one[1] + other[1] < 2 * len(step.states)
+    whole = pu.parallel.gather_values(step, one[2])
     for name, value in serial().states.items():
-        torch.testing.assert_close(one[2][name], value, rtol=1e-9, atol=1e-9)
-        assert torch.equal(one[2][name], other[2][name])
+        torch.testing.assert_close(whole[name], value, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(value, other[2][name]) for name, value in one[2].items())
 
 
 class Watched(Source):
@@ -248,14 +250,17 @@ def test_an_error_in_a_test_ends_all_hosts() -> None:
         assert "sample 41 is damaged" in str(error)
 
 
-def test_hosts_of_unequal_batch_train_as_one_device() -> None:
-    """A fast host takes 6 of 8 samples."""
-    parts = [lenet(6), lenet(2)]
-    step = pu.parallel.replicate(parts, ["host0:cpu:0", "host1:cpu:0"])
+@pytest.mark.parametrize("topology", ["sharded", "tree", "ring"])
+def test_hosts_of_unequal_batch_train_as_one_device(topology: Topology) -> None:
+    """A fast host takes 6 of 8 samples, on two devices."""
+    parts = [lenet(4), lenet(2), lenet(2)]
+    devices = ["host0:cpu:0", "host0:cpu:1", "host1:cpu:0"]
+    step = pu.parallel.replicate(parts, devices, topology=topology)
 
     def work(world: InprocWorld) -> Trained:
         with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
-            return Trained([result.loss for result in run.steps(5)], run.states())
+            losses = [result.loss for result in run.steps(5)]
+            return Trained(losses, pu.parallel.gather_values(step, run.states()))
 
     for found in on_hosts(work):
         assert isinstance(found, Trained), found
