@@ -25,10 +25,15 @@ from purine.registry.clock import ITERATION, SEED
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
+__all__ = ["SPAN", "Channel", "channels_of", "hosts_of", "part_of"]
+
+SPAN = 1 << 20
+"""The length of an iteration in the unit of deadlines."""
 
 _PASSING = frozenset({"copy", "reduce", "update"})
 """Roles of ops that only pass a value on to those who wait for it."""
+_HOP = 8
+"""A transfer is taken to last this part of an iteration, so gradients go before parameters."""
 _TINY = 4096
 """Bytes of a blob that is sent at once, since it takes no time."""
 
@@ -38,9 +43,9 @@ _SENDING = {**_ENDS, "deadline": Attr(int, 0)}
 register(Kind("Put", None, (), variadic=True, attributes=_SENDING, facts=Facts(role=Role.COPY)))
 """The sender's half of a copy between hosts: writes the value into a slot of host `peer`.
 
-Hosts number the blobs that go from one to the other: `channel` is that number. `deadline` is the
-place, among the ops of its iteration and the next, of the first op that waits for the value. A put
-without an input only tells the peer that the ops before it are complete.
+Hosts number the blobs that go from one to the other: `channel` is that number. `deadline` is when
+the first op that waits for the value has its turn, from 0 to 2 * `SPAN` over its iteration and the
+next. A put without an input only tells the peer that the ops before it are complete.
 """
 
 register(Kind("Fence", lambda: (), (), facts=Facts(role=Role.COPY)))
@@ -231,7 +236,7 @@ class _Part:
         host reads from the start: what is computed from states alone. Arrivals that are not needed
         before the next iteration share a fence, and wait for the puts of all these values.
         """
-        step, early, count = self.step, _early(self.step), len(self.step.ops)
+        step, early = self.step, _early(self.step)
         late: set[str] = set()
         """The arrivals that are needed in the next iteration."""
         first: set[str] = set()
@@ -254,7 +259,7 @@ class _Part:
                     first.add(half)
             elif transfer.target.host == self.host and before is not None:
                 arrivals.setdefault(before, []).append(half)
-                if transfer.written and self.deadlines.get(transfer.written.name, 0) >= count:
+                if transfer.written and self.deadlines.get(transfer.written.name, 0) >= SPAN:
                     late.add(half)
             elif transfer.target.host == self.host and transfer.read not in step.states:
                 waits[half] = first
@@ -298,7 +303,7 @@ class _Part:
             at = transfer.source
             blob = transfer.written
             if blob is not None and size_in_bytes(blob) > _TINY:
-                ends["deadline"] = self.deadlines.get(blob.name, 2 * len(step.ops))
+                ends["deadline"] = self.deadlines.get(blob.name, 2 * SPAN)
             builder.op(name, "Put", read, (), ends, location=at, lane="outbound", origin=origin)
             if transfer.before is not None:
                 builder.control.add((transfer.before, name))
@@ -348,14 +353,15 @@ def _early(step: Graph) -> frozenset[str]:
 
 
 def _deadlines(step: Graph) -> dict[str, int]:
-    """By blob the place of the first op that waits for it, in the order of the step.
+    """By blob when the first op that waits for it has its turn, in the order of the step.
 
     What only leads to an update is needed when the next iteration reads the new value, so that
-    place counts from the next iteration. Copies, reductions and updates themselves do not count:
+    turn counts from the next iteration. Copies, reductions and updates themselves do not count:
     they can wait as long as what waits for them.
     """
     place = {name: index for index, name in enumerate(step.order)}
     count, never = len(place), 2 * len(place)
+    hop = count // _HOP
     needed: dict[str, int] = {}
     for _ in range(2):  # the second time with what the next iteration needs of the states
         following = {
@@ -370,6 +376,8 @@ def _deadlines(step: Graph) -> dict[str, int]:
             when = min(results, default=never)
             if origin_of(op).role not in _PASSING and op.kind != "Copy":
                 when = place[name]
+            elif op.kind == "Copy" and step.blobs[op.inputs[0]].location.host != op.location.host:
+                when -= hop
             for blob in op.inputs:
                 needed[blob] = min(needed.get(blob, never), when)
-    return needed
+    return {blob: when * SPAN // count for blob, when in needed.items()}

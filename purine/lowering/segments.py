@@ -22,6 +22,7 @@ from itertools import chain
 from torch import Tensor
 
 from purine.analysis.cost import PROFILE, cost
+from purine.analysis.infer import size_in_bytes
 from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
@@ -52,6 +53,10 @@ _SHORT = PROFILE.dispatch_matters
 """Seconds of an op from which the cost of its dispatch does not matter."""
 
 
+_WORTH_WAITING = 1 << 15
+"""Bytes of values from other hosts up to which ops wait for each other's."""
+
+
 def joined(graph: Graph) -> Lowered:
     """The graph with the ATen ops of its compute lanes in segments, plain sums among them."""
     builder = Builder(graph)
@@ -59,8 +64,30 @@ def joined(graph: Graph) -> Lowered:
         if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
             builder.ops[op.name] = replace(op, kind="aten.add.Tensor", attributes={})
     with_sums = builder.graph()
-    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=_team)
+    apart = _behind_arrivals(with_sums)
+    segments = segmented(
+        with_sums,
+        cost=lambda op: _seconds(with_sums, op),
+        team=lambda op: None if op.name in apart else _team(op),
+    )
     return replace(segments, unsegmented=graph)
+
+
+def _behind_arrivals(graph: Graph) -> set[str]:
+    """Ops beside the compute lanes that wait for a large value from another host.
+
+    In one segment they would wait for the last of these values.
+    """
+    behind: set[str] = set()
+    for name in graph.order:
+        op = graph.ops[name]
+        for blob in op.inputs:
+            maker = graph.producers.get(blob)
+            late = maker is not None and (maker.kind == "Arrival" or maker.name in behind)
+            large = size_in_bytes(graph.blobs[blob]) > _WORTH_WAITING
+            if late and large and not op.lane.startswith("compute"):
+                behind.add(name)
+    return behind
 
 
 def _team(op: Op) -> object:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from purine.core import Core, Plan
+from purine.lowering.hosts import SPAN
 
 __all__ = ["TOKEN", "HostCore"]
 
@@ -97,7 +98,7 @@ class HostCore:
         What is added is a multiple of the number of ops, so the op is still the remainder.
         """
         iteration, op = divmod(token, self.size)
-        order = iteration * self.size + self._deadlines.get(op, 0)
+        order = iteration * SPAN + self._deadlines.get(op, 0)
         return token + order * (self.size << TOKEN.bit_length())
 
     def waiting(self) -> list[tuple[int, str, int]]:

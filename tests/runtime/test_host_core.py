@@ -11,7 +11,7 @@ import pytest
 import purine as pu
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
-from purine.lowering.hosts import channels_of, hosts_of, part_of
+from purine.lowering.hosts import SPAN, channels_of, hosts_of, part_of
 from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
@@ -197,7 +197,7 @@ def test_what_the_next_forward_needs_first_is_sent_first() -> None:
     assert weights
     assert gradients
     first, last = min(weights, key=numbers.__getitem__), max(gradients, key=numbers.__getitem__)
-    assert numbers[first] < core.size <= numbers[last]
+    assert numbers[first] < SPAN <= numbers[last]
     late = core._urgent(last)
     assert core._urgent(core.size + first) < late
     assert late % core.size == last
