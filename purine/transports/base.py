@@ -32,6 +32,7 @@ __all__ = [
     "Region",
     "Store",
     "Transport",
+    "bytes_of",
     "regions_of",
 ]
 
@@ -130,7 +131,7 @@ class Region:
         blob = self._blobs[channel]
         if blob is not None and blob.layout == CHANNELS_LAST:
             value = value.movedim(1, -1)
-        return value.contiguous().view(-1).view(torch.uint8)
+        return bytes_of(value)
 
 
 def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:
@@ -184,6 +185,15 @@ class Transport(ABC):
 
         Peers that are `lost` are not waited for.
         """
+
+
+def bytes_of(value: Tensor) -> Tensor:
+    """The bytes of a value in one dimension: its own memory, or that of a contiguous copy.
+
+    An expanded value of one element is contiguous with a stride of 0, which a view of its bytes may
+    not have.
+    """
+    return value.contiguous().as_strided((value.numel(),), (1,)).view(torch.uint8)
 
 
 def copied_into(slot: Tensor | None, value: Tensor | None) -> None:

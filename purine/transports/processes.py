@@ -28,7 +28,7 @@ from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
-from purine.transports.base import Transport
+from purine.transports.base import Transport, bytes_of
 from purine.transports.gaspi import GaspiTransport
 from purine.transports.gpi2 import join
 from purine.transports.mpi import MpiTransport, check_job
@@ -158,7 +158,7 @@ class ProcessWorld(World):
                 blob = graph.blobs[name]
                 if host != self.host:
                     gathered[name] = torch.empty(blob.shape or (), dtype=dtype_of(blob.dtype))
-                flat = gathered[name].contiguous().view(-1).view(torch.uint8)
+                flat = bytes_of(gathered[name])
                 self._watched(partial(dist.broadcast, flat, src=rank), "gather", name, host)
                 gathered[name] = flat.view(dtype_of(blob.dtype)).view(blob.shape or ())
         return gathered
