@@ -53,10 +53,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A peer has completed the iterations below `completed`. It repeats this to say it is alive."""
+    """A peer has completed the iterations below `completed`. It repeats this to say it is alive.
+
+    It has put `sent` values to this host so far; 0 where the transport does not tell.
+    """
 
     peer: str
     completed: int
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +172,11 @@ class Transport(ABC):
         """Write a value into its slot at a peer and notify it. The value may change afterwards."""
 
     @abstractmethod
-    def credit(self, peer: str, completed: int) -> None:
-        """Tell a peer how many iterations are complete here. Never blocks."""
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
+        """Tell a peer how many iterations are complete here, and how many values went to it.
+
+        Never blocks.
+        """
 
     @abstractmethod
     def wait(self, timeout: float) -> list[Event]:

@@ -1,7 +1,7 @@
 """Transport `torchdist`: the sends and receives of `torch.distributed`, wherever torch is.
 
 Gloo has messages and no one-sided puts. A put is therefore a header (channel and version) and a
-payload. At the receiver one thread for each peer reads headers and receives each payload straight
+payload. A header has a third number for credits, which tell how many puts were made. At the receiver one thread for each peer reads headers and receives each payload straight
 into its slot. Messages of one sender arrive in the order in which it sent them.
 """
 
@@ -36,6 +36,8 @@ _HEADER, _PAYLOAD = 0, 1
 _CREDIT, _END = -1, -2
 """What a header has in the place of a channel where no payload follows."""
 
+_Header = tuple[int, int, int]
+
 _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
 _HASTE = 0.5
@@ -52,8 +54,8 @@ class TorchTransport(Transport):
         self._memory: dict[str, Tensor] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._credits: dict[str, queue.SimpleQueue[int]] = {}
-        """By peer what its thread is to tell it: a count of iterations, or that this host ends."""
+        self._credits: dict[str, queue.SimpleQueue[_Header]] = {}
+        """By peer the headers that its thread is to send: credits, and that this host ends."""
 
     def open(
         self,
@@ -79,12 +81,12 @@ class TorchTransport(Transport):
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         rank = self._ranks[peer]
         with suppress(RuntimeError):  # `_receive` reports that the peer is gone
-            self._send(rank, torch.tensor([channel, version]), _HEADER).wait()
+            self._send(rank, torch.tensor([channel, version, 0]), _HEADER).wait()
             if value is not None and value.numel():
                 self._send(rank, self._outgoing[peer].flat(channel, value), _PAYLOAD).wait()
 
-    def credit(self, peer: str, completed: int) -> None:
-        self._credits[peer].put(completed)
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
+        self._credits[peer].put((_CREDIT, completed, sent))
 
     def wait(self, timeout: float) -> list[Event]:
         events: list[Event | None] = []
@@ -99,7 +101,7 @@ class TorchTransport(Transport):
 
     def close(self, lost: Collection[str] = ()) -> None:
         for waiting in self._credits.values():
-            waiting.put(_END)
+            waiting.put((_END, 0, 0))
         ends = monotonic() + (_HASTE if lost else _FAREWELL)
         for thread in self._threads:  # peers end at the same iteration
             if thread.name not in lost:
@@ -107,13 +109,12 @@ class TorchTransport(Transport):
 
     def _tell(self, peer: str) -> None:
         """Send credits to a peer, only the newest where several wait, until this host ends."""
-        waiting, completed = self._credits[peer], 0
-        while completed != _END:
-            completed = waiting.get()
+        waiting, header = self._credits[peer], (_CREDIT, 0, 0)
+        while header[0] != _END:
+            header = waiting.get()
             with suppress(queue.Empty):
-                while completed != _END:
-                    completed = waiting.get_nowait()
-            header = [_END, 0] if completed == _END else [_CREDIT, completed]
+                while header[0] != _END:
+                    header = waiting.get_nowait()
             try:
                 self._send(self._ranks[peer], torch.tensor(header), _HEADER).wait()
             except RuntimeError:  # `_receive` reports that the peer is gone
@@ -124,17 +125,17 @@ class TorchTransport(Transport):
 
     def _receive(self, peer: str) -> None:
         """Receive what a peer puts, until it ends or is lost."""
-        rank, header = self._ranks[peer], torch.empty(2, dtype=torch.int64)
+        rank, header = self._ranks[peer], torch.empty(3, dtype=torch.int64)
         region, memory = self._incoming.get(peer), self._memory.get(peer)
         try:
             while True:
                 self._group.recv([header], rank, _HEADER).wait()
-                channel, version = header.tolist()
+                channel, version, sent = header.tolist()
                 if channel == _END:
                     self._events.put(Lost(peer, ENDED))
                     return
                 if channel == _CREDIT:
-                    self._events.put(Granted(peer, version))
+                    self._events.put(Granted(peer, version, sent))
                     continue
                 assert region is not None
                 assert memory is not None

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from purine.errors import ConfigError, HostLostError
+from purine.errors import ConfigError, HostLostError, StallError
 from purine.graph import Graph
 from purine.transports.base import Transport
 
-__all__ = ["World", "difference", "host_lost"]
+__all__ = ["World", "difference", "host_lost", "value_lost"]
 
 
 class World(ABC):
@@ -86,6 +86,21 @@ def host_lost(
         expected=f"blob {blob!r}{when}, for which op {op!r} waits",
         found=f"no host {host!r}",
         remedy="start the job again with --resume: the last checkpoint is intact",
+    )
+
+
+def value_lost(
+    host: str, sent: int, arrived: int, *, op: str, blob: str, iteration: int
+) -> StallError:
+    """The error of an op here that waits for a blob that was sent and has not arrived."""
+    return StallError(
+        f"a value from host {host!r} is lost: it sent {sent}, and {arrived} have arrived",
+        op=op,
+        blob=blob,
+        expected=f"blob {blob!r} of iteration {iteration}, for which op {op!r} waits",
+        found=f"host {host!r}, which is alive",
+        remedy="start the job again with --resume: the last checkpoint is intact; if it happens "
+        "again, try another transport",
     )
 
 
