@@ -1,7 +1,7 @@
 """What holds between the parts of hosts, which the rules of one graph cannot see.
 
-A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another, of blobs
-that lie in memory alike. And no op waits for itself through other hosts.
+A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another. Their
+blobs lie in memory alike. And no op waits for itself through other hosts.
 """
 
 from __future__ import annotations

@@ -156,11 +156,15 @@ class InprocWorld(World):
         with self._shared.lock:
             if self._count not in self._shared.networks:
                 shared, seed = self._shared, self._shared.seed + self._count
-                network = InprocNetwork(
-                    self.hosts, delay=shared.delay, loss=shared.loss, seed=seed
-                )
+                network = InprocNetwork(self.hosts, delay=shared.delay, loss=shared.loss, seed=seed)
                 shared.networks[self._count] = network
             return self._shared.networks[self._count].ends[self.host]
+
+    @property
+    def lost_values(self) -> int:
+        """How many values have been lost on the way, of all hosts."""
+        networks = self._shared.networks.values()
+        return sum(isinstance(event, Arrived) for network in networks for event in network.lost)
 
     def compare(self, facts: Mapping[str, str]) -> None:
         for peer, others in self._all(dict(facts)).items():

@@ -1,8 +1,9 @@
 """Transport `torchdist`: the sends and receives of `torch.distributed`, wherever torch is.
 
 Gloo has messages and no one-sided puts. A put is therefore a header (channel and version) and a
-payload. A header has a third number for credits, which tell how many puts were made. At the receiver one thread for each peer reads headers and receives each payload straight
-into its slot. Messages of one sender arrive in the order in which it sent them.
+payload. A credit is a header alone, whose third number tells how many puts were made. At the
+receiver one thread for each peer reads headers and receives each payload straight into its slot.
+Messages of one sender arrive in the order in which it sent them.
 """
 
 from __future__ import annotations

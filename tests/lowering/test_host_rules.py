@@ -114,6 +114,7 @@ def test_check_looks_at_all_hosts(tmp_path: Path) -> None:
 def test_a_dry_run_looks_at_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = GraphError("the hosts do not fit each other")
     monkeypatch.setattr("purine.job.placing.host_problems", lambda step: [wrong])
-    shown = call(*"train --net mlp --devices host0-1:cpu:0 --share-cores --dry-run".split())
+    devices = ["--devices", "host0-1:cpu:0", "--share-cores"]
+    shown = call("train", "--net", "mlp", *devices, "--dry-run")
     assert shown.code == 2
     assert str(wrong) in shown.err

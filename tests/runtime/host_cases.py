@@ -61,6 +61,10 @@ class Residual(nn.Module):
         return scores
 
 
+def _mlp() -> Subject:
+    return Subject(float64(pu.zoo.mlp(BATCH)), images())
+
+
 def _lenet() -> Subject:
     return Subject(float64(pu.zoo.lenet(BATCH)), images())
 
@@ -84,10 +88,13 @@ def _module() -> Subject:
     return Subject(imported.net, images(), imported.values)
 
 
-NETS = {"lenet": _lenet, "googlenet": _googlenet, "gpt2": _gpt2, "module": _module}
+NETS = {"lenet": _lenet, "googlenet": _googlenet, "gpt2": _gpt2, "module": _module, "mlp": _mlp}
 """The nets by name; "module" is imported from PyTorch."""
 CASES = tuple(
-    (net, scheme) for net in NETS for scheme in SCHEMES if (net, scheme) != ("gpt2", "hybrid")
+    (net, scheme)
+    for net in ("lenet", "googlenet", "gpt2", "module")
+    for scheme in SCHEMES
+    if (net, scheme) != ("gpt2", "hybrid")
 )
 """All pairs but one: `hybrid` cannot cut a net whose embedding is also its last layer."""
 
