@@ -417,6 +417,7 @@ def main() -> int:
         parser.error(f"faults of {given.transport} are {', '.join(known)}")
     if "cut" in given.faults and os.geteuid():
         parser.error("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes namespaces too
     cases: list[Case | Schedule] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = given.keep or Path(temporary)

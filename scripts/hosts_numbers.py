@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -158,6 +159,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.netns and (os.geteuid() or not {"tcp", "torchdist"}.issuperset(given.transports)):
         parser.error("--netns needs root, and --transports tcp torchdist")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes namespaces too
     cases = [f"{net}/{scheme}" for net, scheme in CASES if fnmatch(f"{net}/{scheme}", given.cases)]
     if "gaspi" in given.transports:
         find_gpi2()
