@@ -19,7 +19,7 @@ import typer
 
 from purine.cli import imports, launch, reports, show, status, train
 from purine.cli.output import drop_output, prepare_output, unwritable
-from purine.errors import ConfigError, HostLostError, PurineError
+from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
 
 __all__ = ["app", "main"]
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code or 0)
     except PurineError as error:
         _print_error(error)
-        if isinstance(error, HostLostError):
-            os._exit(2)  # threads may wait for the lost host for ever
+        if isinstance(error, HostLostError | StallError):
+            os._exit(2)  # threads may wait for another host for ever
         sys.exit(2)
     except _UsageError as error:
         sys.exit(_print_usage_error(error, sys.argv[1:] if arguments is None else arguments))

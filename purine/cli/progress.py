@@ -19,7 +19,7 @@ from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
 from purine.job.hosts import folder_on, hosts_of_job, join_hosts
-from purine.job.launch import job_layers, plan_run
+from purine.job.launch import job_layers, plan_run, started_again
 from purine.job.placing import megabytes, placement, scheme_of
 from purine.job.status import answering
 from purine.placement.devices import parse_devices
@@ -38,6 +38,7 @@ def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False
     With `dry`, nothing runs and nothing is written: only what the job needs is printed.
     """
     layers = job_layers(file, given)
+    resumed = resumed or started_again(layers)
     with stop_signals() as signals:
         if dry:
             print(_placement_text(_plan(layers, resumed=resumed)[0]))

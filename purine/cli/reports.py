@@ -25,15 +25,17 @@ def check(
 ) -> None:
     """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
 
+    For a step on several hosts also: what one host sends, another expects in the same form.
     All mistakes of a graph in YAML are shown, not only the first; any makes the exit code 2.
 
     \b
     purine check net.yaml
     purine check train_val.prototxt --image 3,256,256
     """
-    from purine.analysis.infer import problems
+    from purine.analysis.infer import complete, problems
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
+    from purine.lowering.host_rules import host_problems
 
     size = parse_image(image)
     if size is not None and not any(file.suffix == ".prototxt" for file in files):
@@ -50,6 +52,7 @@ def check(
             else:
                 graph = load_yaml(file)
             mistakes = [*problems(graph)]
+            mistakes += [] if mistakes else host_problems(complete(graph))
         except PurineError as error:
             mistakes = [error, *error.more]
         for mistake in mistakes:

@@ -8,6 +8,7 @@ checkpoint has every state whole, and the numbers stay the same but for rounding
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,9 @@ from purine.job.plan import JobPlan, iterations_of, make_plan, rate_of
 from purine.job.start import read_mean_file
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
+from purine.transports.processes import RESTARTS
 
-__all__ = ["job_layers", "open_folder", "plan_run", "resume"]
+__all__ = ["job_layers", "open_folder", "plan_run", "resume", "started_again"]
 
 
 def job_layers(file: Path | None, given: Given) -> list[Given]:
@@ -38,6 +40,17 @@ def job_layers(file: Path | None, given: Given) -> list[Given]:
     if is_prototxt(file):
         return [caffe_options(file, net="net" not in given), given]
     return [read_options(file), given]
+
+
+def started_again(layers: Sequence[Given]) -> bool:
+    """Whether `torchrun` has started the job again, so that the run in its folder goes on.
+
+    After a failure it gives the same command to all hosts, without `--resume`. A run that had not
+    made its folder yet begins anew.
+    """
+    outs = [layer["out"] for layer in layers if layer.get("out") is not None]
+    again = int(os.environ.get(RESTARTS) or 0) > 0
+    return again and bool(outs) and RunFolder.at(outs[-1]).config_file.is_file()
 
 
 def plan_run(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder | None]:

@@ -13,6 +13,7 @@ from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
 from purine.lowering import lower, options_for
+from purine.lowering.host_rules import host_problems
 from purine.machine import capacity
 from purine.machine.cores import cores_of, on_gpus, threads_of, threads_of_all
 from purine.optimize import layout
@@ -142,7 +143,12 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
 
 
 def placement(step: Graph) -> Placement:
-    """What a step needs of its devices; refuses a step that their memory is too small for."""
+    """What a step needs of its devices.
+
+    Refuses a step that their memory is too small for, or whose hosts do not fit each other.
+    """
+    for error in host_problems(step):
+        raise error
     peaks = lower(step, options_for(step)).peak_memory()
     available = {memory: _available(memory) for memory in sorted(set(map(_memory, peaks)))}
     needs = Placement(peaks, available, bytes_moved(step))

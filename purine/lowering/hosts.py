@@ -292,7 +292,7 @@ class _Part:
 
     def _add_half(self, channel: int, transfer: _Transfer) -> str:
         """Add the put or the arrival of a transfer, and return its name."""
-        builder, step = self.builder, self.step
+        builder = self.builder
         outgoing = transfer.source.host == self.host
         peer = transfer.target.host if outgoing else transfer.source.host
         ends: dict[str, Attribute] = {"peer": peer, "channel": channel}

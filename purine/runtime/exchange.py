@@ -20,8 +20,9 @@ from purine.lowering.hosts import Channel, channels_of
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel
 from purine.runtime.host_core import HostCore
+from purine.runtime.receipts import Receipts
 from purine.transports.base import ENDED, Arrived, Event, Granted, Lost, Transport
-from purine.transports.world import host_lost
+from purine.transports.world import host_lost, value_lost
 
 __all__ = ["Exchange", "Wait"]
 
@@ -29,6 +30,8 @@ _BEAT = 1.0
 """Seconds between two signs of life."""
 _SILENCE = 6.0
 """Seconds after which a host that says nothing is taken for lost. All hosts end within ten."""
+_OVERDUE = 20.0
+"""Seconds after which a value that was sent and has not arrived is taken for lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,20 @@ class Wait:
 class Exchange:
     """The channels of one host's part, over an open transport.
 
-    `graph` is the lowered part before segments were formed.
+    `graph` is the lowered part before segments were formed. `clock` gives the time in seconds.
     """
 
-    def __init__(self, graph: Graph, host: str, peers: Sequence[str], transport: Transport) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        host: str,
+        peers: Sequence[str],
+        transport: Transport,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.host, self.peers, self.transport = host, tuple(peers), transport
+        self._clock = clock
         self.incoming, self.outgoing = channels_of(graph, host)
         self.kernels: dict[str, Kernel] = {}
         """The kernels of the puts and arrivals."""
@@ -75,6 +87,9 @@ class Exchange:
         self._lost: dict[str, str] = {}
         self._sending: dict[int, int] = {}
         """By put that is being sent its iteration."""
+        self._sent = dict.fromkeys(self.peers, 0)
+        """By peer how many values were put."""
+        self._receipts = Receipts(self.peers)
         self._begin()
 
     def open(self, plan: Plan, *, start: int, credit: int) -> HostCore:
@@ -99,12 +114,13 @@ class Exchange:
 
     def _begin(self) -> None:
         """Begin to listen: from now on, peers have to say something."""
-        self._beat = self._due = self._looked = monotonic()
+        self._beat = self._due = self._looked = self._clock()
         self._heard = dict.fromkeys(self.peers, self._looked)
 
     def running(self, run: Callable[[int], None]) -> Callable[[int], None]:
         """`run`, which tells puts and arrivals their iteration first."""
         cells, size, puts, sending = self._cells, self.core.size, self.puts, self._sending
+        sent = self._sent
 
         def run_token(token: int) -> None:
             op = token % size
@@ -118,6 +134,7 @@ class Exchange:
                 return
             sending[op] = token // size
             run(token)
+            sent[puts[op]] += 1  # one thread puts to a peer
             del sending[op]
 
         return run_token
@@ -125,7 +142,7 @@ class Exchange:
     def wait(self) -> list[Event]:
         """The next events. Tells the peers now and then that this host is alive."""
         events = self.transport.wait(_BEAT)
-        now = monotonic()
+        now = self._clock()
         if now >= self._beat:
             self._beat = now + _BEAT
             self.completed()
@@ -135,20 +152,23 @@ class Exchange:
         """Tell the peers how far this host is: the slots of complete iterations are free."""
         for peer in self.peers:
             if peer not in self._lost:
-                self.transport.credit(peer, self.core.completed)
+                self.transport.credit(peer, self.core.completed, self._sent[peer])
 
     def take(self, events: Sequence[Event]) -> list[int]:
         """The tokens that became ready by events of the transport. The executor's lock is held."""
         ready: list[int] = []
-        now = monotonic()
+        now = self._clock()
         if now - self._looked > _SILENCE / 2:  # this process was stopped itself
             self._heard = dict.fromkeys(self.peers, now)
+            self._receipts.restart(now)
         self._looked = now
         for event in events:
             self._heard[event.peer] = now
             if isinstance(event, Arrived):
+                self._receipts.arrive(event.peer)
                 ready += self.core.arrive(self.arrivals[event.peer, event.channel], event.version)
             elif isinstance(event, Granted):
+                self._receipts.tell(event.peer, event.sent, now=now)
                 ready += self.core.grant(event.peer, event.completed)
             elif isinstance(event, Lost):
                 self._lost.setdefault(event.peer, event.why)
@@ -159,7 +179,7 @@ class Exchange:
 
     def losses(self, silence: float = _SILENCE) -> dict[str, str]:
         """The peers that are lost or have been silent for some seconds, and why."""
-        now = monotonic()
+        now = self._clock()
         silent = {
             peer: f"it has said nothing for {now - heard:.0f} s"
             for peer, heard in self._heard.items()
@@ -181,11 +201,13 @@ class Exchange:
         return waits + [Wait("send", channel_of[op], at) for at, op in sending]
 
     def _raise_if_needed(self) -> None:
-        """Raise if an op waits for a host that is gone. A host that needs no more may go."""
+        """Raise if an op waits for a host that is gone, or for a value that is lost.
+
+        A host that needs no more may go.
+        """
         losses = self.losses()
-        if not losses:
-            return
-        for wait in self.waits():
+        overdue = self._receipts.overdue(before=self._clock() - _OVERDUE)
+        for wait in self.waits() if losses or overdue else ():
             why = losses.get(wait.peer)
             if why is not None:
                 # Hosts end one after the other when one is lost: the silent one was the first.
@@ -194,6 +216,15 @@ class Exchange:
                         why += f"; host {other!r} is gone too: {text}"
                 op, blob = wait.channel.op, wait.blob
                 raise host_lost(wait.peer, why, op=op, blob=blob, iteration=wait.iteration)
+            if wait.sort == "arrival" and wait.peer in overdue:
+                raise value_lost(
+                    wait.peer,
+                    overdue[wait.peer].sent,
+                    overdue[wait.peer].arrived,
+                    op=wait.channel.op,
+                    blob=wait.blob,
+                    iteration=wait.iteration,
+                )
 
     def _putting(self, channel: Channel) -> Kernel:
         put, version = self.transport.put, self._versions[channel.op]

@@ -32,6 +32,7 @@ __all__ = [
     "Region",
     "Store",
     "Transport",
+    "bytes_of",
     "regions_of",
 ]
 
@@ -52,10 +53,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A peer has completed the iterations below `completed`. It repeats this to say it is alive."""
+    """A peer has completed the iterations below `completed`. It repeats this to say it is alive.
+
+    It has put `sent` values to this host so far; 0 where the transport does not tell.
+    """
 
     peer: str
     completed: int
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class Region:
         blob = self._blobs[channel]
         if blob is not None and blob.layout == CHANNELS_LAST:
             value = value.movedim(1, -1)
-        return value.contiguous().view(-1).view(torch.uint8)
+        return bytes_of(value)
 
 
 def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:
@@ -174,8 +179,11 @@ class Transport(ABC):
         """Write a value into its slot at a peer and notify it. The value may change afterwards."""
 
     @abstractmethod
-    def credit(self, peer: str, completed: int) -> None:
-        """Tell a peer how many iterations are complete here. Never blocks."""
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
+        """Tell a peer how many iterations are complete here, and how many values went to it.
+
+        Never blocks.
+        """
 
     @abstractmethod
     def wait(self, timeout: float) -> list[Event]:
@@ -191,6 +199,15 @@ class Transport(ABC):
 
         Peers that are `lost` are not waited for.
         """
+
+
+def bytes_of(value: Tensor) -> Tensor:
+    """The bytes of a value in one dimension: its own memory, or that of a contiguous copy.
+
+    An expanded value of one element is contiguous with a stride of 0, which a view of its bytes may
+    not have.
+    """
+    return value.contiguous().as_strided((value.numel(),), (1,)).view(torch.uint8)
 
 
 def copied_into(slot: Tensor | None, value: Tensor | None) -> None:

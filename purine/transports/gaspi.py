@@ -150,7 +150,7 @@ class GaspiTransport(Transport):
             lambda: self._node.write(link.rank, source, target, size, notification, version + 1)
         )
 
-    def credit(self, peer: str, completed: int) -> None:
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         with self._sending:
             if self._closed or self._notify_last(peer, 2, completed + 1):
                 self._late.pop(peer, None)

@@ -1,6 +1,7 @@
 """Transport `inproc`: hosts that are threads of one process, for tests.
 
-A network may delay messages at random. Messages of one pair may then overtake each other.
+A network may delay messages at random. Messages of one pair may then overtake each other. It may
+also lose some, which no other transport does.
 """
 
 from __future__ import annotations
@@ -39,17 +40,23 @@ _PATIENCE = 60.0
 
 
 class InprocNetwork:
-    """The endpoints of some hosts, by name. `delay` is the longest delay of a message in seconds.
+    """The endpoints of some hosts, by name.
+
+    `delay` is the longest delay of a message in seconds, `loss` the part of messages that is lost.
 
     >>> network = InprocNetwork(["host0", "host1"])
     >>> one, other = network.ends.values()
     >>> one.credit("host1", 3)
     >>> other.wait(1.0)
-    [Granted(peer='host0', completed=3)]
+    [Granted(peer='host0', completed=3, sent=0)]
     """
 
-    def __init__(self, hosts: Sequence[str], *, delay: float = 0.0, seed: int = 0) -> None:
-        self.delay = delay
+    def __init__(
+        self, hosts: Sequence[str], *, delay: float = 0.0, loss: float = 0.0, seed: int = 0
+    ) -> None:
+        self.delay, self.loss = delay, loss
+        self.lost: list[Event] = []
+        """The messages that were lost."""
         self.random = random.Random(seed)
         self.opened: set[str] = set()
         self.changed = threading.Condition()
@@ -95,8 +102,8 @@ class InprocTransport(Transport):
         copied_into(end.slot(self._host, channel, version), value)
         end._tell(Arrived(self._host, channel, version))
 
-    def credit(self, peer: str, completed: int) -> None:
-        self._network.ends[peer]._tell(Granted(self._host, completed))
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
+        self._network.ends[peer]._tell(Granted(self._host, completed, sent))
 
     def wait(self, timeout: float) -> list[Event]:
         ends = monotonic() + timeout
@@ -128,6 +135,9 @@ class InprocTransport(Transport):
         with self._changed:
             if self._closed:
                 return
+            if not isinstance(event, Lost) and network.random.random() < network.loss:
+                network.lost.append(event)
+                return
             delay = network.random.uniform(0.0, network.delay) if network.delay else 0.0
             self._count += 1
             heapq.heappush(self._events, (monotonic() + delay, self._count, event))
@@ -146,14 +156,21 @@ class InprocWorld(World):
         self._count += 1
         with self._shared.lock:
             if self._count not in self._shared.networks:
-                network = InprocNetwork(self.hosts, delay=self._shared.delay, seed=self._count)
-                self._shared.networks[self._count] = network
+                shared, seed = self._shared, self._shared.seed + self._count
+                network = InprocNetwork(self.hosts, delay=shared.delay, loss=shared.loss, seed=seed)
+                shared.networks[self._count] = network
             return self._shared.networks[self._count].ends[self.host]
 
     def all_gather(
         self, text: str, *, op: str = "compare", blob: str = "settings"
     ) -> dict[str, str]:
         return self._all(text)
+
+    @property
+    def lost_values(self) -> int:
+        """How many values have been lost on the way, of all hosts."""
+        networks = self._shared.networks.values()
+        return sum(isinstance(event, Arrived) for network in networks for event in network.lost)
 
     def gather(
         self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
@@ -197,8 +214,8 @@ class InprocWorld(World):
 class _Shared:
     """What the worlds of all hosts have in common."""
 
-    def __init__(self, count: int, delay: float) -> None:
-        self.delay = delay
+    def __init__(self, count: int, delay: float, loss: float, seed: int) -> None:
+        self.delay, self.loss, self.seed = delay, loss, seed
         self.barrier = threading.Barrier(count)
         self.lock = threading.Lock()
         self.networks: dict[int, InprocNetwork] = {}
@@ -208,7 +225,9 @@ class _Shared:
         """The iteration at which all hosts stop."""
 
 
-def inproc_worlds(hosts: Sequence[str], *, delay: float = 0.0) -> tuple[InprocWorld, ...]:
-    """The worlds of some hosts, each for a thread of its own."""
-    shared = _Shared(len(hosts), delay)
+def inproc_worlds(
+    hosts: Sequence[str], *, delay: float = 0.0, loss: float = 0.0, seed: int = 0
+) -> tuple[InprocWorld, ...]:
+    """The worlds of some hosts, each for a thread of its own; see `InprocNetwork`."""
+    shared = _Shared(len(hosts), delay, loss, seed)
     return tuple(InprocWorld(host, hosts, shared) for host in hosts)

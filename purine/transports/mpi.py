@@ -1,7 +1,7 @@
 """Transport `mpi`: puts into windows of MPI, for hosts that `mpiexec` or `srun` started.
 
 The slots of a host are one window of `MPI_Win_allocate`, which its peers write without its help. A
-put writes the payload, waits until it is in the window (flush), and then sends a message of 16
+put writes the payload, waits until it is in the window (flush), and then sends a message of 24
 bytes. A notification is therefore never seen before its payload. Messages of one sender keep their
 order, so the last one, that a host ends, is seen after all its puts.
 
@@ -192,10 +192,10 @@ class MpiTransport(Transport):
         except self._MPI.Exception as error:
             self._fail(peer, error)
 
-    def credit(self, peer: str, completed: int) -> None:
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         if self._ranks[peer] in self._peers:
             try:
-                self._tell(self._ranks[peer], _CREDIT, completed)
+                self._tell(self._ranks[peer], _CREDIT, completed, sent)
             except self._MPI.Exception as error:
                 self._fail(peer, error)
 
@@ -272,10 +272,11 @@ class MpiTransport(Transport):
                     remedy="start all hosts with the same job",
                 )
 
-    def _tell(self, rank: int, channel: int, value: int) -> None:
+    def _tell(self, rank: int, channel: int, value: int, sent: int = 0) -> None:
         """Send a message; it need not be complete when this returns."""
+        message = array("q", (channel, value, sent))
         with self._guard:
-            request = self._comm.Isend([array("q", (channel, value)), self._MPI.INT64_T], rank)
+            request = self._comm.Isend([message, self._MPI.INT64_T], rank)
             if not request.Test():
                 self._sent.append(request)
             if self._sent:
@@ -286,7 +287,7 @@ class MpiTransport(Transport):
 
     def _messages(self) -> list[Event]:
         """What the messages say that are there now."""
-        MPI, events, message = self._MPI, list[Event](), array("q", (0, 0))
+        MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
         status = MPI.Status()
         try:
             while self._peers:
@@ -296,14 +297,14 @@ class MpiTransport(Transport):
                         break
                     matched.Recv([message, MPI.INT64_T])
                 rank = status.Get_source()
-                peer, (channel, value) = self._peers.get(rank), message
+                peer, (channel, value, sent) = self._peers.get(rank), message
                 if peer is None:
                     continue
                 if channel == _END:
                     del self._peers[rank]
                     events.append(Lost(peer, "it has ended"))
                 elif channel == _CREDIT:
-                    events.append(Granted(peer, value))
+                    events.append(Granted(peer, value, sent))
                 else:
                     events.append(Arrived(peer, channel, value))
         except MPI.Exception as error:  # MPI does not say whose message failed

@@ -23,12 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
-from purine.transports.base import Transport
+from purine.transports.base import Transport, bytes_of
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.gaspi import GaspiTransport
 from purine.transports.gpi2 import join
@@ -38,7 +39,7 @@ from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
 from purine.transports.world import World, host_lost, unheard
 
-__all__ = ["TRANSPORTS", "ProcessWorld", "rank_and_size"]
+__all__ = ["RESTARTS", "TRANSPORTS", "ProcessWorld", "rank_and_size"]
 
 T = TypeVar("T")
 TRANSPORTS = ("gaspi", "mpi", "shm", "tcp", "torchdist")
@@ -50,6 +51,9 @@ _RANKS = (
     ("GASPI_RANK", "GASPI_NRANKS"),
 )
 """Variables by which launchers tell a process its number and how many there are."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""The variable in which `torchrun` counts how often it has started the hosts again. Its store keeps
+what hosts wrote before, so each start has keys of its own."""
 _PATIENCE = timedelta(seconds=60)
 _LOOK = 0.25
 """Seconds between two looks for lost hosts."""
@@ -100,7 +104,11 @@ class ProcessWorld(World):
             )
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
         try:
-            dist.init_process_group("gloo", timeout=_PATIENCE)
+            store, *_ = next(rendezvous("env://", timeout=_PATIENCE))
+            store = PrefixStore(f"start{os.environ.get(RESTARTS) or 0}", store)
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE
+            )
         except (RuntimeError, ValueError) as error:
             raise RunError(
                 "the hosts cannot find each other",
@@ -158,7 +166,7 @@ class ProcessWorld(World):
             host, shape, dtype = blob.location.host, blob.shape or (), dtype_of(blob.dtype)
             own = host == self.host
             value = values[name].cpu() if own else torch.empty(shape, dtype=dtype)
-            flat = value.contiguous().view(-1).view(torch.uint8)
+            flat = bytes_of(value)
             send = partial(dist.broadcast, flat, src=self.hosts.index(host))
             self._watched(send, "gather", name, host)
             gathered[name] = flat.view(dtype).view(shape)

@@ -41,8 +41,9 @@ from purine.transports.base import (
 __all__ = ["ShmTransport"]
 
 _MESSAGE = struct.Struct("<iIq")
-"""A channel, or `_CREDIT`; padding; a version, or a count of iterations."""
+"""A channel, 0 and a version; or `_CREDIT`, how many puts were made, and a count of iterations."""
 _CREDIT = -1
+_COUNT = (1 << 32) - 1
 _HELLO = 4096
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
@@ -58,7 +59,7 @@ class ShmTransport(Transport):
         self._outgoing: Mapping[str, Region] = {}
         self._memory: dict[str, Tensor] = {}
         self._remote: dict[str, Tensor] = {}
-        self._late: dict[str, int] = {}
+        self._late: dict[str, tuple[int, int]] = {}
         """Credits that found the socket full; the newest of each peer is sent by `wait`."""
         self._lock = threading.Lock()
         self._closed = False
@@ -115,12 +116,13 @@ class ShmTransport(Transport):
         except OSError:
             return  # `wait` reports that the peer is gone
 
-    def credit(self, peer: str, completed: int) -> None:
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         try:
-            self._sockets[peer].send(_MESSAGE.pack(_CREDIT, 0, completed), socket.MSG_DONTWAIT)
+            message = _MESSAGE.pack(_CREDIT, sent & _COUNT, completed)
+            self._sockets[peer].send(message, socket.MSG_DONTWAIT)
         except BlockingIOError:
             with self._lock:
-                self._late[peer] = completed
+                self._late[peer] = completed, sent
             self.wake()
         except OSError:
             return  # `wait` reports that the peer is gone
@@ -128,8 +130,8 @@ class ShmTransport(Transport):
     def wait(self, timeout: float) -> list[Event]:
         with self._lock:
             late, self._late = self._late, {}
-        for peer, completed in late.items():
-            self.credit(peer, completed)
+        for peer, credit in late.items():
+            self.credit(peer, *credit)
         events: list[Event] = []
         for key, _ in self._selector.select(0.01 if self._late else timeout):
             if key.fd == self._bell:
@@ -167,9 +169,9 @@ class ShmTransport(Transport):
             if not message:
                 self._selector.unregister(connection)
                 return [*events, Lost(peer, why)]
-            channel, _, value = _MESSAGE.unpack(message)
+            channel, sent, value = _MESSAGE.unpack(message)
             events.append(
-                Granted(peer, value) if channel == _CREDIT else Arrived(peer, channel, value)
+                Granted(peer, value, sent) if channel == _CREDIT else Arrived(peer, channel, value)
             )
 
     def _connect(self, peer: str) -> None:

@@ -42,9 +42,10 @@ from purine.transports.base import (
 
 __all__ = ["TcpTransport"]
 
-_HEADER = struct.Struct("<qq")
-"""A channel and a version, or `_CREDIT` and a count of iterations."""
+_HEADER = struct.Struct("<iIq")
+"""A channel, 0 and a version; or `_CREDIT`, how many puts were made, and a count of iterations."""
 _CREDIT = -1
+_COUNT = (1 << 32) - 1
 _SECRET = 32
 """Bytes of the secret, with which a connection begins; the name of the host follows."""
 _NAME = 64
@@ -83,7 +84,7 @@ class TcpTransport(Transport):
         self._outgoing: Mapping[str, Region] = {}
         self._memory: dict[str, Tensor] = {}
         self._bytes: dict[str, memoryview] = {}
-        self._late: dict[str, int] = {}
+        self._late: dict[str, tuple[int, int]] = {}
         """Credits that found the socket full; the newest of each peer is sent by `wait`."""
         self._lock = threading.Lock()
         self._lost: set[str] = set()
@@ -116,7 +117,7 @@ class TcpTransport(Transport):
         return self._incoming[peer].slot(self._memory[peer], channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        parts = [memoryview(_HEADER.pack(channel, version))]
+        parts = [memoryview(_HEADER.pack(channel, 0, version))]
         if value is not None and value.numel():
             flat = self._outgoing[peer].flat(channel, value.detach())
             parts.append(_bytes_of(flat))
@@ -127,14 +128,14 @@ class TcpTransport(Transport):
                     self._puts[peer].sendall(part[sent:])
                 sent = max(0, sent - len(part))
 
-    def credit(self, peer: str, completed: int) -> None:
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         try:
-            message = _HEADER.pack(_CREDIT, completed)
+            message = _HEADER.pack(_CREDIT, sent & _COUNT, completed)
             with self._lock:
                 self._takes[peer].send(message, socket.MSG_DONTWAIT)
         except BlockingIOError:
             with self._lock:
-                self._late[peer] = completed
+                self._late[peer] = completed, sent
             self.wake()
         except OSError:
             return  # `wait` reports that the peer is gone
@@ -142,8 +143,8 @@ class TcpTransport(Transport):
     def wait(self, timeout: float) -> list[Event]:
         with self._lock:
             late, self._late = self._late, {}
-        for peer, completed in late.items():
-            self.credit(peer, completed)
+        for peer, credit in late.items():
+            self.credit(peer, *credit)
         events: list[Event] = []
         for key, _ in self._selector.select(0.01 if self._late else timeout):
             if key.fd == self._bell:
@@ -200,9 +201,9 @@ class TcpTransport(Transport):
 
     def _message(self, state: _Incoming) -> list[Event]:
         """A header or a payload is complete."""
-        channel, number = _HEADER.unpack(state.header)
+        channel, sent, number = _HEADER.unpack(state.header)
         if channel == _CREDIT:
-            return [Granted(state.peer, number)]
+            return [Granted(state.peer, number, sent)]
         if state.view is None:
             first, last = self._incoming[state.peer].span(channel, number)
             if first < last:

@@ -1,7 +1,8 @@
 """Transport `torchdist`: the sends and receives of `torch.distributed`, wherever torch is.
 
 Gloo has messages and no one-sided puts. A put is therefore a header (channel and version) and a
-payload. Messages of one sender arrive in the order in which it sent them.
+payload. A credit is a header alone, whose third number tells how many puts were made. Messages of
+one sender arrive in the order in which it sent them.
 
 Gloo sends a message only when the receiver has asked for it, so one message at a time would wait
 for the network twice. Several are under way instead. The receiver asks for some headers ahead. One
@@ -50,6 +51,8 @@ urgent waits behind little that was sent before."""
 _CREDIT, _END = -1, -2
 """What a header has in the place of a channel where no payload follows."""
 
+_Header = tuple[int, int, int]
+
 _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
 _HASTE = 0.5
@@ -71,8 +74,8 @@ class TorchTransport(Transport):
         iteration, so what was sent from there has arrived."""
         self._under_way: dict[str, deque[tuple[int, dist.Work]]] = {}
         """By peer the sends that are not known to be complete, with their bytes."""
-        self._credits: dict[str, queue.SimpleQueue[int]] = {}
-        """By peer what its thread is to tell it: a count of iterations, or that this host ends."""
+        self._credits: dict[str, queue.SimpleQueue[_Header]] = {}
+        """By peer the headers that its thread is to send: credits, and that this host ends."""
 
     def open(
         self,
@@ -104,7 +107,7 @@ class TorchTransport(Transport):
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         rank, region, under_way = self._ranks[peer], self._outgoing[peer], self._under_way[peer]
         with suppress(RuntimeError):  # `_ask` reports that the peer is gone
-            header = self._send(rank, torch.tensor([channel, version]), _HEADER)
+            header = self._send(rank, torch.tensor([channel, version, 0]), _HEADER)
             under_way.append((0, header))
             if value is not None and value.numel():
                 copy = region.bytes_of(self._copies[peer], channel, version)
@@ -118,8 +121,8 @@ class TorchTransport(Transport):
                 for send in reversed(done):  # they complete in order, so this waits once
                     send.wait()
 
-    def credit(self, peer: str, completed: int) -> None:
-        self._credits[peer].put(completed)
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
+        self._credits[peer].put((_CREDIT, completed, sent))
 
     def wait(self, timeout: float) -> list[Event]:
         events: list[Event | None] = []
@@ -134,7 +137,7 @@ class TorchTransport(Transport):
 
     def close(self, lost: Collection[str] = ()) -> None:
         for waiting in self._credits.values():
-            waiting.put(_END)
+            waiting.put((_END, 0, 0))
         ends = monotonic() + (_HASTE if lost else _FAREWELL)
         for thread in self._threads:  # peers end at the same iteration
             if thread.name not in lost:
@@ -142,17 +145,16 @@ class TorchTransport(Transport):
 
     def _tell(self, peer: str) -> None:
         """Send credits to a peer, only the newest where several wait, until this host ends."""
-        waiting, completed = self._credits[peer], 0
-        while completed != _END:
-            completed = waiting.get()
+        waiting, header = self._credits[peer], (_CREDIT, 0, 0)
+        while header[0] != _END:
+            header = waiting.get()
             with suppress(queue.Empty):
-                while completed != _END:
-                    completed = waiting.get_nowait()
-            message = [_END, 0] if completed == _END else [_CREDIT, completed]
-            count = _AHEAD if completed == _END else 1
+                while header[0] != _END:
+                    header = waiting.get_nowait()
+            count = _AHEAD if header[0] == _END else 1
             try:
-                headers = [torch.tensor(message) for _ in range(count)]
-                sends = [self._send(self._ranks[peer], header, _HEADER) for header in headers]
+                messages = [torch.tensor(header) for _ in range(count)]
+                sends = [self._send(self._ranks[peer], message, _HEADER) for message in messages]
                 for send in sends:
                     send.wait()
             except RuntimeError:  # `_ask` reports that the peer is gone
@@ -164,18 +166,18 @@ class TorchTransport(Transport):
     def _ask(self, peer: str, payloads: queue.SimpleQueue[_Payload]) -> None:
         """Read headers and ask for the payloads, until the peer ends or is lost."""
         rank, region, memory = self._ranks[peer], self._incoming.get(peer), self._memory.get(peer)
-        headers = [torch.empty(2, dtype=torch.int64) for _ in range(_AHEAD)]
+        headers = [torch.empty(3, dtype=torch.int64) for _ in range(_AHEAD)]
         asked = deque((header, self._group.recv([header], rank, _HEADER)) for header in headers)
         try:
             while asked:
                 header, receive = asked.popleft()
                 receive.wait()
-                channel, version = header.tolist()
+                channel, version, sent = header.tolist()
                 if channel == _END:  # as many of these come as there are headers asked for
                     continue
                 asked.append((header, self._group.recv([header], rank, _HEADER)))
                 if channel == _CREDIT:
-                    self._events.put(Granted(peer, version))
+                    self._events.put(Granted(peer, version, sent))
                     continue
                 assert region is not None
                 assert memory is not None

@@ -14,12 +14,12 @@ from time import perf_counter_ns
 from torch import Tensor
 
 from purine import errors
-from purine.errors import ConfigError, HostLostError, PurineError
+from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.graph import Graph, to_text
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 
-__all__ = ["World", "host_lost", "unheard"]
+__all__ = ["World", "host_lost", "unheard", "value_lost"]
 
 
 def unheard() -> Mapping[str, str]:
@@ -162,6 +162,21 @@ def host_lost(
         expected=f"blob {blob!r}{when}, for which op {op!r} waits",
         found=f"no host {host!r}",
         remedy="start the job again with --resume: the last checkpoint is intact",
+    )
+
+
+def value_lost(
+    host: str, sent: int, arrived: int, *, op: str, blob: str, iteration: int
+) -> StallError:
+    """The error of an op here that waits for a blob that was sent and has not arrived."""
+    return StallError(
+        f"a value from host {host!r} is lost: it sent {sent}, and {arrived} have arrived",
+        op=op,
+        blob=blob,
+        expected=f"blob {blob!r} of iteration {iteration}, for which op {op!r} waits",
+        found=f"host {host!r}, which is alive",
+        remedy="start the job again with --resume: the last checkpoint is intact; if it happens "
+        "again, try another transport",
     )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,11 @@ JOB += ["--log-every", "1", "--seed", "0", "--lr", "0.05"]
 HOSTS = ["--devices", "host0-1:cpu:0", "--share-cores"]
 
 
-def started(*words: object) -> subprocess.Popen[str]:
+def started(*words: object, module: str = "purine", **variables: str) -> subprocess.Popen[str]:
     """A command that leads a group of processes, so that a signal reaches the hosts too."""
     return subprocess.Popen(
-        [sys.executable, "-m", "purine", *map(str, words)],
+        [sys.executable, "-m", module, *map(str, words)],
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -94,12 +96,21 @@ def test_an_interrupted_run_stops_on_all_hosts_at_one_iteration(tmp_path: Path) 
     assert code == 0, err
 
 
-def test_a_run_with_a_killed_host_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    job = [{"24": "1500", "6": "100", "1": "100"}.get(word, word) for word in JOB]
-    code, _, err = launched("train", *job, *HOSTS, "--out", tmp_path / "whole")
+LONGER = [{"24": "1500", "6": "100", "1": "100"}.get(word, word) for word in JOB]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A longer run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    code, _, err = launched("train", *LONGER, *HOSTS, "--out", folder)
     assert code == 0, err
+    return folder
+
+
+def test_a_run_with_a_killed_host_goes_on_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    process = started("launch", "--hosts", 2, "--", "train", *job, *HOSTS, "--out", out)
+    process = started("launch", "--hosts", 2, "--", "train", *LONGER, *HOSTS, "--out", out)
     while process.poll() is None and not list(out.glob("checkpoints/0*")):
         select.select([], [], [], 0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -110,7 +121,27 @@ def test_a_run_with_a_killed_host_goes_on_to_the_same_bits(tmp_path: Path) -> No
     assert checkpoint.load(out).iteration < 1500
     code, _, err = launched("train", "--resume", "--out", out)
     assert code == 0, err
-    assert same_bits(out, tmp_path / "whole")
+    assert same_bits(out, whole)
+
+
+def test_torchrun_starts_a_run_with_a_killed_host_again(whole: Path, tmp_path: Path) -> None:
+    """With the command of the first start: the run goes on from its checkpoint by itself."""
+    out = tmp_path / "again"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["--nproc-per-node=2", "--max-restarts=1", f"--master-port={port}", "-m", "purine"]
+    variables = {"PURINE_TRANSPORT": "tcp", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    process = started(
+        *words, "train", *LONGER, *HOSTS, "--out", out, module="torch.distributed.run", **variables
+    )
+    while process.poll() is None and not list(out.glob("checkpoints/0*")):
+        select.select([], [], [], 0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code == 0, err
+    assert same_bits(out, whole)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -9,7 +9,7 @@ import pytest
 from purine.errors import ConfigError, PurineError
 from purine.job import RunFolder, make_plan, merge
 from purine.job.config import given_options
-from purine.job.launch import resume
+from purine.job.launch import resume, started_again
 from purine.job.options import OPTIONS, Resume
 from tests.job.test_options import VALUES
 
@@ -86,3 +86,16 @@ def test_a_run_does_not_end_sooner_or_change_its_rate(folder: RunFolder) -> None
         resume(folder, {"iters": 3})
     with pytest.raises(ConfigError, match="the learning rate would not be that of the run so far"):
         resume(folder, {"lr_policy": "cosine"})
+
+
+def test_a_job_that_torchrun_starts_again_goes_on(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = [{"out": str(folder.path)}], [{"out": str(tmp_path / "other")}]
+    assert not started_again(own)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert not started_again(own), "the first start"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert started_again([{"net": "mlp"}, *own])
+    assert not started_again(other), "it ended before there was a folder"
+    assert not started_again([{"net": "mlp"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -26,14 +27,10 @@ from purine.parallel.reduce import Topology
 from purine.runtime import checkpoint
 from purine.transports.inproc import InprocWorld, inproc_worlds
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
-from tests.runtime import test_host_core
+from tests.runtime.host_cases import SCHEMES, difference, step_of, train
 from tests.transports.gpi2 import needs_gpi2
 
 T = TypeVar("T")
-SCHEMES: dict[str, dict[str, object]] = {
-    **test_host_core.SCHEMES,
-    "hybrid": {"model": 4, "hybrid": True},
-}
 HOSTS = ("host0", "host1")
 
 
@@ -53,10 +50,14 @@ def serial() -> Trained:
 
 
 def on_hosts(
-    work: Callable[[InprocWorld], T], *, delay: float = 0.0, hosts: Sequence[str] = HOSTS
+    work: Callable[[InprocWorld], T],
+    *,
+    hosts: Sequence[str] = HOSTS,
+    delay: float = 0.0,
+    loss: float = 0.0,
 ) -> list[T | BaseException]:
     """What each host returns or raises; hosts are threads."""
-    worlds = inproc_worlds(hosts, delay=delay)
+    worlds = inproc_worlds(hosts, delay=delay, loss=loss)
     results: dict[str, T | BaseException] = {}
 
     def call(world: InprocWorld) -> None:
@@ -103,6 +104,24 @@ def test_two_hosts_train_as_one_device(scheme: str, tmp_path: Path) -> None:
     for name, value in one.states.items():
         assert torch.equal(value, other.states[name])
         assert torch.equal(value, saved[name])
+
+
+@pytest.mark.parametrize(
+    ("net", "scheme", "hosts"),
+    [
+        ("googlenet", "data", 2),
+        ("gpt2", "data-model", 2),
+        ("gpt2", "pipeline", 2),
+        ("module", "model", 2),
+        ("module", "ring", 4),
+        ("lenet", "data-pipeline", 4),
+    ],
+)
+def test_nets_train_on_hosts_as_on_one_device(net: str, scheme: str, hosts: int) -> None:
+    step, names = step_of(net, scheme, hosts), [f"host{number}" for number in range(hosts)]
+    for found in on_hosts(lambda world: train(net, step, world), hosts=names, delay=0.001):
+        assert isinstance(found, Trained), found
+        assert difference(net, found) is None
 
 
 def test_delays_do_not_change_a_bit() -> None:
@@ -322,7 +341,9 @@ except pu.PurineError as error:
 """
 
 
-def started(transport: str, steps: int) -> list[subprocess.Popen[str]]:
+def started(
+    transport: str, *words: str, hosts: int = 2, program: Sequence[str] = ("-c", SCRIPT)
+) -> list[subprocess.Popen[str]]:
     if transport == "gaspi":
         needs_gpi2()
     with socket.socket() as probe:
@@ -330,33 +351,45 @@ def started(transport: str, steps: int) -> list[subprocess.Popen[str]]:
         port = probe.getsockname()[1]
     return [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, transport, str(steps)],
+            [sys.executable, *program, transport, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={
                 **os.environ,
                 "RANK": str(rank),
-                "WORLD_SIZE": "2",
+                "WORLD_SIZE": str(hosts),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
             },
         )
-        for rank in range(2)
+        for rank in range(hosts)
     ]
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("transport", ["shm", "tcp", "torchdist", "gaspi"])
 def test_processes_train_as_one_device(transport: str) -> None:
-    processes = started(transport, 5)
+    processes = started(transport, "5")
     for process in processes:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         for found, expected in zip(map(float, out.split()), serial().losses, strict=True):
             assert abs(found - expected) < 1e-9
+
+
+@pytest.mark.multiprocess
+def test_four_processes_train_as_one_device() -> None:
+    cases = ["module/data-pipeline", "lenet/data-model"]
+    program = ("-m", "tests.runtime.host_cases")
+    for process in started("shm", *cases, hosts=4, program=program):
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        told = [json.loads(line) for line in out.splitlines()]
+        assert [row["case"] for row in told] == cases
+        assert not [row["wrong"] for row in told if row["wrong"]]
 
 
 @pytest.mark.multiprocess
@@ -373,7 +406,7 @@ def test_processes_train_as_one_device(transport: str) -> None:
     ],
 )
 def test_a_host_that_dies_or_hangs_is_named(transport: str, number: signal.Signals) -> None:
-    one, other = started(transport, 100_000)
+    one, other = started(transport, "100000")
     try:
         assert one.stdout is not None
         assert one.stdout.readline(), "it trains"

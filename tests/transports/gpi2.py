@@ -124,8 +124,8 @@ class _Remote(Transport):
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         self._call("put", peer, channel, version, value)
 
-    def credit(self, peer: str, completed: int) -> None:
-        self._call("credit", peer, completed)
+    def credit(self, peer: str, completed: int, sent: int = 0) -> None:
+        self._call("credit", peer, completed, sent)
 
     def wait(self, timeout: float) -> list[Event]:
         with self._waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -54,6 +55,15 @@ def test_two_hosts_train_as_one_device() -> None:
     expected = sorted([*serial().losses, *serial().losses])
     for found, loss in zip(sorted(map(float, out.split())), expected, strict=True):
         assert abs(found - loss) < 1e-9
+
+
+def test_a_net_of_two_replicas_with_two_stages_trains_as_on_one_device() -> None:
+    case = "gpt2/data-pipeline"
+    code, out, err = ran(mpiexec(), "-m", "tests.runtime.host_cases", "mpi", case)
+    assert code == 0, err
+    told = sorted(map(json.loads, out.splitlines()), key=lambda row: row["host"])
+    hosts = ("host0", "host1")
+    assert told == [{"case": case, "host": host, "wrong": None} for host in hosts]
 
 
 def test_a_job_trains_on_two_hosts(tmp_path: Path) -> None:

@@ -213,6 +213,17 @@ def test_any_strides_are_sent_in_the_layout_of_the_blob(make: Make) -> None:
         assert torch.equal(arrived, sent)
 
 
+def test_an_expanded_value_is_sent_whole(make: Make) -> None:
+    """One of a single element is contiguous, with a stride of 0."""
+    ends = make([Blob("x", (1,)), Blob("y", (3,))])
+    for number, size in enumerate((1, 3)):
+        ends["host0"].put("host1", number, 0, torch.tensor(7.0).expand(size))
+        assert events_of(ends["host1"], 1) == [Arrived("host0", number, 0)]
+        arrived = ends["host1"].slot("host0", number, 0)
+        assert arrived is not None
+        assert arrived.tolist() == [7.0] * size
+
+
 def test_versions_have_slots_of_their_own(make: Make) -> None:
     blob = Blob("x", (4,))
     ends = make([blob])
