@@ -138,7 +138,10 @@ class _Part:
     def __init__(self, step: Graph, host: str, hosts: tuple[str, ...]) -> None:
         self.step, self.host, self.hosts = step, host, hosts
         self.clockwork = _clockwork(step)
-        self.deadlines = _deadlines(step)
+        self.deadlines = _deadlines(step, hop=len(step.ops) // _HOP)
+        needed = _deadlines(step, hop=0)
+        self.later = {blob for blob, when in needed.items() if when >= SPAN}
+        """The blobs that are not needed before the next iteration."""
         self.builder = Builder()
 
     def graph(self) -> Graph:
@@ -259,7 +262,7 @@ class _Part:
                     first.add(half)
             elif transfer.target.host == self.host and before is not None:
                 arrivals.setdefault(before, []).append(half)
-                if transfer.written and self.deadlines.get(transfer.written.name, 0) >= SPAN:
+                if transfer.written and transfer.written.name in self.later:
                     late.add(half)
             elif transfer.target.host == self.host and transfer.read not in step.states:
                 waits[half] = first
@@ -352,16 +355,17 @@ def _early(step: Graph) -> frozenset[str]:
     return frozenset(early)
 
 
-def _deadlines(step: Graph) -> dict[str, int]:
+def _deadlines(step: Graph, *, hop: int) -> dict[str, int]:
     """By blob when the first op that waits for it has its turn, in the order of the step.
 
     What only leads to an update is needed when the next iteration reads the new value, so that
-    turn counts from the next iteration. Copies, reductions and updates themselves do not count:
-    they can wait as long as what waits for them.
+    turn counts from the next iteration. Copies, reductions and updates themselves do not count,
+    and neither does what is computed from states alone, such as a transposed weight: they can wait
+    as long as what waits for them. A transfer between hosts takes the time of `hop`
+    ops.
     """
     place = {name: index for index, name in enumerate(step.order)}
-    count, never = len(place), 2 * len(place)
-    hop = count // _HOP
+    count, never, early = len(place), 2 * len(place), _early(step)
     needed: dict[str, int] = {}
     for _ in range(2):  # the second time with what the next iteration needs of the states
         following = {
@@ -374,7 +378,8 @@ def _deadlines(step: Graph) -> dict[str, int]:
             op = step.ops[name]
             results = (min(needed.get(b, never), following.get(b, never)) for b in op.outputs if b)
             when = min(results, default=never)
-            if origin_of(op).role not in _PASSING and op.kind != "Copy":
+            passing = origin_of(op).role in _PASSING or early.issuperset(op.inputs)
+            if not passing and op.kind != "Copy":
                 when = place[name]
             elif op.kind == "Copy" and step.blobs[op.inputs[0]].location.host != op.location.host:
                 when -= hop

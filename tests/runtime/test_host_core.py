@@ -184,21 +184,24 @@ def test_a_value_that_no_slot_is_free_for_is_a_bug() -> None:
 
 
 def test_what_the_next_forward_needs_first_is_sent_first() -> None:
-    """Weights of the next iteration overtake gradients of this one that are needed later."""
+    """Though a transposed weight could be computed at any time, and gradients are there later."""
     part = parts("data")["host0"]
-    plan = compile_plan(part)
-    puts = {channel.op: channel for channel in channels_of(part, "host0")[1]}
-    numbers = {plan.ops.index(name): channel.deadline for name, channel in puts.items()}
-    core = HostCore(
-        plan, arrivals=[], puts=dict.fromkeys(numbers, "host1"), deadlines=numbers, slots=9
-    )
-    weights = [k for k in numbers if numbers[k] and plan.ops[k].startswith("put/fc")]
-    gradients = [k for k in numbers if numbers[k] and "/grad/" in plan.ops[k]]
-    assert weights
-    assert gradients
-    first, last = min(weights, key=numbers.__getitem__), max(gradients, key=numbers.__getitem__)
-    assert numbers[first] < SPAN <= numbers[last]
-    late = core._urgent(last)
-    assert core._urgent(core.size + first) < late
-    assert late % core.size == last
-    assert late & TOKEN == last
+    deadlines = {channel.op: channel.deadline for channel in channels_of(part, "host0")[1]}
+
+    def soonest(text: str) -> int:
+        return min(when for op, when in deadlines.items() if when and op.startswith(text))
+
+    assert 0 < soonest("put/fc1/weight") < soonest("put/fc2/weight") < SPAN
+    assert soonest("put/host0/grad/fc1/weight") < soonest("put/host0/grad/fc3/weight") < 2 * SPAN
+
+
+def test_weights_of_the_next_iteration_overtake_gradients_that_are_needed_later() -> None:
+    plan = compile_plan(parts("data")["host0"])
+    weight, soon, late = 0, 1, 2
+    deadlines = {weight: SPAN // 2, soon: SPAN + SPAN // 4, late: 2 * SPAN - 1}
+    puts = dict.fromkeys(deadlines, "host1")
+    core = HostCore(plan, arrivals=[], puts=puts, deadlines=deadlines, slots=9)
+    order = sorted((late, soon, core.size + weight), key=core._urgent)
+    assert order == [soon, core.size + weight, late]
+    assert core._urgent(late) % core.size == late
+    assert core._urgent(late) & TOKEN == late
