@@ -184,7 +184,7 @@ def test_a_value_that_no_slot_is_free_for_is_a_bug() -> None:
 
 
 def test_what_the_next_forward_needs_first_is_sent_first() -> None:
-    """Though a transposed weight could be computed at any time, and gradients are there later."""
+    """Though a transposed weight could be computed at any time."""
     part = parts("data")["host0"]
     deadlines = {channel.op: channel.deadline for channel in channels_of(part, "host0")[1]}
 
@@ -192,7 +192,7 @@ def test_what_the_next_forward_needs_first_is_sent_first() -> None:
         return min(when for op, when in deadlines.items() if when and op.startswith(text))
 
     assert 0 < soonest("put/fc1/weight") < soonest("put/fc2/weight") < SPAN
-    assert soonest("put/host0/grad/fc1/weight") < soonest("put/host0/grad/fc3/weight") < 2 * SPAN
+    assert SPAN <= soonest("put/host0/grad/fc1/weight") < 2 * SPAN
 
 
 def test_weights_of_the_next_iteration_overtake_gradients_that_are_needed_later() -> None:
