@@ -36,6 +36,7 @@ from purine.recipe import Settings, make_step
 from purine.runtime.checkpoint import LARGEST
 from purine.runtime.feeding import batch_of, data_ops, read_stream
 from purine.solvers import SOLVERS, Rate, parse_rate
+from purine.transports.processes import rank_and_size
 from purine.zoo import NETS
 
 __all__ = ["JobPlan", "iterations_of", "make_plan", "measuring", "open_for", "rate_of"]
@@ -247,7 +248,19 @@ def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
         precision=placing.low_precision(job),
         form=job.layout or ("auto" if "cuda" in job.devices else None),
         compress=None if job.compress in (None, "none") else job.compress,
+        host=_own_host(job),
     )
+
+
+def _own_host(job: Job) -> str | None:
+    """The host of this process, if it builds its own part of the step alone.
+
+    Compiled steps are built whole. So are those with residuals, which belong to pairs of hosts.
+    """
+    rank, size = rank_and_size()
+    host, hosts = f"host{rank}", {location.host for location in placing.locations_of(job)}
+    whole = "cuda" in job.devices or job.compile or job.compress in ("int8", "topk")
+    return host if size == len(hosts) > 1 and host in hosts and not whole else None
 
 
 def _caffe_solver(job: Job, caffe: CaffeSolver, rate: Rate) -> CaffeSolver:

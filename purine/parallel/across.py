@@ -112,10 +112,12 @@ class HostReplicas:
             self.parts.append(Part(replica(number), start, size, self.whole, number, located=at))
             start += size
         self.joined = joined_of(self.base, self.halves[0])
-        apart = not self.joined.ops and all(
-            len({place.host for place in onto}) == 1 for onto in places
-        )
+        one = all(step is self.base for step in self.steps)
+        apart = one and all(len({place.host for place in onto}) == 1 for onto in places)
+        apart = apart and not self.joined.ops
         self.only = only if apart else None
+        first = self.own[0]  # with `only`, a replica is on one host
+        self.shown = [part for part in self.parts if self.shows(part.located(first).host)]
         self.builder = Builder()
         self.group = cache(self._group)
         self.hosts = cache(self._hosts)
@@ -146,15 +148,18 @@ class HostReplicas:
     # What is reduced together, and where.
 
     @cached_property
+    def gradients(self) -> dict[str, str]:
+        """By whole parameter its gradient, as each replica has it."""
+        units = {unit for cut in self.cuts.values() for unit in cut.units}
+        known = {p: g for p, g in self.halves[0].gradients.items() if p not in units}
+        known |= {cut.parameter: cut.gradient for cut in self.cuts.values()}
+        return {p: g for p, g in known.items() if g not in self.joined.blobs}
+
+    @cached_property
     def buckets(self) -> list[tuple[str, ...]]:
         """The parameters in the order of their gradients: each alone, or several small ones."""
-        base, halves = self.base, self.halves[0]
-        rank = {name: k for k, op in enumerate(halves.batch) for name in op.outputs}
-        gradients = {**halves.gradients}
-        for cut in self.cuts.values():
-            gradients = {p: g for p, g in gradients.items() if p not in cut.units}
-            gradients[cut.parameter] = cut.gradient
-        self.gradients = {p: g for p, g in gradients.items() if g not in self.joined.blobs}
+        base = self.base
+        rank = {name: k for k, op in enumerate(self.halves[0].batch) for name in op.outputs}
         buckets: list[tuple[str, ...]] = []
         waiting: dict[Location, list[str]] = {}
         for parameter in sorted(self.gradients, key=lambda p: rank[self.gradients[p]]):
@@ -212,7 +217,7 @@ class HostReplicas:
             if name not in batch and name not in made:
                 builder.add(replace(blob, location=homes[name]))
         for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
-            if self.shows(next(iter(self._hosts_of(part)))):
+            if part in self.shown:
                 joined = self.joined if step is self.base else joined_of(step, own)
                 reads = {p: self._joined(p, part) for p in self.cuts}
                 add_part(builder, step, own, part, reads, joined)
@@ -229,9 +234,6 @@ class HostReplicas:
         self._add_outputs(copied)
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
-
-    def _hosts_of(self, part: Part) -> dict[str, None]:
-        return dict.fromkeys(part.located(location).host for location in self.own)
 
     def _homes(self) -> dict[str, Location]:
         """Where everything that there is once is: what belongs to a parameter is at its owner."""
@@ -468,8 +470,7 @@ class HostReplicas:
             like = replace(following, location=self.base.blobs[following.name].location)
             self._reduce([like], following.name, following.location, "tree")
         else:
-            first = [part for part in self.parts if self.shows(next(iter(self._hosts_of(part))))]
-            add_next(self.builder, following, first[:1])
+            add_next(self.builder, following, self.shown[:1])
 
     def _add_outputs(self, copied: frozenset[str]) -> None:
         base, borders = self.base, set(self.halves[0].gradients.values())
@@ -478,5 +479,4 @@ class HostReplicas:
             blob = base.blobs[name]
             self._reduce([blob], name, self.parts[0].located(blob.location), "tree")
         rest = copied.difference(borders, scalars)
-        shown = [part for part in self.parts if self.shows(next(iter(self._hosts_of(part))))]
-        add_outputs(self.builder, base, rest, shown)
+        add_outputs(self.builder, base, rest, self.shown)

@@ -478,12 +478,12 @@ class Run:
 
     def _refuse_inputs(self) -> None:
         """Refuse to step a graph with inputs; its states can be read and set all the same."""
-        for name in self.graph.inputs:
+        for name in self._part.inputs:
             raise ConfigError(
                 f"nothing makes blob {name!r}",
                 blob=self.graph.blobs[name],
                 expected="a step whose batches come from a Data op",
-                found=f"inputs {', '.join(self.graph.inputs)}",
+                found=f"inputs {', '.join(self._part.inputs)}",
                 remedy="let the net begin with a Data op, or feed it: "
                 f"pu.compute(graph, {{{name!r}: ...}})",
             )
@@ -508,7 +508,7 @@ def _refuse_hosts(graph: Graph, world: World | None) -> None:
             found="one process",
             remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
         )
-    if world is not None and set(hosts) != set(world.hosts):
+    if world is not None and not set(hosts) <= set(world.hosts):
         raise ConfigError(
             "the step is not on the hosts that were started",
             expected="devices of " + ", ".join(world.hosts),

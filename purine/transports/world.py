@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from time import perf_counter_ns
 
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from purine import errors
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.graph import Graph, to_text
+from purine.graph.names import origin_of
+from purine.lowering.hosts import channels_of, hosts_of, part_of
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 
@@ -81,13 +83,23 @@ class World(ABC):
     def compare_step(self, step: Graph) -> None:
         """Raise `ConfigError` on all hosts if two of them have different steps.
 
-        The error shows for both the first node that the other one does not have.
+        The error shows for both the first node that the other one does not have. Steps that hosts
+        have built for themselves alone are the same if replicas and updates are, and if hosts send
+        what others expect.
         """
         digests = self.all_gather(step.digest)
         first, *others = self.hosts
         other = next((host for host in others if digests[host] != digests[first]), None)
         if other is None:
             return
+        templates = self.all_gather(_hashed(_template(step)))
+        if len(set(templates.values())) == 1 and self.host in hosts_of(step):
+            exchanged = self.all_gather(json.dumps(_exchanged(step, self.host)))
+            fits = {host: json.loads(text) for host, text in exchanged.items()}
+            if all(
+                fits[one].get(two) == fits[two].get(one) for one in self.hosts for two in self.hosts
+            ):
+                return
         lines = to_text(step).splitlines()
         hashes = [hashlib.sha256(line.encode()).hexdigest()[:16] for line in lines]
         known = self.all_gather(" ".join(hashes))
@@ -178,6 +190,34 @@ def value_lost(
         remedy="start the job again with --resume: the last checkpoint is intact; if it happens "
         "again, try another transport",
     )
+
+
+def _hashed(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _template(step: Graph) -> list[str]:
+    """What all hosts have of a step: its states, and the ops of a replica and of updates."""
+    lines = {f"{state.read} {state.filler} {state.lr_mult}" for state in step.states.values()}
+    for op in step.ops.values():
+        origin = origin_of(op)
+        if origin.role not in ("copy", "reduce"):
+            settings = {key: value for key, value in op.attributes.items() if key != "offset"}
+            types = [step.blobs[name].type_text for name in op.outputs if name]
+            lines.add(f"{op.name.removeprefix(origin.parts)} {op.kind} {settings} {types}")
+    return sorted(lines)
+
+
+def _exchanged(step: Graph, host: str) -> dict[str, str]:
+    """By peer a hash of what goes between a host and that peer."""
+    incoming, outgoing = channels_of(part_of(step, host), host)
+    lines: dict[str, list[str]] = {}
+    for channel in (*incoming, *outgoing):
+        peer = channel.target if channel.source == host else channel.source
+        form = "signal" if channel.blob is None else channel.blob.type_text
+        text = f"{channel.source} {channel.target} {channel.number} {form}"
+        lines.setdefault(peer, []).append(f"{text} {channel.op.removeprefix('put/')}")
+    return {peer: _hashed(sorted(texts)) for peer, texts in lines.items()}
 
 
 def _difference(name: str, found: Mapping[str, str]) -> ConfigError:

@@ -421,3 +421,42 @@ def test_a_host_that_dies_or_hangs_is_named(transport: str, number: signal.Signa
         for process in (one, other):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("topology", ["sharded", "tree", "ring"])
+def test_hosts_that_build_their_own_part_alone_train_as_one_device(
+    topology: str, tmp_path: Path
+) -> None:
+    hosts = ("host0", "host1", "host2", "host3")
+    scheme = {"data": 4, "topology": topology}
+    steps = {host: own_step(host, "host0-3:cpu:0", **scheme) for host in hosts}
+
+    def work(world: InprocWorld) -> Trained:
+        step = steps[world.host]
+        with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
+            losses = [result.loss for result in run.steps(5)]
+            run.save(tmp_path)
+            return Trained(losses, dict(pu.parallel.gather_values(step, run.states())))
+
+    for found in on_hosts(work, hosts=hosts, delay=0.001):
+        assert isinstance(found, Trained), found
+        agree(found, serial())
+    saved = checkpoint.load(tmp_path).values
+    assert saved.keys() == serial().states.keys()
+
+
+def own_step(host: str, devices: str, **scheme: object) -> Graph:
+    return pu.compose(net(), solver=solver, devices=devices, clip=0.5, host=host, **scheme)
+
+
+def test_hosts_whose_own_parts_do_not_fit_do_not_start() -> None:
+    units = {"host0": 1 << 18, "host1": 1 << 16}
+    steps = {host: own_step(host, "host0-1:cpu:0", data=2, unit=units[host]) for host in HOSTS}
+
+    def work(world: InprocWorld) -> None:
+        step = steps[world.host]
+        pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world)
+
+    for error in on_hosts(work):
+        assert isinstance(error, ConfigError), error
+        assert "differ in their step" in str(error)
