@@ -73,12 +73,15 @@ class Exchange:
         self._clock = clock
         self.incoming, self.outgoing = channels_of(graph, host)
         self.kernels: dict[str, Kernel] = {}
-        """The kernels of the puts and arrivals."""
+        """The kernels of the puts, arrivals and fences."""
         self._versions = {channel.op: [0] for channel in (*self.incoming, *self.outgoing)}
         """The iteration for which the kernel of an op is about to be called."""
         family = families(graph)
         kept = {family[name] for name in graph.outputs}
         kept |= {family[state.next] for state in graph.states.values()}
+        for op in graph.ops.values():
+            if op.kind == "Fence":
+                self.kernels[op.name] = _nothing
         for channel in self.outgoing:
             self.kernels[channel.op] = self._putting(channel)
         for channel in self.incoming:
@@ -251,3 +254,8 @@ class Exchange:
             return value.clone() if keep else value
 
         return kernel
+
+
+def _nothing() -> tuple[Tensor, ...]:
+    """A fence only waits."""
+    return ()

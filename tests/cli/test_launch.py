@@ -144,9 +144,15 @@ def test_torchrun_starts_a_run_with_a_killed_host_again(whole: Path, tmp_path: P
     assert same_bits(out, whole)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("transport", "number", "victim"),
+    [
+        ("shm", signal.SIGKILL, 1),
+        ("shm", signal.SIGSTOP, 0),
+        ("tcp", signal.SIGKILL, 0),
+        ("tcp", signal.SIGSTOP, 1),
+    ],
+)
 def test_all_hosts_end_within_ten_seconds_of_a_loss(
     transport: str, number: signal.Signals, victim: int, tmp_path: Path
 ) -> None:
