@@ -114,11 +114,8 @@ def load_profile(path: str | Path) -> Profile:
             else:
                 values[key] = type(values[key])(value)
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"the machine profile {str(path)!r} cannot be used",
-            where=path,
-            expected=f"a YAML file with numbers for some of {', '.join(values)}",
-            found=in_a_line(error),
-            remedy="write rates as {flops: 1e11, bytes: 1e10, overhead: 0}, the rest as numbers",
-        ) from error
+        what = f"the machine profile {str(path)!r} cannot be used"
+        expected = f"a YAML file with numbers for some of {', '.join(values)}"
+        remedy = "write rates as {flops: 1e11, bytes: 1e10, overhead: 0}, the rest as numbers"
+        raise ConfigError(what, expected, in_a_line(error), remedy, where=path) from error
     return Profile(**values)

@@ -188,9 +188,8 @@ def _generators() -> tuple[object, ...]:
 
 
 def _drawing(op: Op, found: str, remedy: str) -> KindError:
-    what = "draws random numbers that no seed decides"
     expected = "random numbers that are the same for the same seed of the run"
-    return op_error(op, what, expected, found, remedy)
+    return op_error(op, "draws random numbers that no seed decides", expected, found, remedy)
 
 
 def _writing(op: Op, blob: str, found: str, remedy: str) -> KindError:

@@ -78,8 +78,7 @@ def _refuse(
     if not weights:
         expected = "at least one op of a loss kind, or losses= naming scalar blobs"
         found = "kinds " + ", ".join(sorted({op.kind for op in net.ops.values()}))
-        remedy = "add for example a SoftmaxLoss"
-        raise GraphError("the net has no loss", expected=expected, found=found, remedy=remedy)
+        raise GraphError("the net has no loss", expected, found, "add for example a SoftmaxLoss")
     for name in (*weights, *wrt):
         if name not in net.blobs:
             what = f"there is no blob {name!r} to take the gradient of"
@@ -192,13 +191,11 @@ class _Walk:
         try:
             joint = _joint_of(op, specs, wanted)
         except Exception as error:
-            raise GraphError(
-                f"op {op.name!r} ({op.kind}) at {op.location} cannot be differentiated",
-                op=op,
-                expected="a kind that torch can differentiate, or one with a rule of its own",
-                found=(str(error).strip().splitlines() or [type(error).__name__])[0],
-                remedy="put a StopGradient before it, or add a rule to registry.gradient.RULES",
-            ) from error
+            what = f"op {op.name!r} ({op.kind}) at {op.location} cannot be differentiated"
+            expected = "a kind that torch can differentiate, or one with a rule of its own"
+            found = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            remedy = "put a StopGradient before it, or add a rule to registry.gradient.RULES"
+            raise GraphError(what, expected, found, remedy, op=op) from error
         values = dict(enumerate(op.inputs))
         read = {number for call in (*joint.forward, *joint.backward) for number in call.inputs}
         named = {

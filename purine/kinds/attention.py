@@ -167,13 +167,10 @@ def attention(
     """
     name = x.net.builder.fresh(name or "attention")
     if len(x.shape) != 3 or heads < 1 or x.shape[2] % heads:
-        raise KindError(
-            f"layer {name!r} cannot cut blob {x.name!r} into {heads} heads",
-            blob=x.name,
-            expected="a blob [N, T, C] where C is a multiple of the heads",
-            found=f"size {list(x.shape)}, {heads} heads",
-            remedy="change heads, or the width of the blob",
-        )
+        what = f"layer {name!r} cannot cut blob {x.name!r} into {heads} heads"
+        expected = "a blob [N, T, C] where C is a multiple of the heads"
+        remedy = "change heads, or the width of the blob"
+        raise KindError(what, expected, f"size {list(x.shape)}, {heads} heads", remedy, blob=x.name)
     width = x.shape[2]
     layer = partial(inner_product, axis=2, bias=bias)
     qkv = layer(x, 3 * width, name=f"{name}/qkv", weight_filler=weight_filler)

@@ -165,14 +165,12 @@ def refuse_parts(graph: Graph, scheme: str) -> None:
     """Raise `GraphError` for a step with a gradient rule that needs the whole batch."""
     for op in graph.ops.values():
         if op.kind == CUSTOM_GRADIENT and needs_whole_batch(rule_of(op), _count(op)):
-            raise GraphError(
-                f"the gradient rule of op {op.name!r} needs the whole batch",
-                op=op,
-                expected=f"rules that scale gradients sample by sample, for {scheme}",
-                found="ops " + ", ".join(each.kind for each in rule_of(op).ops.values()),
-                remedy="train on the whole batch, or write the backward so that it is linear in "
-                "the gradient and keeps samples apart",
-            )
+            what = f"the gradient rule of op {op.name!r} needs the whole batch"
+            expected = f"rules that scale gradients sample by sample, for {scheme}"
+            found = "ops " + ", ".join(each.kind for each in rule_of(op).ops.values())
+            remedy = "train on the whole batch, or write the backward so that it is linear in "
+            remedy += "the gradient and keeps samples apart"
+            raise GraphError(what, expected, found, remedy, op=op)
 
 
 def add_custom_gradient(

@@ -117,13 +117,11 @@ def refuse_fused(graph: Graph, transform: str) -> None:
     """Raise `GraphError` for a graph with a fused op."""
     for op in graph.ops.values():
         if op.kind == FUSED:
-            raise GraphError(
-                f"the graph has a fused op, {op.name!r}",
-                op=op,
-                expected=f"a step whose ops {transform} can tell apart",
-                found=f"{len(_body(str(op.attributes['body'])).ops)} ops in one",
-                remedy="use fuse last, behind all other transforms",
-            )
+            what = f"the graph has a fused op, {op.name!r}"
+            expected = f"a step whose ops {transform} can tell apart"
+            found = f"{len(_body(str(op.attributes['body'])).ops)} ops in one"
+            remedy = "use fuse last, behind all other transforms"
+            raise GraphError(what, expected, found, remedy, op=op)
 
 
 @lru_cache(maxsize=64)

@@ -186,12 +186,9 @@ def register(kind: Kind) -> Kind:
     """Add a kind to the registry."""
     first = REGISTERED.get(kind.name)
     if first is not None and not _redefines(kind, first):
-        raise ConfigError(
-            f"there is a kind {kind.name!r} already",
-            expected="a name that no other kind has",
-            found=f"{kind.name!r} of {getattr(first.function, '__module__', 'purine')}",
-            remedy="rename the function",
-        )
+        what = f"there is a kind {kind.name!r} already"
+        found = f"{kind.name!r} of {getattr(first.function, '__module__', 'purine')}"
+        raise ConfigError(what, "a name that no other kind has", found, "rename the function")
     if first is not None:
         global _generation
         _generation += 1
@@ -276,12 +273,10 @@ def opaque(fake: Callable[..., Tensor]) -> Callable[[F], F]:
 def signature_of(function: Kernel) -> tuple[tuple[str, ...], int, bool, dict[str, Attr]]:
     """The inputs, how many of them are optional, whether more may follow, and the attributes."""
     if not inspect.isfunction(function) or not function.__name__.isidentifier():
-        raise ConfigError(
-            f"{shown(function)} cannot be a kind",
-            expected="a function of tensors that has a name",
-            found=getattr(function, "__name__", shown(function)),
-            remedy="define it with def, with the decorator @kind above",
-        )
+        what = f"{shown(function)} cannot be a kind"
+        found = getattr(function, "__name__", shown(function))
+        remedy = "define it with def, with the decorator @kind above"
+        raise ConfigError(what, "a function of tensors that has a name", found, remedy)
     try:
         hints = typing.get_type_hints(function)
     except Exception as error:

@@ -30,11 +30,8 @@ def lookup(op: Op) -> Kind:
     if known is None:
         known = kinds().get(op.kind) or sized.kind_of(op.kind)
     if known is None:
-        raise KindError(
-            f"op {op.name!r} at {op.location} is of unknown kind {op.kind!r}",
-            op=op,
-            expected="a named kind, or an ATen overload such as aten.relu or aten.add.Tensor",
-            found=repr(op.kind),
-            remedy=nearest_names(op.kind, REGISTERED, "see `purine show --kinds`", cutoff=0.5),
-        )
+        what = f"op {op.name!r} at {op.location} is of unknown kind {op.kind!r}"
+        expected = "a named kind, or an ATen overload such as aten.relu or aten.add.Tensor"
+        remedy = nearest_names(op.kind, REGISTERED, "see `purine show --kinds`", cutoff=0.5)
+        raise KindError(what, expected, repr(op.kind), remedy, op=op)
     return known

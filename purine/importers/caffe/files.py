@@ -91,8 +91,7 @@ class NamedSource:
         return Stored(kind, path, {k: v for k, v in options.items() if v is not None})
 
     def _error(self, what: str, expected: str, found: str, remedy: str) -> DataError:
-        where, op = self.where, self.layer
-        return DataError(what, where=where, op=op, expected=expected, found=found, remedy=remedy)
+        return DataError(what, expected, found, remedy, where=self.where, op=self.layer)
 
     def _listed_at(self, path: Path, roots: Sequence[Path]) -> str | None:
         """Where the names in a list begin: the only root, or the first if it has what is listed.

@@ -197,5 +197,4 @@ def _mistyped(entry: Entry, file: str, expected: str, names: Sequence[str] = ())
 def _error(
     entry: Entry, file: str, what: str, expected: str, found: str, remedy: str
 ) -> FormatError:
-    where = f"{file}:{entry.line}"
-    return FormatError(what, where=where, expected=expected, found=found, remedy=remedy)
+    return FormatError(what, expected, found, remedy, where=f"{file}:{entry.line}")

@@ -89,11 +89,10 @@ def read_mean(path: Path) -> Tensor:
     if len(shape) == 4 and shape[0] == 1:
         shape = shape[1:]
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(values):
-        what = "the file holds no mean image"
         expected = "as many values as one image has, [channels, height, width]"
         actual = f"{len(values)} values of shape {list(shape)}"
         remedy = "make the file again with compute_image_mean"
-        raise FormatError(what, where=path, expected=expected, found=actual, remedy=remedy)
+        raise FormatError("the file holds no mean image", expected, actual, remedy, where=path)
     return torch.from_numpy(values.reshape(shape))
 
 
@@ -111,9 +110,8 @@ def write_weights(
             size += value.numel() * value.element_size()
             if size > _LARGEST:
                 what = "the net is too large for a caffemodel"
-                expected = f"at most {_LARGEST:,} bytes"
                 remedy = "write a checkpoint instead"
-                raise ConfigError(what, where=path, expected=expected, found="more", remedy=remedy)
+                raise ConfigError(what, f"at most {_LARGEST:,} bytes", "more", remedy, where=path)
             blob = entry.blobs.add()
             blob.shape.dim.extend(slot.shape)
             field = blob.double_data if value.dtype == torch.float64 else blob.data

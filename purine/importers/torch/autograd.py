@@ -155,12 +155,10 @@ def run_backward(original: AnyFunction) -> AnyFunction:
     def run(*given: object, **named: object) -> object:
         if current() is None:
             return original(*given, **named)
-        raise refusal(
-            "the forward or the loss takes a gradient itself",
-            "a forward and a loss whose gradients are taken once, by backward",
-            "torch.autograd.grad, torch.func.grad or Tensor.backward",
-            "write out this gradient with operations on tensors",
-        )
+        expected = "a forward and a loss whose gradients are taken once, by backward"
+        found = "torch.autograd.grad, torch.func.grad or Tensor.backward"
+        remedy = "write out this gradient with operations on tensors"
+        raise refusal("the forward or the loss takes a gradient itself", expected, found, remedy)
 
     return run
 
@@ -178,14 +176,12 @@ def refuse_backward_hooks(module: nn.Module) -> None:
 def _refuse_backward_hooks(owner: str, holder: object, prefix: str = "") -> None:
     for table in ("_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(holder, prefix + table).values():
-            raise GraphError(
-                f"{owner} a backward hook, {hook_name(hook)!r}",
-                where=definition_line(hook),
-                expected="modules without backward hooks",
-                found="register_full_backward_hook or register_full_backward_pre_hook",
-                remedy="remove the hook; to change a gradient, register a hook on a tensor in "
-                "forward, or use a torch.autograd.Function",
-            )
+            what = f"{owner} a backward hook, {hook_name(hook)!r}"
+            expected = "modules without backward hooks"
+            found = "register_full_backward_hook or register_full_backward_pre_hook"
+            remedy = "remove the hook; to change a gradient, register a hook on a tensor in "
+            remedy += "forward, or use a torch.autograd.Function"
+            raise GraphError(what, expected, found, remedy, where=definition_line(hook))
 
 
 def hooked_parameters(module: nn.Module) -> dict[str, list[Hook]]:
@@ -198,10 +194,8 @@ def hooked_parameters(module: nn.Module) -> dict[str, list[Hook]]:
 
 
 def _accumulate_hook(owner: str, hook: object, where: str | None) -> GraphError:
-    return GraphError(
-        f"{owner} has a hook {hook_name(hook)!r} that runs after the backward",
-        where=where or definition_line(hook),
-        expected="parameters that only a solver changes, by the gradients of the net",
-        found="register_post_accumulate_grad_hook",
-        remedy="remove the hook, and let a solver or a transform of the step do its work",
-    )
+    what = f"{owner} has a hook {hook_name(hook)!r} that runs after the backward"
+    expected = "parameters that only a solver changes, by the gradients of the net"
+    found = "register_post_accumulate_grad_hook"
+    remedy = "remove the hook, and let a solver or a transform of the step do its work"
+    return GraphError(what, expected, found, remedy, where=where or definition_line(hook))

@@ -60,24 +60,20 @@ def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[st
         names = [key for key in example if key not in targets] if inputs is None else list(inputs)
         missing = [key for key in (*names, *targets) if key not in example]
         if missing:
-            raise ConfigError(
-                f"the example has no {', '.join(missing)}",
-                expected=f"items {', '.join((*names, *targets))}",
-                found=", ".join(map(str, example)) or "no items",
-                remedy="name the items of the example in inputs= and targets=",
-            )
+            what = f"the example has no {', '.join(missing)}"
+            found = ", ".join(map(str, example)) or "no items"
+            remedy = "name the items of the example in inputs= and targets="
+            raise ConfigError(what, f"items {', '.join((*names, *targets))}", found, remedy)
         items = [example[key] for key in (*names, *targets)]
     else:
         items = list(example) if isinstance(example, tuple | list) else [example]
         names = _input_names(len(items) - len(targets)) if inputs is None else list(inputs)
         if not names or len(items) != len(names) + len(targets):
-            raise ConfigError(
-                f"the example has {len(items)} items",
-                expected=f"inputs {', '.join(names) or '(one or more)'}, then targets "
-                f"{', '.join(targets) or '(none)'}",
-                found=f"{len(items)} items",
-                remedy="pass inputs= and targets= with a name for each item",
-            )
+            what = f"the example has {len(items)} items"
+            expected = f"inputs {', '.join(names) or '(one or more)'}, then targets "
+            expected += f"{', '.join(targets) or '(none)'}"
+            remedy = "pass inputs= and targets= with a name for each item"
+            raise ConfigError(what, expected, f"{len(items)} items", remedy)
     named = zip((*names, *targets), items, strict=True)
     tensors = _checked(leaf for name, item in named for leaf in leaves_of(item, name))
     # The forms of the items: a module must not hold the example's tensors.

@@ -312,13 +312,11 @@ def _compared(sign: str, draw: _Draw, other: object) -> bool | None:
 
 
 def _refuse_draw() -> NoReturn:
-    raise refusal(
-        "the forward takes its path, or a Python number, from a random number",
-        "a trace that is right for every number that is drawn",
-        code_at(user_line()) or "a number that is drawn anew in each step",
-        "set the probability (such as layerdrop) to 0; or keep the number a tensor and "
-        "compute both ways: torch.where(torch.rand([]) < p, a, b)",
-    )
+    what = "the forward takes its path, or a Python number, from a random number"
+    found = code_at(user_line()) or "a number that is drawn anew in each step"
+    remedy = "set the probability (such as layerdrop) to 0; or keep the number a tensor and "
+    remedy += "compute both ways: torch.where(torch.rand([]) < p, a, b)"
+    raise refusal(what, "a trace that is right for every number that is drawn", found, remedy)
 
 
 def _watched_draw(source: ModuleType, original: AnyFunction) -> AnyFunction:

@@ -139,9 +139,7 @@ class Emitter:
         """The error that a node cannot become an op."""
         name = self.name_of(node) if isinstance(node.target, OpOverload) else node.name
         what = f"operation {name!r} of the module cannot become an op"
-        return GraphError(
-            what, where=source_of(node), op=name, expected=expected, found=found, remedy=remedy
-        )
+        return GraphError(what, expected, found, remedy, where=source_of(node), op=name)
 
 
 Handler: TypeAlias = Callable[[Emitter, Node], bool]

@@ -172,21 +172,16 @@ def _named_forward(function: AnyFunction) -> AnyFunction:
 def _checked_losses(losses: object) -> dict[str, Tensor]:
     reported = losses if isinstance(losses, Mapping) else {LOSS: losses}
     if LOSS not in reported:
-        raise ConfigError(
-            "the loss function gives no loss",
-            expected=f"a scalar tensor, or a mapping of scalars with {LOSS!r} among them",
-            found=", ".join(map(str, reported)) or "nothing",
-            remedy=f"call one of the results {LOSS!r}",
-        )
+        expected = f"a scalar tensor, or a mapping of scalars with {LOSS!r} among them"
+        found = ", ".join(map(str, reported)) or "nothing"
+        remedy = f"call one of the results {LOSS!r}"
+        raise ConfigError("the loss function gives no loss", expected, found, remedy)
     for name, value in reported.items():
         if not isinstance(value, Tensor) or value.ndim != 0:
             form = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(
-                f"the loss function gives {name!r}, which is no scalar",
-                expected="scalar tensors",
-                found=f"{name}: {form}",
-                remedy="take the mean over the batch",
-            )
+            what = f"the loss function gives {name!r}, which is no scalar"
+            remedy = "take the mean over the batch"
+            raise ConfigError(what, "scalar tensors", f"{name}: {form}", remedy)
     return dict(reported)
 
 
@@ -251,21 +246,15 @@ def _untraced(module: nn.Module, error: Exception) -> GraphError:
     """The error that a trace failed."""
     where = error_line(error)
     if isinstance(error, GuardOnDataDependentSymNode):
-        return GraphError(
-            f"the path of module {type(module).__name__} depends on the values of tensors",
-            where=where,
-            expected="a forward and a loss that take one path whatever the values are",
-            found=code_at(where) or first_line(error),
-            remedy="compute both ways and choose with torch.where(condition, a, b), not with if; "
-            "use tensors in place of .item(), .tolist() and int() of them",
-        )
-    return GraphError(
-        f"module {type(module).__name__} cannot be traced",
-        where=where,
-        expected="a forward and a loss that torch.export can follow",
-        found=first_line(error),
-        remedy="write this line with operations on tensors alone, or without what fails there",
-    )
+        what = f"the path of module {type(module).__name__} depends on the values of tensors"
+        expected = "a forward and a loss that take one path whatever the values are"
+        remedy = "compute both ways and choose with torch.where(condition, a, b), not with if; "
+        remedy += "use tensors in place of .item(), .tolist() and int() of them"
+        return GraphError(what, expected, code_at(where) or first_line(error), remedy, where=where)
+    what = f"module {type(module).__name__} cannot be traced"
+    expected = "a forward and a loss that torch.export can follow"
+    remedy = "write this line with operations on tensors alone, or without what fails there"
+    return GraphError(what, expected, first_line(error), remedy, where=where)
 
 
 def _refuse_failing(module: nn.Module, loss: AnyFunction, batch: Batch) -> None:
@@ -282,10 +271,8 @@ def _refuse_failing(module: nn.Module, loss: AnyFunction, batch: Batch) -> None:
             remedy = _mend_loss(outputs, targets)
             _called(loss, outputs, *targets)
     except Exception as error:
-        where, actual = error_line(error), first_line(error)
-        raise ConfigError(
-            what, where=where, expected=expected, found=actual, remedy=remedy
-        ) from error
+        actual = first_line(error)
+        raise ConfigError(what, expected, actual, remedy, where=error_line(error)) from error
 
 
 def _mend_loss(outputs: object, targets: Sequence[object]) -> str:

@@ -163,13 +163,11 @@ class Translation:
     def _constant(self, target: str, node: Node) -> str:
         value = self.program.exported.constants[target]
         if not isinstance(value, Tensor):
-            raise refusal(
-                f"the module uses a {type(value).__name__} of its own",
-                "parameters, buffers, tensors and plain numbers",
-                f"a {type(value).__name__} that operations are given",
-                "leave out generator=: random numbers are drawn by the seed of a run",
-                node=next(iter(node.users), node),
-            )
+            what = f"the module uses a {type(value).__name__} of its own"
+            expected = "parameters, buffers, tensors and plain numbers"
+            found = f"a {type(value).__name__} that operations are given"
+            remedy = "leave out generator=: random numbers are drawn by the seed of a run"
+            raise refusal(what, expected, found, remedy, node=next(iter(node.users), node))
         value = value.detach()
         first = name = own_name(target)
         numbers = count(1)
@@ -267,26 +265,21 @@ class Translation:
         results = node.meta.get("val")
         for source in node.all_input_nodes:
             if _is_symbol(source.meta.get("val")) and results is not None:  # None: an assertion
-                raise refusal(
-                    "the module or its loss computes with a number that it reads from a tensor",
-                    "a forward and a loss that do not depend on the values of tensors",
-                    ".item(), or float() or int() of a tensor",
-                    "replace .item() by tensors: write x.mean(), not x.mean().item()",
-                    node=source,
-                )
+                what = "the module or its loss computes with a number that it reads from a tensor"
+                expected = "a forward and a loss that do not depend on the values of tensors"
+                found = ".item(), or float() or int() of a tensor"
+                remedy = "replace .item() by tensors: write x.mean(), not x.mean().item()"
+                raise refusal(what, expected, found, remedy, node=source)
         for value in results if isinstance(results, tuple | list) else (results,):
             if isinstance(value, Tensor) and any(map(_is_symbol, value.shape)):
                 name = self.emitter.name_of(node)
                 shape = ", ".join("?" if _is_symbol(size) else str(size) for size in value.shape)
-                raise GraphError(
-                    f"the size of what operation {name!r} gives depends on the values of tensors",
-                    where=source_of(node),
-                    op=name,
-                    expected="sizes that follow from the shapes of the batch alone",
-                    found=f"size [{shape}]",
-                    remedy="keep all elements and let those that are not wanted count for nothing: "
-                    "torch.where(mask, x, 0) in place of x[mask], nonzero or unique",
-                )
+                what = f"the size of what operation {name!r} gives depends on the values of tensors"
+                expected = "sizes that follow from the shapes of the batch alone"
+                found = f"size [{shape}]"
+                remedy = "keep all elements and let those that are not wanted count for nothing: "
+                remedy += "torch.where(mask, x, 0) in place of x[mask], nonzero or unique"
+                raise GraphError(what, expected, found, remedy, where=source_of(node), op=name)
 
     def _clone(self, node: Node, name: str) -> None:
         self.builder.blob(name, value_of(node).shape, self.emitter.dtype_of(node))

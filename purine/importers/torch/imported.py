@@ -78,12 +78,10 @@ class Imported:
         try:
             module.load_state_dict(values)
         except RuntimeError as error:
-            raise ConfigError(
-                f"{type(module).__name__} does not take the values of the run",
-                expected="a module of the form that was imported",
-                found=in_a_line(error),
-                remedy="pass the module that was imported, or one made in the same way",
-            ) from error
+            what = f"{type(module).__name__} does not take the values of the run"
+            expected = "a module of the form that was imported"
+            remedy = "pass the module that was imported, or one made in the same way"
+            raise ConfigError(what, expected, in_a_line(error), remedy) from error
 
 
 @checked

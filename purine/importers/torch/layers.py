@@ -63,12 +63,10 @@ def _ctc_loss(
     if alone:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
     if targets.dim() != 2:
-        raise ConfigError(
-            "the loss takes the labels of all samples in one row",
-            expected="targets of ctc_loss as [N, L], a row for each sample",
-            found=f"targets {list(targets.shape)}",
-            remedy="fill the labels of a sample up to L with zeros; target_lengths tells theirs",
-        )
+        what = "the loss takes the labels of all samples in one row"
+        expected = "targets of ctc_loss as [N, L], a row for each sample"
+        remedy = "fill the labels of a sample up to L with zeros; target_lengths tells theirs"
+        raise ConfigError(what, expected, f"targets {list(targets.shape)}", remedy)
     times, counts = (
         torch.as_tensor(value, dtype=torch.int64, device=log_probs.device).reshape(-1)
         for value in (input_lengths, target_lengths)

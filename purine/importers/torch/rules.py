@@ -211,12 +211,9 @@ class HookHandle:
     """What `register_hook` returns while a module is traced: the hook is in the program already."""
 
     def remove(self) -> None:
-        raise refusal(
-            "the forward removes a hook that it registered",
-            "hooks that stay until the backward",
-            "handle.remove()",
-            "leave out both, the hook and its removal",
-        )
+        what = "the forward removes a hook that it registered"
+        remedy = "leave out both, the hook and its removal"
+        raise refusal(what, "hooks that stay until the backward", "handle.remove()", remedy)
 
 
 def _call_rule(trace: Trace, what: str, call: Callable[[], object]) -> object:
@@ -306,13 +303,10 @@ def _spread(graph: Graph, hook: Node) -> None:
     anchor = max((tensor, *needed, *placeholders), key=order.__getitem__)
     readers = [user for user in tensor.users if user not in chain]
     if any(order[user] < order[anchor] for user in readers) or any(map(is_random, chain)):
-        raise refusal(
-            f"{pulled.name!r} of a tensor reads what is computed after the tensor was used",
-            "hooks that read what is known when their tensor is",
-            "a hook that is registered too late",
-            "register the hook at once when the tensor is computed",
-            node=hook,
-        )
+        what = f"{pulled.name!r} of a tensor reads what is computed after the tensor was used"
+        expected = "hooks that read what is known when their tensor is"
+        remedy = "register the hook at once when the tensor is computed"
+        raise refusal(what, expected, "a hook that is registered too late", remedy, node=hook)
     copies: dict[Node, Node] = {}
     for node in chain:
         with graph.inserting_after(anchor):

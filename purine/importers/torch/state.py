@@ -123,26 +123,20 @@ class Buffers:
             now = part._buffers.get(name)
             if now is not buffer:
                 if now is None or (now.shape, now.dtype) != (buffer.shape, buffer.dtype):
-                    raise GraphError(
-                        f"buffer {own!r} is given a value of another form",
-                        where=where,
-                        blob=own,
-                        expected=f"{buffer.dtype} {list(buffer.shape)}, as the buffer has",
-                        found="nothing" if now is None else f"{now.dtype} {list(now.shape)}",
-                        remedy="give the buffer its final shape and dtype before the import",
-                    )
+                    what = f"buffer {own!r} is given a value of another form"
+                    expected = f"{buffer.dtype} {list(buffer.shape)}, as the buffer has"
+                    found = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
+                    remedy = "give the buffer its final shape and dtype before the import"
+                    raise GraphError(what, expected, found, remedy, where=where, blob=own)
                 with torch.no_grad():
                     buffer.copy_(now)
                 part._buffers[name] = buffer
             if buffer.requires_grad or (now is not None and now.requires_grad):
-                raise GraphError(
-                    f"buffer {own!r} is given a value that has a gradient",
-                    where=where,
-                    blob=own,
-                    expected="buffers that hold plain values: a gradient ends with its iteration",
-                    found="a value that depends on parameters",
-                    remedy=f"assign {name} what x.detach() gives, or do it under torch.no_grad()",
-                )
+                what = f"buffer {own!r} is given a value that has a gradient"
+                expected = "buffers that hold plain values: a gradient ends with its iteration"
+                found = "a value that depends on parameters"
+                remedy = f"assign {name} what x.detach() gives, or do it under torch.no_grad()"
+                raise GraphError(what, expected, found, remedy, where=where, blob=own)
 
 
 def set_attribute(original: AnyFunction) -> AnyFunction:
@@ -208,15 +202,12 @@ def refuse_written(step: nn.Module, exported: ExportedProgram) -> None:
     """Refuse a program that writes to a parameter."""
     for path in written_parameters(exported):
         name = own_name(path)
-        raise GraphError(
-            f"parameter {name!r} is changed by the module's own forward",
-            where=_owner_line(step, path),
-            blob=name,
-            expected="parameters that only a solver changes",
-            found="a write to the parameter",
-            remedy="make it a buffer, or compute with a new tensor and leave the parameter; if it "
-            "changes between modes, call the module once as module.train() before the import",
-        )
+        what = f"parameter {name!r} is changed by the module's own forward"
+        expected = "parameters that only a solver changes"
+        found = "a write to the parameter"
+        remedy = "make it a buffer, or compute with a new tensor and leave the parameter; if it "
+        remedy += "changes between modes, call the module once as module.train() before the import"
+        raise GraphError(what, expected, found, remedy, where=_owner_line(step, path), blob=name)
 
 
 def written_parameters(exported: ExportedProgram) -> list[str]:

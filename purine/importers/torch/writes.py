@@ -34,14 +34,12 @@ def refuse_hidden_writes(exported: ExportedProgram) -> None:
             for user in values.nodes[index + 1 :]
             for source in user.all_input_nodes
         ):
-            raise refusal(
-                "a value is changed in place where autograd does not see it, and is read again",
-                "writes in place that take part in the gradient, or values without one",
-                f"{write.target} through detach() or .data, or inside no_grad()",
-                "write x = x + (f(x) - x).detach(), which has the value f(x) and the gradient "
-                "of x, or move the write out of no_grad()",
-                node=write,
-            )
+            what = "a value is changed in place where autograd does not see it, and is read again"
+            expected = "writes in place that take part in the gradient, or values without one"
+            found = f"{write.target} through detach() or .data, or inside no_grad()"
+            remedy = "write x = x + (f(x) - x).detach(), which has the value f(x) and the gradient "
+            remedy += "of x, or move the write out of no_grad()"
+            raise refusal(what, expected, found, remedy, node=write)
 
 
 class _Values:
