@@ -20,7 +20,7 @@ from purine.errors import ConfigError
 from purine.graph import DTYPES, NOTHING, Attribute, Blob, Builder, Filler, Graph, Lane, Op
 from purine.nearest import nearest_name
 from purine.registry.clock import ITERATION, SEED, add_clock
-from purine.registry.kind import IMPLIED, Kind
+from purine.registry.kind import IMPLIED
 from purine.registry.lookup import lookup
 
 __all__ = ["Net", "Var"]
@@ -172,21 +172,26 @@ class Net:
         outputs = [
             NOTHING if label is None else f"{name}/{label}" if label else name for label in labels
         ]
-        known = lookup(Op(name, kind, (), ()))
+        names = tuple(variable.name for variable in inputs)
+        self.add(Op(name, kind, names, tuple(outputs), attributes or {}, lane=lane))
+        return tuple(Var(self, output) for output in outputs if output != NOTHING)
+
+    def add(self, op: Op) -> None:
+        """Add an op, with its implied inputs and blobs for its results, less default settings."""
+        known = lookup(op)
         implied = [item for item in known.inputs if item in IMPLIED]
         if implied:
             add_clock(self.builder)
-        names = (*(variable.name for variable in inputs), *implied)
-        settings = _without_defaults(known, attributes or {})
-        op = Op(name, kind, names, tuple(outputs), settings, lane=lane)
+        defaults = {key: attribute.default for key, attribute in known.attributes.items()}
+        said = {k: v for k, v in op.attributes.items() if k not in defaults or defaults[k] != v}
+        op = replace(op, inputs=(*op.inputs, *implied), attributes=said)
         for error in known.problems(op):
             raise error
         specs = infer_op(op, [spec_of(self.builder.blobs[item]) for item in op.inputs])
-        for output, spec in zip(outputs, specs, strict=True):
+        for output, spec in zip(op.outputs, specs, strict=True):
             if output != NOTHING and spec is not None:
-                self.builder.blob(output, spec.shape, spec.dtype)
+                self.builder.blob(output, spec.shape, spec.dtype, where=op.where)
         self.builder.add(op)
-        return tuple(Var(self, output) for output in outputs if output != NOTHING)
 
     @checked
     def output(self, *variables: Var) -> None:
@@ -210,8 +215,3 @@ def _wrong_size(name: str, shape: Sequence[int]) -> ConfigError:
 def _misuse(blob: str, what: str, expected: str, found: str, remedy: str) -> ConfigError:
     what = f"blob {blob!r} {what}"
     return ConfigError(what, blob=blob, expected=expected, found=found, remedy=remedy)
-
-
-def _without_defaults(kind: Kind, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    defaults = {key: attribute.default for key, attribute in kind.attributes.items()}
-    return {k: v for k, v in attributes.items() if k not in defaults or defaults[k] != v}

@@ -139,8 +139,8 @@ def _text(path: str | os.PathLike[str]) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        where = f"{source}:{data.count(bytes([10]), 0, error.start) + 1}"
         what, expected = "the file is not UTF-8 text", "a definition in text form"
         byte = f"the byte 0x{data[error.start]:02x} at offset {error.start}"
         remedy = "name a prototxt file, and give binary files as weights"
-        raise FormatError(what, where=where, expected=expected, found=byte, remedy=remedy) from None
+        where = f"{source}:{data.count(bytes([10]), 0, error.start) + 1}"
+        raise FormatError(what, expected, byte, remedy, where=where) from None

@@ -24,8 +24,7 @@ from purine.importers import HasStates
 from purine.importers.caffe.definition import Definition, read_definition, read_solver
 from purine.importers.caffe.files import NamedSource, located
 from purine.importers.caffe.layer import Options, Scope
-from purine.importers.caffe.net import NetState, build, layers_of
-from purine.importers.caffe.schema import Node
+from purine.importers.caffe.net import build, layers_of
 from purine.importers.caffe.solver import CaffeSolver
 from purine.importers.caffe.weights import StoredLayer, read_mean, read_weights, write_weights
 from purine.optimize import evaluation
@@ -107,10 +106,9 @@ class Imported:
         train, test = self._stored(root)
         if test is not None and train.kind != test.kind:
             what = f"{self.name!r} trains and tests on data of two kinds"
-            where = self.test_sources[0].where
             expected, kinds = f"{train.kind} in both phases", f"{train.kind} and {test.kind}"
-            remedy = "name data in one form with --data"
-            raise DataError(what, where=where, expected=expected, found=kinds, remedy=remedy)
+            remedy, where = "name data in one form with --data", self.test_sources[0].where
+            raise DataError(what, expected, kinds, remedy, where=where)
         parts = [str(part.absolute()) for part in (train, test) if part is not None]
         return f"{train.kind}:{','.join(parts)}"
 
@@ -208,8 +206,9 @@ def _imported(definition: Definition, options: Options, weights: Sequence[Path])
     notes = [*scope.notes, *filter(None, [transform.left_out])]
     test: Graph | None = None
     test_sources: tuple[NamedSource, ...] = ()
-    if _has_source(*definition.test):
-        test, test_scope = build(*definition.test, options)
+    tested, state = definition.test
+    if "input" in tested or any(n.get("type") in _SOURCES for n in layers_of(tested, state)):
+        test, test_scope = build(tested, state, options)
         test, test_sources = evaluation(test), tuple(test_scope.sources)
         notes += _differences(transform, _transform(test_scope))
     values: dict[str, Tensor] = {}
@@ -266,10 +265,6 @@ def _transform(scope: Scope) -> Transform:
         if means:
             values.setdefault("mean", means[0] if len(means) == 1 else tuple(means))
     return Transform(**values)
-
-
-def _has_source(net: Node, state: NetState) -> bool:
-    return "input" in net or any(n.get("type") in _SOURCES for n in layers_of(net, state))
 
 
 def _size(what: str, shape: Sequence[int]) -> tuple[int, ...]:

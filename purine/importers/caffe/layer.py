@@ -11,16 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from purine.analysis.infer import infer_op, spec_of
 from purine.errors import FormatError
 from purine.graph import Attribute, Filler, Op
 from purine.importers.caffe.files import NamedSource
 from purine.importers.caffe.schema import Node
 from purine.importers.caffe.weights import Slot, StoredLayer
 from purine.kinds.net import Net, Var
-from purine.registry.clock import ITERATION, SEED, add_clock
-from purine.registry.kind import IMPLIED
-from purine.registry.lookup import lookup
+from purine.registry.clock import ITERATION, SEED
 
 __all__ = ["Layer", "Options", "Scope", "filler_of", "one_op", "usable"]
 
@@ -124,21 +121,8 @@ class Layer:
         **attributes: Attribute,
     ) -> list[Var]:
         """Add an op with results of the given names."""
-        builder, where = self.scope.net.builder, self.node.where
-        known = lookup(Op(name, kind, (), ()))
-        implied = [item for item in known.inputs if item in IMPLIED]
-        if implied:
-            add_clock(builder)
-        said = {k: v for k, v in attributes.items() if _says(known.attributes.get(k), v)}
-        names = (*(item.name for item in inputs), *implied)
-        op = Op(name, kind, names, tuple(outputs), said, where=where)
-        for error in known.problems(op):
-            raise error
-        specs = infer_op(op, [spec_of(builder.blobs[item]) for item in names])
-        for output, spec in zip(outputs, specs, strict=True):
-            assert spec is not None
-            builder.blob(output, spec.shape, spec.dtype, where=where)
-        builder.add(op)
+        names, where = tuple(item.name for item in inputs), self.node.where
+        self.scope.net.add(Op(name, kind, names, tuple(outputs), attributes, where=where))
         return [Var(self.scope.net, output) for output in outputs]
 
     def emit(self, kind: str, inputs: Sequence[Var], /, **attributes: Attribute) -> Var:
@@ -232,16 +216,13 @@ class Layer:
     def _read(self, index: int, name: str) -> Var:
         var = self.scope.blobs.get(name)
         if var is None:
-            known = ", ".join(list(self.scope.blobs)[-8:]) or "none"
-            raise FormatError(
-                f"layer {self.name!r} reads {name!r}, which no layer before it writes",
-                where=self.node.place("bottom", index),
-                op=self.name,
-                blob=name,
-                expected="a top of an earlier layer of this phase, or an input",
-                found=f"{name!r}; the last written are {known}",
-                remedy="correct the name, or the phase of the layer that writes it",
-            )
+            what = f"layer {self.name!r} reads {name!r}, which no layer before it writes"
+            expected = "a top of an earlier layer of this phase, or an input"
+            last = ", ".join(list(self.scope.blobs)[-8:]) or "none"
+            found = f"{name!r}; the last written are {last}"
+            remedy = "correct the name, or the phase of the layer that writes it"
+            where, op = self.node.place("bottom", index), self.name
+            raise FormatError(what, expected, found, remedy, where=where, op=op, blob=name)
         self.scope.unread.pop(name, None)
         flags = self.node.all("propagate_down")
         if index < len(flags) and not flags[index]:
@@ -326,8 +307,3 @@ def usable(name: str) -> str:
     """A name that a graph can have and that no transform takes for one of its own."""
     clean = "".join(c if c.isprintable() and not c.isspace() else "_" for c in name)
     return f"{clean}_" if clean in _RESERVED or clean.startswith(_PREFIXES) else clean
-
-
-def _says(attr: object, value: Attribute) -> bool:
-    default = getattr(attr, "default", None)
-    return attr is None or default != value or type(default) is not type(value)

@@ -86,8 +86,8 @@ class Node:
         self, what: str, name: str, expected: str, found: str, remedy: str | None = None
     ) -> FormatError:
         """A mistake in field `name` of this message; the error tells its line."""
-        where, remedy = self.place(name), remedy or f"change {name}"
-        return FormatError(what, where=where, expected=expected, found=found, remedy=remedy)
+        remedy = remedy or f"change {name}"
+        return FormatError(what, expected, found, remedy, where=self.place(name))
 
     def wrong(self, name: str, value: object, expected: str) -> FormatError:
         """A field with a value that it cannot have."""
@@ -110,13 +110,20 @@ def read(text: str, type: str, *, file: str = "<text>") -> Node:
         message, node = waiting.pop()
         fields = MESSAGES[node.type]
         for entry in message.entries:
+            where = f"{file}:{entry.line}"
             if entry.name not in fields:
-                raise _unknown(node, entry, list(fields))
+                what, expected = (
+                    f"{node.type} has no field {entry.name!r}",
+                    f"a field of {node.type}",
+                )
+                remedy = nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5)
+                raise FormatError(what, expected, repr(entry.name), remedy, where=where)
             kind, repeated = fields[entry.name]
             values = node.fields.setdefault(entry.name, [])
             if values and not repeated:
                 what, first = f"{entry.name} is given twice", f"a first one in line {values[0][1]}"
-                raise _error(entry, file, what, f"{entry.name} once", first, "remove one of them")
+                remedy = "remove one of them"
+                raise FormatError(what, f"{entry.name} once", first, remedy, where=where)
             if kind not in MESSAGES:
                 values.append((_scalar(entry, kind, file), entry.line))
             elif isinstance(entry.value, Message):
@@ -180,21 +187,9 @@ def _float(value: Token) -> float | None:
     return float(text.removesuffix("f"))
 
 
-def _unknown(node: Node, entry: Entry, fields: Sequence[str]) -> FormatError:
-    what, expected = f"{node.type} has no field {entry.name!r}", f"a field of {node.type}"
-    remedy = nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5)
-    return _error(entry, node.file, what, expected, repr(entry.name), remedy)
-
-
 def _mistyped(entry: Entry, file: str, expected: str, names: Sequence[str] = ()) -> FormatError:
     found = "a message" if isinstance(entry.value, Message) else repr(entry.value.text[:60])
     word, known = found.strip("'").upper(), filter(None, names)
     what, expected = f"{entry.name} cannot be {found}", f"{entry.name} to be {expected}"
     remedy = nearest_names(word, known, f"change {entry.name}", most=1, cutoff=0.5)
-    return _error(entry, file, what, expected, found, remedy)
-
-
-def _error(
-    entry: Entry, file: str, what: str, expected: str, found: str, remedy: str
-) -> FormatError:
     return FormatError(what, expected, found, remedy, where=f"{file}:{entry.line}")

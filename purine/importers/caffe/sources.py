@@ -176,6 +176,4 @@ def _no_size(layer: Layer, top: str, named: NamedSource) -> ConfigError:
     remedy += "folder where the path of the source begins; on the command line --image 3,32,32, or "
     remedy += "--data for purine train"
     where, op = layer.node.where, layer.name
-    return ConfigError(
-        what, where=where, op=op, blob=top, expected=expected, found=found, remedy=remedy
-    )
+    return ConfigError(what, expected, found, remedy, where=where, op=op, blob=top)
