@@ -13,7 +13,7 @@ A new release of torch may change its private modules. Purine uses these:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 from purine.analysis.purity import watched
 from purine.graph import Attribute
@@ -34,8 +35,18 @@ from purine.registry import aten
 from purine.registry.kind import Kernel
 from purine.registry.spec import Inferred, Spec
 
-__all__ = ["Call", "Inferred", "Joint", "Spec", "count_flops", "has_flops", "infer", "trace_joint"]
-
+__all__ = [
+    "Call",
+    "Inferred",
+    "Joint",
+    "Spec",
+    "count_flops",
+    "has_flops",
+    "infer",
+    "leading_to",
+    "trace_joint",
+    "written_by",
+]
 
 _META = "meta"
 
@@ -165,16 +176,32 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
     return _Recorder(list(module.graph.nodes), count, len(results), pulled).joint()
 
 
+def leading_to(nodes: Iterable[Node]) -> set[Node]:
+    """Some nodes of a recorded function, and all that they depend on."""
+    reached: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in reached:
+            reached.add(node)
+            waiting += node.all_input_nodes
+    return reached
+
+
+def written_by(node: Node) -> Iterator[Node]:
+    """The nodes of a recorded function into whose results a call writes in place."""
+    schema = _schema_of(node)
+    for index, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            named = node.kwargs.get(argument.name)
+            written: list[Node] = []
+            map_arg(node.args[index] if index < len(node.args) else named, written.append)
+            yield from written
+
+
 def _writes_through_view(node: Node) -> bool:
     """Whether a call writes in place to memory that another value shares."""
-    schema = _schema_of(node)
-    return schema is not None and any(
-        argument.alias_info is not None
-        and argument.alias_info.is_write
-        and isinstance(value, Node)
-        and any(_is_view(other) for other in (value, *value.users))
-        for argument, value in zip(schema.arguments, node.args, strict=False)
-    )
+    return any(_is_view(each) for value in written_by(node) for each in (value, *value.users))
 
 
 def _is_view(node: Node) -> bool:

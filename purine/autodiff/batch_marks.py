@@ -104,27 +104,13 @@ class _Marking:
         """By a blob that is a sum or a mean of a part, that of the whole batch."""
 
     def graph(self) -> Graph:
-        needed = self._needed()
-        for name in self.net.order:
-            op = self.net.ops[name]
-            if name not in needed or op.kind == "Data":
-                continue
+        wanted = {*self.reported, *(state.next for state in self.net.states.values())}
+        for op in self.net.leading_to(wanted, stop="Data"):
             for part in self._taken_apart(op):
                 self._visit(part)
         if self.whole:
             self._find_shared()
         return self.builder.graph()
-
-    def _needed(self) -> set[str]:
-        """The ops that a loss, an output or a state depends on."""
-        wanted = {*self.reported, *(state.next for state in self.net.states.values())}
-        needed: set[str] = set()
-        for name in reversed(self.net.order):
-            op = self.net.ops[name]
-            if not wanted.isdisjoint(op.outputs):
-                needed.add(name)
-                wanted.update(op.inputs)
-        return needed
 
     def _visit(self, op: Op) -> None:
         op = self._reading_whole(op)
@@ -162,8 +148,7 @@ class _Marking:
         if keep_name:
             part, whole = builder.fresh(f"{name}/part"), name
             maker = next(op for op in builder.ops.values() if name in op.outputs)
-            outputs = tuple(part if item == name else item for item in maker.outputs)
-            builder.ops[maker.name] = replace(maker, outputs=outputs)
+            builder.ops[maker.name] = maker.renamed({name: part})
             builder.add(replace(blob, name=part))
             self.relations[part] = relation
         else:
@@ -187,8 +172,7 @@ class _Marking:
         settings: dict[str, Attribute] = {"op": op.name, "because": because, "line": op.where or ""}
         mark = Op(marked, "WholeBatch", (name,), (marked,), settings, op.location, where=op.where)
         builder.add(mark)
-        inputs = tuple(marked if item == name else item for item in op.inputs)
-        builder.ops[op.name] = replace(op, inputs=inputs)
+        builder.ops[op.name] = op.renamed({name: marked})
         self.relations[marked] = MIXED
         self.relations.update(dict.fromkeys(op.outputs, MIXED))
 
@@ -246,26 +230,15 @@ class _Marking:
 
         It is the blob itself, without ops, where it depends on more than data.
         """
-        again = {item: f"{prefix}/{item}" for op in self._from_data(name) for item in op.outputs}
-        ops = []
-        for op in self._from_data(name):
-            inputs = tuple(again.get(item, item) for item in op.inputs)
-            outputs = tuple(again[item] for item in op.outputs)
-            ops.append(replace(op, name=f"{prefix}/{op.name}", inputs=inputs, outputs=outputs))
+        ops = self.net.leading_to([name], stop="Data")
+        read = {name, *(item for op in ops for item in op.inputs)}
+        if NOTHING in read or not read.isdisjoint(self.net.states):
+            return name, []
+        again = {item: f"{prefix}/{item}" for op in ops for item in op.outputs}
         for item, copied in again.items():
             self.builder.add(replace(self.builder.blobs[item], name=copied))
-        return again.get(name, name), ops
-
-    def _from_data(self, name: str) -> list[Op]:
-        """The ops between data and a blob, or none where more than data goes into it."""
-        wanted, cone = {name}, set()
-        for op in (self.net.ops[item] for item in reversed(self.net.order)):
-            if op.kind != "Data" and not wanted.isdisjoint(op.outputs):
-                cone.add(op.name)
-                wanted.update(op.inputs)
-        if not wanted.isdisjoint(self.net.states) or NOTHING in wanted:
-            return []
-        return [self.net.ops[item] for item in self.net.order if item in cone]
+        copies = [replace(op.renamed(again), name=f"{prefix}/{op.name}") for op in ops]
+        return again.get(name, name), copies
 
     def _source(self, name: str) -> str:
         """What a blob is a copy of: a state is there before anything is computed."""

@@ -174,12 +174,8 @@ class _Walk:
                 after.update(
                     n for n in op.outputs if n and self.net.blobs[n].dtype.startswith(_REAL)
                 )
-        before = set(self.weights)
-        for name in reversed(self.net.order):
-            op = self.net.ops[name]
-            if op.kind != _STOP and not before.isdisjoint(op.outputs):
-                before.update(op.inputs)
-        return after & before
+        before = self.net.leading_to(self.weights, stop=_STOP)
+        return after & {*self.weights, *(name for op in before for name in op.inputs)}
 
     def _lower(self, op: Op, wanted: tuple[bool, ...]) -> _Lowered:
         rule = RULES.get(op.kind)
@@ -366,10 +362,7 @@ class _Walk:
         blob = self.builder.blobs.pop(old)
         self.builder.blobs[new] = replace(blob, name=new)
         for name in self.emitted.pop(old):
-            op = self.builder.ops[name]
-            inputs = tuple(new if item == old else item for item in op.inputs)
-            outputs = tuple(new if item == old else item for item in op.outputs)
-            self.builder.ops[name] = replace(op, inputs=inputs, outputs=outputs)
+            self.builder.ops[name] = self.builder.ops[name].renamed({old: new})
         self.renamed[old] = new
 
 

@@ -19,22 +19,13 @@ from purine.registry.kind import Kernel
 
 __all__ = ["compile_ops", "is_scriptable", "keep_order"]
 
+_DTYPES = "uint8 int8 int16 int32 int64 float16 float32 float64 - complex64 complex128 bool - - -"
+_FORMATS = "contiguous_format preserve_format channels_last"
 _CODES = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
+    getattr(torch, name): code
+    for names in (f"{_DTYPES} bfloat16", _FORMATS)
+    for code, name in enumerate(names.split())
+    if name != "-"
 }
 """The numbers of dtypes and of memory formats."""
 

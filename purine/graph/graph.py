@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -81,6 +81,16 @@ class Graph:
                 if waiting[target] == 0:
                     ready.append(target)
         return tuple(order)
+
+    def leading_to(self, blobs: Iterable[str], *, stop: str | None = None) -> list[Op]:
+        """The ops that some blobs depend on, in order, as far as ops of the kind `stop`."""
+        wanted, ops = set(blobs), []
+        for name in reversed(self.order):
+            op = self.ops[name]
+            if op.kind != stop and not wanted.isdisjoint(op.outputs):
+                wanted.update(op.inputs)
+                ops.append(op)
+        return ops[::-1]
 
     @cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:

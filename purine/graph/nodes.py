@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from purine.arguments import check_fields, shown
@@ -171,6 +171,12 @@ class Op:
 
     def __str__(self) -> str:
         return f"op {self.name!r} ({self.kind}) at {self.location}"
+
+    def renamed(self, names: Mapping[str, str]) -> Op:
+        """The op with other names for blobs that it reads and writes."""
+        inputs = tuple(names.get(name, name) for name in self.inputs)
+        outputs = tuple(names.get(name, name) for name in self.outputs)
+        return replace(self, inputs=inputs, outputs=outputs)
 
     def whole(self, name: str, default: int = 0) -> int:
         """An attribute that is a whole number."""

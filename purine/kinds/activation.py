@@ -13,17 +13,14 @@ from purine.arguments import checked
 from purine.kinds.net import Var
 from purine.registry.facts import Facts, Precision, SampleRule, ShardRule
 from purine.registry.kind import kind
-from purine.registry.spec import Settings, Shape, Shapes
 
 __all__ = ["elu", "gelu", "leaky_relu", "relu", "relu6", "sigmoid", "tanh"]
 
 
-def _same_shape(settings: Settings, shapes: Shapes) -> Shape | None:
-    return shapes[0] if len(shapes) == 1 else None
-
-
-_ACTIVATION = Facts(Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS, shape=_same_shape)
-
+_ACTIVATION = Facts(
+    *(Precision.FOLLOW, ShardRule.ELEMENTWISE, SampleRule.ROWS),
+    shape=lambda settings, shapes: shapes[0] if len(shapes) == 1 else None,
+)
 _POWER = Facts(Precision.WIDE, ShardRule.ELEMENTWISE, SampleRule.ROWS)
 
 

@@ -10,14 +10,13 @@ part are scaled by one over its share: a sum multiplies its gradient by that, a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from purine.registry.aten import dtype_of
-from purine.registry.gradient import RULES, Emit, Pull, Rule, lower_unchanged
+from purine.registry.gradient import RULES, Rule, lower_unchanged
 from purine.registry.kind import kind
 
 Reduction = Literal["sum", "mean"]
@@ -69,13 +68,8 @@ def LabelCount(
     return (weight.to(real)[label.where(counts, 0).long()] * counts).sum()
 
 
-def _pull_reduce(emit: Emit, pull: Pull) -> Sequence[str | None]:
-    return emit("BatchReduceGradient", [pull.cotangent], pull.op.attributes)
-
-
-def _pull_whole(emit: Emit, pull: Pull) -> Sequence[str | None]:
-    return pull.cotangents
-
-
-RULES["BatchReduce"] = Rule(lower_unchanged, _pull_reduce)
-RULES["WholeBatch"] = Rule(lower_unchanged, _pull_whole)
+RULES["BatchReduce"] = Rule(
+    lower_unchanged,
+    lambda emit, pull: emit("BatchReduceGradient", [pull.cotangent], pull.op.attributes),
+)
+RULES["WholeBatch"] = Rule(lower_unchanged, lambda emit, pull: pull.cotangents)

@@ -124,7 +124,7 @@ def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
     blobs = dict(zip(rule.inputs, _arguments(op, cotangents), strict=True))
     sources = _indices(op, "sources")
     needed = {name for name, index in zip(rule.outputs, sources, strict=True) if wanted[index]}
-    for member in _leading_to(rule, needed):
+    for member in rule.leading_to(needed):
         outputs = [NOTHING if name == NOTHING else None for name in member.outputs]
         inputs = [blobs[name] for name in member.inputs]
         results = emit(member.kind, inputs, member.attributes, outputs=outputs)
@@ -135,17 +135,6 @@ def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
             gradients[index] = blobs[name]
             _check(emit, op, op.inputs[index], blobs[name])
     return gradients
-
-
-def _leading_to(rule: Graph, wanted: set[str]) -> list[Op]:
-    """The ops of a rule that some of its outputs depend on, in order."""
-    needed, members = set(wanted), []
-    for name in reversed(rule.order):
-        op = rule.ops[name]
-        if not needed.isdisjoint(op.outputs):
-            needed.update(op.inputs)
-            members.append(op)
-    return members[::-1]
 
 
 def _check(emit: Emit, op: Op, source: str, gradient: str) -> None:

@@ -106,9 +106,7 @@ def unscale(graph: Graph, parameters: Sequence[str], others: Sequence[str] = ())
     for old, new in renamed.items():
         builder.add(replace(builder.blobs[old], name=new))
     for op in graph.ops.values():
-        read = tuple(renamed.get(name, name) for name in op.inputs)
-        written = tuple(renamed.get(name, name) for name in op.outputs)
-        builder.ops[op.name] = replace(op, inputs=read, outputs=written)
+        builder.ops[op.name] = op.renamed(renamed)
     flags = []
     for name, scaled in renamed.items():
         location, flag = builder.blobs[name].location, NOTHING

@@ -22,7 +22,8 @@ def BatchNormStatistics(x: Tensor) -> tuple[Tensor, Tensor]:
     >>> BatchNormStatistics(torch.tensor([[1.0], [3.0]]))
     (tensor([2.]), tensor([1.]))
     """
-    mean, variance = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    mean, variance = torch.batch_norm_update_stats(wide, None, None, 0.0)
     return mean, variance
 
 
@@ -86,8 +87,3 @@ def BatchNormGradient(
     per_value = slope / -count
     result = F.batch_norm(x, mean, variance, per_value * weight_sum, per_value * bias_sum, eps=eps)
     return result.addcmul_(gradient, slope.reshape(-1, *(1,) * (x.ndim - 2)))
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x, in float32 where its own precision is too low for sums."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -37,32 +37,17 @@ ShardRule = Enum(
 """Which rule of `parallel._shard_rules` divides an op among devices."""
 
 
-class SampleRule(Enum):
-    """Which rule of `analysis.sample_rules` says how results depend on the samples of a batch."""
+SampleRule = Enum(
+    "SampleRule",
+    "ROWS IDENTITY BATCH_NORM ALONG_AXIS SELECT RESHAPE RESHAPE_ROWS PERMUTE TRANSPOSE LAYER_NORM "
+    "LINEAR MATRIX_PRODUCT ATTENTION EMBEDDING LABELS CROSS_ENTROPY SUM MEAN EXTREME",
+)
+"""Which rule of `analysis.sample_rules` says how results depend on the samples of a batch.
 
-    ROWS = auto()
-    """Row k along the first of two or more axes depends on row k of the inputs, and on inputs that
-    are the same for all samples."""
-    IDENTITY = auto()
-    """The first input, in another dtype or layout at most."""
-    BATCH_NORM = auto()
-    """Normalised by the statistics of the samples of the batch."""
-    ALONG_AXIS = auto()
-    SELECT = auto()
-    RESHAPE = auto()
-    RESHAPE_ROWS = auto()
-    PERMUTE = auto()
-    TRANSPOSE = auto()
-    LAYER_NORM = auto()
-    LINEAR = auto()
-    MATRIX_PRODUCT = auto()
-    ATTENTION = auto()
-    EMBEDDING = auto()
-    LABELS = auto()
-    CROSS_ENTROPY = auto()
-    SUM = auto()
-    MEAN = auto()
-    EXTREME = auto()
+`ROWS`: row k along the first of two or more axes depends on row k of the inputs, and on inputs that
+are the same for all samples. `IDENTITY`: the first input, in another dtype or layout at most.
+`BATCH_NORM`: normalised by the statistics of the samples of the batch.
+"""
 
 
 class Role(Enum):

@@ -12,7 +12,6 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,7 @@ from purine.arguments import checked, conforms, describe
 from purine.errors import KindError
 from purine.graph import Blob, Filler, Graph, State, verify
 from purine.registry.aten import dtype_of
-from purine.registry.kind import Attr, signature_of
+from purine.registry.kind import signature_of
 from purine.registry.spec import Shape
 
 __all__ = ["Shard", "fill", "filler_of_whole", "filler_problems", "shard_of"]
@@ -155,6 +154,7 @@ _FILLERS: dict[str, Draw] = {
     draw.__name__.removeprefix("_"): draw
     for draw in (_bilinear, _constant, _gaussian, _msra, _positive_unitball, _uniform, _xavier)
 }
+_SETTINGS = {kind: signature_of(draw)[-1] for kind, draw in _FILLERS.items()}
 
 
 def _fan(shape: Shape, variance: Variance) -> float:
@@ -205,12 +205,11 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
             )
             return
         filler = filler_of_whole(filler)
-    draw = _FILLERS.get(filler.kind)
-    if draw is None:
+    if filler.kind not in _FILLERS:
         what, remedy = f"is of unknown kind {filler.kind!r}", f"change the filler of {blob.name!r}"
         yield problem(what, f"one of {', '.join(_FILLERS)}", repr(filler.kind), remedy)
         return
-    known, fits = _settings(draw), True
+    known, fits = _SETTINGS[filler.kind], True
     for key, value in filler.attributes.items():
         if key not in known:
             fits = False
@@ -228,12 +227,6 @@ def _problems(filler: Filler, blob: Blob, where: str | None) -> Iterator[KindErr
         what, remedy = f"({filler.kind}) does not fit", "change the filler or the blob"
         for expected, found in _disagreements(filler.kind, settings, blob):
             yield problem(what, expected, found, remedy)
-
-
-@cache
-def _settings(draw: Draw) -> dict[str, Attr]:
-    """The settings that a filler takes."""
-    return signature_of(draw)[-1]
 
 
 def _disagreements(kind: str, settings: dict[str, Any], blob: Blob) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from purine.analysis.tracing import leading_to
+
 aten = torch.ops.aten
 
 LOW = (torch.bfloat16, torch.float16)
@@ -59,16 +61,7 @@ def ints_of(argument: object) -> list[int]:
 
 def uses(node: object, other: Node) -> bool:
     """Whether the result of a node is computed from that of another."""
-    seen: set[Node] = set()
-    stack = [node] if isinstance(node, Node) else []
-    while stack:
-        current = stack.pop()
-        if current is other:
-            return True
-        if current not in seen:
-            seen.add(current)
-            stack += current.all_input_nodes
-    return False
+    return isinstance(node, Node) and other in leading_to([node])
 
 
 def without_views(node: Node) -> Node:

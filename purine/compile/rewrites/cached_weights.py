@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
-from torch.fx.node import Target, map_arg
+from torch.fx.node import Target
 
-from purine.compile.rewrites._nodes import LOW, ints_of, is_call, is_mutable, value_of
+from purine.analysis.tracing import written_by
+from purine.compile.rewrites._nodes import LOW, ints_of, is_call, value_of
 from purine.compile.rewrites._recorded import CachedCast, Recorded, adder
 
 __all__ = ["WeightCache", "cache_casts"]
@@ -50,7 +51,7 @@ def cache_casts(recorded: Recorded) -> int:
     order = {node: position for position, node in enumerate(nodes)}
     writers: dict[Node, list[Node]] = {}
     for call in nodes:
-        for node in _written(call):
+        for node in map(_base, written_by(call)):
             writers.setdefault(node, []).append(call)
     for argument, weight in enumerate(weights):
         update = _update(weight, writers.get(weight, []))
@@ -71,20 +72,6 @@ def cache_casts(recorded: Recorded) -> int:
             _write(update, rounding, copy)
     recorded.graph.eliminate_dead_code()
     return len(recorded.casts)
-
-
-def _written(call: Node) -> Iterator[Node]:
-    """The nodes into which a call writes; for a view, the node that it is a view of."""
-    if not is_mutable(call) or not isinstance(call.target, OpOverload):
-        return
-    for position, argument in enumerate(call.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = call.kwargs.get(argument.name)
-            if position < len(call.args):
-                given = call.args[position]
-            nodes: list[Node] = []
-            map_arg(given, nodes.append)
-            yield from map(_base, nodes)
 
 
 def _base(node: Node) -> Node:

@@ -112,12 +112,10 @@ def read(text: str, type: str, *, file: str = "<text>") -> Node:
         for entry in message.entries:
             where = f"{file}:{entry.line}"
             if entry.name not in fields:
-                what, expected = (
-                    f"{node.type} has no field {entry.name!r}",
-                    f"a field of {node.type}",
-                )
-                remedy = nearest_name(entry.name, fields, f"remove {entry.name!r}", cutoff=0.5)
-                raise FormatError(what, expected, repr(entry.name), remedy, where=where)
+                found, expected = repr(entry.name), f"a field of {node.type}"
+                remedy = nearest_name(entry.name, fields, f"remove {found}", cutoff=0.5)
+                what = f"{node.type} has no field {found}"
+                raise FormatError(what, expected, found, remedy, where=where)
             kind, repeated = fields[entry.name]
             values = node.fields.setdefault(entry.name, [])
             if values and not repeated:

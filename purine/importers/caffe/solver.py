@@ -175,9 +175,7 @@ def _with_l1(graph: Graph, decay: float) -> Graph:
         builder.add(replace(builder.blobs[target], name=plain))
         for op in list(builder.ops.values()):
             if target in (*op.inputs, *op.outputs):
-                inputs = tuple(plain if item == target else item for item in op.inputs)
-                outputs = tuple(plain if item == target else item for item in op.outputs)
-                builder.ops[op.name] = replace(op, inputs=inputs, outputs=outputs)
+                builder.ops[op.name] = op.renamed({target: plain})
         sign = builder.blob(f"{target}/sign", weight.shape, weight.dtype, weight.location)
         add = partial(builder.op, location=weight.location, origin=Origin(name, "update"))
         add(sign, "aten.sign", [name], [sign])

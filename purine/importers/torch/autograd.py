@@ -65,14 +65,6 @@ def _refused(*parts: str) -> AnyFunction:
     return handle
 
 
-def _data(mode: AutogradMode, tensor: Tensor, *_: object) -> object:
-    return mode.call(Tensor.detach, (tensor,), {})
-
-
-def _detach_in_place(mode: AutogradMode, tensor: Tensor) -> Tensor:
-    return tensor.copy_(tensor.detach())
-
-
 def _set_requires_grad(mode: AutogradMode, tensor: Tensor, requires_grad: bool = True) -> Tensor:
     """Refuse to freeze a tensor that has a gradient, and to unfreeze a parameter."""
     before = tensor.requires_grad
@@ -105,7 +97,7 @@ _HOOKS: Mapping[object, AnyFunction] = {
 }
 _HANDLERS: Mapping[object, AnyFunction] = {
     **_HOOKS,
-    _DATA.__get__: _data,
+    _DATA.__get__: lambda mode, tensor, *_: mode.call(Tensor.detach, (tensor,), {}),
     _DATA.__set__: _refused(
         "the forward assigns the data of a tensor",
         "tensors that are changed by operations on them",
@@ -119,7 +111,7 @@ _HANDLERS: Mapping[object, AnyFunction] = {
         "ask for x.requires_grad; to change a gradient, register a hook on the tensor",
     ),
     _REQUIRES_GRAD.__set__: _set_requires_grad,
-    Tensor.detach_: _detach_in_place,
+    Tensor.detach_: lambda mode, tensor: tensor.copy_(tensor.detach()),
     Tensor.requires_grad_: _set_requires_grad,
 }
 """What takes the place of functions that user code calls, and of hooks whoever registers them."""

@@ -67,7 +67,9 @@ def batch_of(example: Nested, inputs: Sequence[str] | None, targets: Sequence[st
         items = [example[key] for key in (*names, *targets)]
     else:
         items = list(example) if isinstance(example, tuple | list) else [example]
-        names = _input_names(len(items) - len(targets)) if inputs is None else list(inputs)
+        count = len(items) - len(targets)
+        default = ["data"] if count == 1 else [f"data{index}" for index in range(count)]
+        names = default if inputs is None else list(inputs)
         if not names or len(items) != len(names) + len(targets):
             what = f"the example has {len(items)} items"
             expected = f"inputs {', '.join(names) or '(one or more)'}, then targets "
@@ -111,10 +113,6 @@ def _mapped(value: Nested, function: Callable[[object], object]) -> Any:
         items = [_mapped(item, function) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return function(value)
-
-
-def _input_names(count: int) -> list[str]:
-    return ["data"] if count == 1 else [f"data{index}" for index in range(count)]
 
 
 def _checked(leaves: Iterable[tuple[str, object]]) -> list[tuple[str, Tensor]]:

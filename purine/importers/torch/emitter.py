@@ -7,6 +7,7 @@ Ops are named after the module that their node is in, and keep the line of user 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import getitem
 from typing import TypeAlias
 
@@ -31,7 +32,6 @@ def value_of(node: Node) -> Tensor:
 
 
 def _kind_name(node: Node) -> str:
-    """The name of the ATen kind of a node that calls an operator."""
     assert isinstance(node.target, OpOverload)
     return aten.name_of(node.target)
 
@@ -198,18 +198,13 @@ def _copy(t: Emitter, node: Node) -> bool:
     return True
 
 
-def _stop(t: Emitter, node: Node) -> bool:
-    t.emit(node, "StopGradient", [t.blobs[node.all_input_nodes[0]]], [node])
+def _one_op(t: Emitter, node: Node, *, kind: str) -> bool:
+    t.emit(node, kind, [t.blobs[value] for value in node.all_input_nodes], [node])
     return True
 
 
 def _pass(t: Emitter, node: Node) -> bool:
     t.blobs[node] = t.blobs[node.all_input_nodes[0]]
-    return True
-
-
-def _grouped_product(t: Emitter, node: Node) -> bool:
-    t.emit(node, "GroupedProduct", [t.blobs[value] for value in node.all_input_nodes], [node])
     return True
 
 
@@ -228,10 +223,10 @@ SPECIAL: Mapping[str, Handler] = {
     "aten._native_batch_norm_legit_no_training": _batch_norm,
     "aten.alias": _pass,
     "aten.copy": _copy,
-    "aten.detach": _stop,
+    "aten.detach": partial(_one_op, kind="StopGradient"),
     "aten.instance_norm": _instance_norm,
     "aten.lift_fresh_copy": _pass,
     "purine.CtcLosses": _ctc_losses,
-    "purine.GroupedProduct": _grouped_product,
-    "transformers.grouped_mm_fallback": _grouped_product,
+    "purine.GroupedProduct": partial(_one_op, kind="GroupedProduct"),
+    "transformers.grouped_mm_fallback": partial(_one_op, kind="GroupedProduct"),
 }

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from purine.analysis.tracing import leading_to
 from purine.errors import ConfigError, GraphError, PurineError
 from purine.importers.torch import autograd, state
 from purine.importers.torch.batch import LOSS, OUTPUT, Batch, leaves_of
@@ -25,7 +26,7 @@ from purine.importers.torch.lines import code_at, error_line, first_line
 from purine.importers.torch.modes import has_plain_modes
 from purine.importers.torch.packed import PACKING
 from purine.importers.torch.replacements import tracing
-from purine.importers.torch.rules import add_hook, is_random, leading_to, spread_hooks
+from purine.importers.torch.rules import add_hook, is_random, spread_hooks
 from purine.importers.torch.state import Change
 from purine.importers.torch.tracing import AnyFunction, Trace
 from purine.importers.torch.writes import refuse_hidden_writes

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from purine.analysis.tracing import leading_to
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Builder, Graph
 from purine.importers.torch import rules
@@ -233,7 +234,7 @@ class Translation:
 
     def _rule(self, pulled: Pulled) -> tuple[Graph, list[str]]:
         """A rule as a graph of its own, and the blobs that it reads besides cotangents."""
-        outer, before = self.builder, rules.leading_to(pulled.gradients)
+        outer, before = self.builder, leading_to(pulled.gradients)
         inner = self.emitter.builder = Builder(outer.graph())  # with all names that are taken
         cotangents = [inner.fresh(f"cotangent{k}") for k in range(len(pulled.results))]
         for node in self.late:
@@ -255,8 +256,7 @@ class Translation:
         for name in (*saved, *(blob for blob in inner.blobs if blob in produced)):
             body.blob(renamed.get(name, name), None, inner.blobs[name].dtype)
         for op in members:
-            inputs = tuple(renamed.get(name, name) for name in op.inputs)
-            body.add(replace(op, inputs=inputs))
+            body.add(op.renamed(renamed))
         body.outputs = [renamed.get(name, name) for name in outputs]
         return body.graph(), saved
 

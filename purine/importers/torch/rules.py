@@ -9,7 +9,7 @@ what it is the gradient of. The translation turns both into a `CustomGradient` (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -23,6 +23,7 @@ from torch.autograd.function import Function, FunctionCtx, _SingleLevelFunction
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointFunction
 
+from purine.analysis.tracing import leading_to
 from purine.errors import PurineError
 from purine.importers.torch.lines import first_line, refusal
 from purine.importers.torch.tracing import AnyFunction, Args, Named, Trace, current
@@ -37,7 +38,6 @@ __all__ = [
     "define_ops",
     "hook_name",
     "is_random",
-    "leading_to",
     "nodes_in",
     "pulled_of",
     "rule_nodes",
@@ -316,18 +316,6 @@ def _spread(graph: Graph, hook: Node) -> None:
     result.meta = {**tensor.meta}
     own = set(copies.values())
     tensor.replace_all_uses_with(result, delete_user_cb=lambda user: user not in own)
-
-
-def leading_to(nodes: Iterable[Node]) -> set[Node]:
-    """Some nodes, and all that they depend on."""
-    reached: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in reached:
-            reached.add(node)
-            waiting += node.all_input_nodes
-    return reached
 
 
 def is_random(node: Node) -> bool:

@@ -7,14 +7,13 @@ changes a value that has a gradient in this way and reads it afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import getitem
 
 import torch
-from torch._C import Argument
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from purine.analysis.tracing import written_by
 from purine.importers.torch.lines import refusal
 
 __all__ = ["refuse_hidden_writes"]
@@ -67,7 +66,7 @@ class _Values:
         return self.bases.get(node, node)
 
     def _add(self, index: int, node: Node) -> None:
-        for written in _written(node):
+        for written in written_by(node):
             if (hidden := self.detached.get(self.base_of(written))) is not None:
                 self.writes.append((index, node, hidden))
         source = _viewed(node)
@@ -78,7 +77,7 @@ class _Values:
                 return
             self.bases[node] = base
         if any(self.base_of(source) in self.differentiable for source in node.all_input_nodes):
-            self.differentiable |= {node, *map(self.base_of, _written(node))}
+            self.differentiable |= {node, *map(self.base_of, written_by(node))}
 
     def _add_region(self, index: int, node: Node, root: torch.nn.Module) -> None:
         """A `no_grad` region: its writes are hidden, and it may return what it was given."""
@@ -89,7 +88,7 @@ class _Values:
         pairs = zip(placeholders, arguments, strict=True)
         outer = {one: given for one, given in pairs if isinstance(given, Node)}
         for one in inner:
-            for written in _written(one):
+            for written in written_by(one):
                 if written in outer:
                     self.writes.append((index, one, self.base_of(outer[written])))
             source = _viewed(one)
@@ -103,26 +102,14 @@ class _Values:
                     self.bases[user] = self.base_of(outer[given])
 
 
-def _written(node: Node) -> Iterator[Node]:
-    """The tensors that a node writes in place."""
-    for argument, value in _arguments(node):
-        info = argument.alias_info
-        if info is not None and info.is_write and isinstance(value, Node):
-            yield value
-
-
 def _viewed(node: Node) -> Node | None:
     """The tensor whose memory the result of a node may share."""
-    results = getattr(getattr(node.target, "_schema", None), "returns", ())
-    if all(result.alias_info is None for result in results):
-        return None
-    shared = [value for argument, value in _arguments(node) if argument.alias_info is not None]
-    return next((value for value in shared if isinstance(value, Node)), None)
-
-
-def _arguments(node: Node) -> Iterator[tuple[Argument, object]]:
-    """The arguments of the schema of a node's operator, and what they are given."""
     schema = getattr(node.target, "_schema", None)
-    for index, argument in enumerate(() if schema is None else schema.arguments):
-        given = node.kwargs.get(argument.name)
-        yield argument, node.args[index] if index < len(node.args) else given
+    if schema is None or all(result.alias_info is None for result in schema.returns):
+        return None
+    for index, argument in enumerate(schema.arguments):
+        named = node.kwargs.get(argument.name)
+        given = node.args[index] if index < len(node.args) else named
+        if argument.alias_info is not None and isinstance(given, Node):
+            return given
+    return None
