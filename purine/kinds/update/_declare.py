@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor
 
 from purine.graph import Attribute
-from purine.kinds.update._arithmetic import EACH, IN_PLACE, PURE, TensorList
+from purine.kinds.update._arithmetic import EACH, IN_PLACE, PURE, Arithmetic, TensorList, Term
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Kernel, Results, Variants, kind
 
-__all__ = ["update"]
+__all__ = ["Step", "update"]
 
 Formula: TypeAlias = Callable[..., Any]
-"""A function of an `Arithmetic` and of the inputs and attributes of the kind."""
+"""A function of a `Step`, of the slots, of the iteration if it is needed, and of attributes."""
 Fused: TypeAlias = Callable[..., bool]
 """Updates parameters in place by torch's fused kernel, given lists of weights, gradients and each
 slot, then by name `lr` times `lr_mult`, other scalars, and all other attributes. It returns False
@@ -32,12 +33,38 @@ where the kernel cannot do it."""
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What every formula begins with; `lr` is the rate of this parameter."""
+
+    ops: Arithmetic
+    weight: Tensor
+    gradient: Tensor
+    lr: Tensor
+    weight_decay: float
+
+    @property
+    def terms(self) -> list[Term]:
+        """The gradient in the dtype of the weight, and that of the weight decay."""
+        terms = [Term(self.gradient.to(self.weight.dtype))]
+        return [*terms, Term(self.weight, self.weight_decay)] if self.weight_decay else terms
+
+    @property
+    def rate(self) -> Tensor:
+        return self.ops.scalar(self.lr, self.weight)
+
+    def descend(self, terms: Sequence[Term]) -> Tensor:
+        """The next weight: `weight - rate * total(terms)`."""
+        return self.ops.descend(self.weight, terms, self.rate)
+
+
 def update(
     *, slots: int, fused: Fused | None = None, many: bool = False, elementwise: bool = True
 ) -> Callable[[Formula], Kernel]:
-    """Register the kind of a formula, which takes the weight, the gradient, slots and scalars.
+    """Register the kind of a formula: its inputs are the weight, the gradient, slots and scalars.
 
-    `slots` is the number of states per parameter. The in-place variant writes over the weight and
+    `slots` is the number of states per parameter. All kinds have attributes `weight_decay` and
+    `lr_mult`. The in-place variant writes over the weight and
     the slots, and uses `fused` where it can. `many` lets one call update several parameters.
     `elementwise` updates may be divided among devices.
     """
@@ -46,7 +73,13 @@ def update(
     """The inputs before the scalars, which are the rate and the number of the iteration."""
 
     def declare(formula: Formula) -> Kernel:
-        _, *parameters = inspect.signature(formula).parameters.values()
+        _, *own = inspect.signature(formula).parameters.values()
+        positional = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        parameters = [
+            *(_parameter("weight"), _parameter("gradient"), *positional[:slots]),
+            *(_parameter("lr"), *positional[slots:], *own[len(positional) :]),
+            *(_parameter("weight_decay", 0.0), _parameter("lr_mult", 1.0)),
+        ]
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         names = [p.name for p in parameters[tensors:]]
 
@@ -61,15 +94,21 @@ def update(
             given["lr"] = given["lr"].item() * given.pop("lr_mult")
             return fused(*map(_in_order, lists), **given)
 
+        def run(ops: Arithmetic, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+            given = {"weight_decay": 0.0, "lr_mult": 1.0, **settings}
+            decay, mult, lr = given.pop("weight_decay"), given.pop("lr_mult"), inputs[tensors]
+            step = Step(ops, *inputs[:2], lr if mult == 1.0 else lr * mult, decay)
+            return formula(step, *inputs[2:tensors], *inputs[tensors + 1 :], **given)
+
         @wraps(formula)
         def pure(*inputs: Tensor, **settings: Attribute) -> Results:
-            results: Results = formula(PURE, *inputs, **settings)
+            results: Results = run(PURE, inputs, settings)
             return results
 
         def in_place(*inputs: Tensor, **settings: Attribute) -> Results:
             if run_fused([[tensor] for tensor in inputs[:tensors]], inputs[tensors:], settings):
                 return tuple(inputs[k] for k in over) if slots else inputs[0]
-            results: Results = formula(IN_PLACE, *inputs, **settings)
+            results: Results = run(IN_PLACE, inputs, settings)
             return results
 
         def update_all(*columns: Sequence[Tensor], **settings: Attribute) -> list[Sequence[Tensor]]:
@@ -83,16 +122,25 @@ def update(
         def each(*columns: Sequence[Tensor], **settings: Attribute) -> Sequence[Sequence[Tensor]]:
             lists = (TensorList(list(column)) for column in columns[:tensors])
             scalars = (column[0] for column in columns[tensors:])
-            results = formula(EACH, *lists, *scalars, **settings)
+            results = run(EACH, [*lists, *scalars], settings)
             return [result.tensors for result in (results if slots else (results,))]
 
         vars(pure)["__signature__"] = inspect.Signature(parameters)
+        common = {"weight_decay": "float", "lr_mult": "float"}
+        pure.__annotations__ = {**formula.__annotations__, **common}
         several = (update_all, each) if many else ()
         variants = Variants(in_place, over, *several)
         role = Role.ELEMENTWISE_UPDATE if elementwise else None
         return kind(variants=variants, facts=Facts(role=role))(pure)
 
     return declare
+
+
+def _parameter(name: str, default: float | None = None) -> inspect.Parameter:
+    """An input of a kind, or an attribute if it has a default."""
+    if default is None:
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
 def _fusable(tensors: Sequence[Tensor]) -> bool:
