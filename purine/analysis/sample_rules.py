@@ -286,7 +286,6 @@ def _across(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relat
 
 
 def _axis(op: Op) -> int | None:
-    """The attribute `axis` or `dim` of an op."""
     known = lookup(op).attributes
     name = "axis" if "axis" in known else "dim"
     value = op.attributes.get(name, known[name].default)

@@ -53,7 +53,6 @@ class CompiledFunction:
         self._scalars, self._function, self._cache = scalars, function, cache
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Call the function; it returns a sequence."""
         cache = self._cache
         cache.refresh(tensors)
         cache.forget()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from purine.arguments import check_fields, shown
 from purine.errors import GraphError
@@ -182,6 +182,12 @@ class Op:
         """An attribute that is a whole number."""
         value = self.attributes.get(name, default)
         assert isinstance(value, int)
+        return value
+
+    def items(self, name: str) -> tuple[Any, ...]:
+        """An attribute that is a list; an empty one if the op does not have it."""
+        value = self.attributes.get(name, ())
+        assert isinstance(value, tuple)
         return value
 
     def number(self, name: str, default: float = 0.0) -> float:

@@ -70,13 +70,13 @@ def shaped_rule(op: Op, graph: Graph) -> Graph:
 
 def _arguments(op: Op, cotangents: Sequence[str]) -> list[str]:
     """The blobs that the rule reads: cotangents of the results, then what is saved."""
-    saved = [op.inputs[index] for index in _indices(op, "saved")]
+    saved = [op.inputs[index] for index in op.items("saved")]
     return [*cotangents[: _count(op)], *saved]
 
 
 def _count(op: Op) -> int:
     """The number of results; a ValueError where the rule does not fit the op."""
-    rule, sources, saved = rule_of(op), _indices(op, "sources"), _indices(op, "saved")
+    rule, sources, saved = rule_of(op), op.items("sources"), op.items("saved")
     count = len(rule.inputs) - len(saved)
     if not 1 <= count <= len(op.inputs):
         raise ValueError(f"the rule has {len(rule.inputs)} inputs, and {len(saved)} are saved")
@@ -85,12 +85,6 @@ def _count(op: Op) -> int:
     if any(not 0 <= index < len(op.inputs) for index in (*sources, *saved)):
         raise ValueError(f"sources and saved must be inputs 0 to {len(op.inputs) - 1}")
     return count
-
-
-def _indices(op: Op, name: str) -> tuple[int, ...]:
-    indices = op.attributes.get(name, ())
-    assert isinstance(indices, tuple)
-    return indices  # type: ignore[return-value]
 
 
 def _bind(op: Op) -> Kernel:
@@ -122,7 +116,7 @@ def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
     ]
     rule = rule_of(op)
     blobs = dict(zip(rule.inputs, _arguments(op, cotangents), strict=True))
-    sources = _indices(op, "sources")
+    sources = op.items("sources")
     needed = {name for name, index in zip(rule.outputs, sources, strict=True) if wanted[index]}
     for member in rule.leading_to(needed):
         outputs = [NOTHING if name == NOTHING else None for name in member.outputs]

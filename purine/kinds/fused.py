@@ -256,9 +256,7 @@ def _infer(op: Op, inputs: Sequence[Spec]) -> Inferred:
 
 def over_of(op: Op) -> tuple[tuple[int, int], ...]:
     """The pairs (result, input) of a fused op where the result may be written over the input."""
-    pairs = op.attributes.get("over", ())
-    assert isinstance(pairs, tuple)
-    return pairs  # type: ignore[return-value]
+    return op.items("over")
 
 
 register(

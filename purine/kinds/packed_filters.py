@@ -103,9 +103,5 @@ def _turned_padding(op: Op, filters: tuple[int, ...]) -> tuple[int, int]:
 
 def _pair(op: Op, name: str) -> tuple[int, int]:
     """An attribute for both axes of an image; one value may stand for both."""
-    value = op.attributes[name]
-    assert isinstance(value, tuple)
-    first, second = value[0], value[-1]
-    assert isinstance(first, int)
-    assert isinstance(second, int)
-    return first, second
+    values = op.items(name)
+    return values[0], values[-1]

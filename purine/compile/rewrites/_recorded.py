@@ -31,7 +31,6 @@ class CachedCast:
     """As in `constant_pad_nd`: before and after, the last dimension first."""
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """Compute the copy."""
         copy: Tensor = aten._to_copy.default(weight, dtype=self.dtype)
         return aten.constant_pad_nd.default(copy, list(self.pads)) if self.pads else copy
 

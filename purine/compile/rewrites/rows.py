@@ -63,7 +63,6 @@ def duplicate_row_gathers(recorded: Recorded) -> int:
 
 
 def _is_gather(node: Node) -> bool:
-    """Whether a call gathers results of `row_sums`."""
     sums = node.args[0] if is_call(node, aten._unsafe_index.Tensor) else None
     return is_call(sums, operator.getitem) and is_call(sums.args[0], row_sums._opoverload)
 

@@ -192,7 +192,6 @@ def _included(layer: Node, state: NetState) -> bool:
 
 
 def _met(rule: Node, state: NetState) -> bool:
-    """Whether a rule holds for the state of a net."""
     return (
         rule.get("phase", state.phase) == state.phase
         and rule.get("min_level", state.level) <= state.level

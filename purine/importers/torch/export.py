@@ -244,7 +244,6 @@ def _text_of(exported: ExportedProgram) -> list[str]:
 
 
 def _untraced(module: nn.Module, error: Exception) -> GraphError:
-    """The error that a trace failed."""
     where = error_line(error)
     if isinstance(error, GuardOnDataDependentSymNode):
         what = f"the path of module {type(module).__name__} depends on the values of tensors"

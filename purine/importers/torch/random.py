@@ -135,26 +135,20 @@ def _argument_names(node: Node) -> list[str]:
 
 _uniform, _normal = (partial(_standard, kind=k) for k in ("RandomUniform", "RandomNormal"))
 
+_OVERLOADS: Mapping[Handler, str] = {
+    _bernoulli: "bernoulli bernoulli.Tensor",
+    _bernoulli_of: "bernoulli.p",
+    _dropout: "native_dropout",
+    _exponential: "exponential",
+    _integers: "randint randint.low randint_like randint_like.low_dtype",
+    _normal: "randn randn_like",
+    _normal_around: "normal_functional normal.Tensor_Tensor normal.Tensor_float "
+    "normal.float_Tensor normal.float_float",
+    _permutation: "randperm",
+    _uniform: "rand rand_like",
+    _uniform_between: "uniform",
+}
 DRAWS: Mapping[str, Handler] = {
-    "aten.bernoulli": _bernoulli,
-    "aten.bernoulli.Tensor": _bernoulli,
-    "aten.bernoulli.p": _bernoulli_of,
-    "aten.exponential": _exponential,
-    "aten.native_dropout": _dropout,
-    "aten.normal.Tensor_Tensor": _normal_around,
-    "aten.normal.Tensor_float": _normal_around,
-    "aten.normal.float_Tensor": _normal_around,
-    "aten.normal.float_float": _normal_around,
-    "aten.normal_functional": _normal_around,
-    "aten.rand": _uniform,
-    "aten.rand_like": _uniform,
-    "aten.randint": _integers,
-    "aten.randint.low": _integers,
-    "aten.randint_like": _integers,
-    "aten.randint_like.low_dtype": _integers,
-    "aten.randn": _normal,
-    "aten.randn_like": _normal,
-    "aten.randperm": _permutation,
-    "aten.uniform": _uniform_between,
+    f"aten.{name}": handler for handler, names in _OVERLOADS.items() for name in names.split()
 }
 """How each draw of ATen becomes ops. The general rule refuses the draws that are left to it."""

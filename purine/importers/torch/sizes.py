@@ -216,17 +216,15 @@ def _follows(blob: str, net: Graph, other: Graph, sizes: tuple[int, int]) -> boo
 
 def _with_batch_of(op: Op, index: int, name: str) -> Op:
     """The op with a rule that reads one more of its inputs."""
-    builder, saved = Builder(rule_of(op)), op.attributes["saved"]
-    assert isinstance(saved, tuple)
+    builder, saved = Builder(rule_of(op)), (*op.items("saved"), index)
     builder.blob(name, None)
-    settings: dict[str, Attribute] = {"rule": rule_text(builder.graph()), "saved": (*saved, index)}
-    return replace(op, attributes={**op.attributes, **settings})
+    rule = rule_text(builder.graph())
+    return replace(op, attributes={**op.attributes, "rule": rule, "saved": saved})
 
 
 def _kept(op: Op, net: Graph, other: Graph) -> dict[str, Attribute]:
     """The attributes of an expansion, with -1 where its input has the batch's size already."""
-    size = op.attributes["size"]
-    assert isinstance(size, tuple)
+    size = op.items("size")
     before = len(size) - len(_extents(net, op.inputs[0]))
     follows = {before + axis for axis in _changing(op.inputs[0], net, other)}
     kept = tuple(-1 if axis in follows else extent for axis, extent in enumerate(size))
@@ -284,9 +282,8 @@ def _draw_by_sample(builder: Builder, op: Op, net: Graph, other: Graph) -> None:
         builder.op(turned, "aten.transpose.int", [op.inputs[0]], [turned], swap, where=op.where)
         op = replace(op, inputs=(turned, *op.inputs[1:]))
     else:
-        counted = op.attributes["shape"]
-        assert isinstance(counted, tuple)
-        op = replace(op, attributes={**op.attributes, "shape": _swapped(counted, axes[0])})
+        counted = _swapped(op.items("shape"), axes[0])
+        op = replace(op, attributes={**op.attributes, "shape": counted})
     builder.ops[op.name] = replace(op, outputs=(drawn,))
     back = builder.fresh(f"{op.name}/back")
     builder.op(back, "aten.transpose.int", [drawn], [y], swap, where=op.where)

@@ -97,7 +97,8 @@ def update(
         def run(ops: Arithmetic, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
             given = {"weight_decay": 0.0, "lr_mult": 1.0, **settings}
             decay, mult, lr = given.pop("weight_decay"), given.pop("lr_mult"), inputs[tensors]
-            step = Step(ops, *inputs[:2], lr if mult == 1.0 else lr * mult, decay)
+            lr = lr if mult == 1.0 else lr * mult
+            step = Step(ops, inputs[0], inputs[1], lr, decay)
             return formula(step, *inputs[2:tensors], *inputs[tensors + 1 :], **given)
 
         @wraps(formula)
