@@ -132,16 +132,12 @@ def _pull(emit: Emit, pull: Pull) -> Sequence[str | None]:
 
 
 def _check(emit: Emit, op: Op, source: str, gradient: str) -> None:
-    expected, given = emit.blob(source), emit.blob(gradient)
-    if (expected.shape, expected.dtype) != (given.shape, given.dtype):
-        raise GraphError(
-            f"the rule of op {op.name!r} gives a gradient of blob {source!r} of another form",
-            op=op,
-            blob=source,
-            expected=f"{expected.dtype} {list(expected.shape or ())}",
-            found=f"{given.dtype} {list(given.shape or ())}",
-            remedy="change the rule so that a gradient has the form of what it is the gradient of",
-        )
+    blobs = emit.blob(source), emit.blob(gradient)
+    expected, found = (f"{blob.dtype} {list(blob.shape or ())}" for blob in blobs)
+    if expected != found:
+        what = f"the rule of op {op.name!r} gives a gradient of blob {source!r} of another form"
+        remedy = "change the rule so that a gradient has the form of what it is the gradient of"
+        raise GraphError(what, expected, found, remedy, op=op, blob=source)
 
 
 def refuse_parts(graph: Graph, scheme: str) -> None:

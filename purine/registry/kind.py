@@ -302,12 +302,10 @@ def signature_of(function: Kernel) -> tuple[tuple[str, ...], int, bool, dict[str
 
 
 def _unusable(function: Kernel, found: str, expected: str) -> ConfigError:
-    return ConfigError(
-        f"the signature of kind {function.__name__!r} cannot be used",
-        expected=f"{expected}, such as `def Swish(x: Tensor, *, beta: float = 1.0) -> Tensor`",
-        found=found,
-        remedy="annotate inputs with Tensor and attributes, behind the *, with their types",
-    )
+    what = f"the signature of kind {function.__name__!r} cannot be used"
+    expected += ", such as `def Swish(x: Tensor, *, beta: float = 1.0) -> Tensor`"
+    remedy = "annotate inputs with Tensor and attributes, behind the *, with their types"
+    return ConfigError(what, expected, found, remedy)
 
 
 def _input_problems(kind: Kind, op: Op) -> Iterator[KindError]:

@@ -127,10 +127,8 @@ def _checked(leaves: Iterable[tuple[str, object]]) -> list[tuple[str, Tensor]]:
             raise ConfigError(what, blob=name, expected=expected, found=actual, remedy=remedy)
         tensors.append((name, value))
     if len({value.shape[0] for _, value in tensors}) > 1:
-        raise ConfigError(
-            "the items of the example differ in batch size",
-            expected="the same first dimension for all",
-            found=", ".join(f"{name}: {value.shape[0]}" for name, value in tensors),
-            remedy="put the batch first in every tensor of the example",
-        )
+        what = "the items of the example differ in batch size"
+        actual = ", ".join(f"{name}: {value.shape[0]}" for name, value in tensors)
+        remedy = "put the batch first in every tensor of the example"
+        raise ConfigError(what, "the same first dimension for all", actual, remedy)
     return tensors

@@ -111,12 +111,10 @@ def _apply_with_rule(
     with torch.no_grad():
         returned = _forward(cls, context, args, kwargs)
     if context.dirty_tensors:
-        raise refusal(
-            f"function {cls.__name__!r} changes its input in place",
-            "a forward that leaves its inputs alone",
-            "ctx.mark_dirty",
-            "compute a new tensor in forward, and return that",
-        )
+        changes = f"function {cls.__name__!r} changes its input in place"
+        expected = "a forward that leaves its inputs alone"
+        remedy = "compute a new tensor in forward, and return that"
+        raise refusal(changes, expected, "ctx.mark_dirty", remedy)
     results = list(returned) if isinstance(returned, tuple) else [returned]
     exempt = {id(value) for value in context.non_differentiable}
     pulled = {

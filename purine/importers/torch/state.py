@@ -221,13 +221,12 @@ def refuse_written_constant(step: nn.Module, error: Exception) -> None:
     match = re.search(r"Constant (\S+) is mutated in the forward", str(error))
     if match is not None:
         name = own_name(match.group(1))
-        raise GraphError(
-            f"tensor {name!r} is changed by the forward, and is no buffer",
-            where=_owner_line(step, match.group(1)),
-            expected="buffers for the values that a forward keeps for the next iteration",
-            found="a tensor that the module does not register",
-            remedy=f"make it a buffer: self.register_buffer({name.rpartition('.')[2]!r}, ...)",
-        ) from error
+        what = f"tensor {name!r} is changed by the forward, and is no buffer"
+        expected = "buffers for the values that a forward keeps for the next iteration"
+        found = "a tensor that the module does not register"
+        remedy = f"make it a buffer: self.register_buffer({name.rpartition('.')[2]!r}, ...)"
+        where = _owner_line(step, match.group(1))
+        raise GraphError(what, expected, found, remedy, where=where) from error
 
 
 def _owner_line(step: nn.Module, path: str) -> str | None:
