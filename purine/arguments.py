@@ -379,9 +379,12 @@ def _many(one: str) -> str:
     return one.removeprefix("a ").removeprefix("an ") + "s"
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _is_finite(value: float) -> bool:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    return number and -math.inf < value < math.inf  # also for very large whole numbers
+    return _is_number(value) and -math.inf < value < math.inf  # also for very large whole numbers
 
 
 def _misfit(what: str, key: str, value: object, annotation: object) -> ConfigError:

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 
 from purine.arguments import checked
-from purine.data._files import listing
 from purine.data.idx import fashion_mini, find_idx, idx_dataset
 from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset
@@ -19,7 +18,7 @@ from purine.data.source import DataSet
 from purine.data.stored import KINDS, Form, parse_options, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
-from purine.files import expanded
+from purine.files import expanded, listing
 from purine.nearest import unknown_name
 
 __all__ = ["absolute", "open_data"]

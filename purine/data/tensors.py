@@ -49,11 +49,8 @@ class TensorSource(Source):
         for column, field in zip(self._columns, self.fields, strict=True):
             if len(column) != len(self):
                 what = "the tensors differ in their number of samples"
-                expected, rows = (
-                    f"{len(self)} rows, as in tensor 0",
-                    f"{len(column)} rows in {field.name}",
-                )
-                raise DataError(what, expected=expected, found=rows, remedy=_ONE_EACH)
+                rows = f"{len(column)} rows in {field.name}"
+                raise DataError(what, f"{len(self)} rows, as in tensor 0", rows, _ONE_EACH)
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -90,7 +87,11 @@ def _column(value: object, index: int) -> Tensor:
     if isinstance(value, tuple | list):
         value = _stacked(value, index)
     if isinstance(value, np.ndarray):
-        value = _from_numpy(value, index)
+        if value.dtype.name not in DTYPES:
+            raise _unusable(index, f"an array of {value.dtype.name}")
+        with warnings.catch_warnings():  # batches are copies: what cannot be written to will do
+            warnings.simplefilter("ignore", UserWarning)
+            value = torch.from_numpy(np.ascontiguousarray(value, value.dtype.newbyteorder("=")))
     if not isinstance(value, Tensor):
         raise _unusable(index, shown(value))
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
@@ -115,15 +116,6 @@ def _stacked(items: Sequence[object], index: int) -> Tensor | NumpyArray:
         return torch.tensor(items)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise _unusable(index, f"a {type(items).__name__}: {in_a_line(error)}") from error
-
-
-def _from_numpy(array: NumpyArray, index: int) -> Tensor:
-    if array.dtype.name not in DTYPES:
-        raise _unusable(index, f"an array of {array.dtype.name}")
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    with warnings.catch_warnings():  # batches are copies: what cannot be written to will do
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
 
 
 def _unusable(index: int, found: str) -> DataError:

@@ -9,7 +9,6 @@ a transform would give a name that is taken, the builder refuses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from purine.graph.graph import Graph
@@ -166,8 +165,12 @@ def _origin(graph: Graph, op: Op) -> Origin:
 
     def known(path: str) -> str:
         """The longest beginning of a path that is the name of an op, a blob or a state."""
-        names = (name for prefix in _prefixes(path) for name in (f"{parts}{prefix}", prefix))
-        return next((name for name in names if name in graph.blobs or name in graph.ops), op.name)
+        while path:
+            for name in (f"{parts}{path}", path):
+                if name in graph.blobs or name in graph.ops:
+                    return name
+            path = path.rpartition("/")[0]
+        return op.name
 
     head, _, below = rest.partition("/")
     if op.kind == "Copy" and op.inputs:
@@ -175,9 +178,8 @@ def _origin(graph: Graph, op: Op) -> Origin:
     if head == UPDATE and below in graph.states:
         return Origin(below, "update", parts, **numbers)
     if head == GRADIENT and below:
-        role: Role = "reduce" if op.kind in _SUMS else "backward"
-        if op.kind in _CLIPPING:
-            role = "update"
+        sums: Role = "reduce" if op.kind in _SUMS else "backward"
+        role: Role = "update" if op.kind in _CLIPPING else sums
         return Origin(known(below), role, parts, **numbers)
     if head == AGAIN and below:
         return Origin(known(below), "recompute", parts, **numbers)
@@ -211,10 +213,3 @@ def _parted(name: str) -> tuple[str, str]:
     match = _PARTS.match(name)
     assert match is not None
     return match[0], name[match.end() :]
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """A path and those above it, the longest first."""
-    while path:
-        yield path
-        path = path.rpartition("/")[0]

@@ -83,7 +83,6 @@ def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> R
 
 
 def _followed(path: str, first: str) -> FollowerFolder:
-    """The folder that the first host made."""
     followed = FollowerFolder(Path(path))
     if not followed.config_file.is_file():
         raise ConfigError(

@@ -90,7 +90,10 @@ def resume(folder: RunFolder, given: Given) -> JobPlan:
     plan = make_plan(job, net=folder.read_net(), test_net=folder.read_test_net())
     for name, value in given.items():
         if OPTIONS[name].resume is Resume.SAME and not _same(plan, name, value):
-            raise _contradiction(name, getattr(plan.job, name), value)
+            flag, stored = OPTIONS[name].flag, getattr(plan.job, name)
+            what = f"{flag} {value} contradicts the run, which was started with {stored}"
+            remedy = f"leave {flag} out to go on, or start another run with another --out"
+            raise ConfigError(what, f"{name} {stored}", f"{name} {value}", remedy)
     changes = {key: value for key, value in given.items() if OPTIONS[key].resume is Resume.CHANGE}
     return _changed(plan, changes, folder) if changes else plan
 
@@ -162,10 +165,3 @@ def _same(plan: JobPlan, name: str, value: str) -> bool:
     if name == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):
         return same_solver(value, plan.job.solver)
     return bool(getattr(plan.job, name) == value)
-
-
-def _contradiction(name: str, stored: object, given: object) -> ConfigError:
-    flag = OPTIONS[name].flag
-    what = f"{flag} {given} contradicts the run, which was started with {stored}"
-    remedy = f"leave {flag} out to go on, or start another run with another --out"
-    return ConfigError(what, f"{name} {stored}", f"{name} {given}", remedy)

@@ -133,7 +133,6 @@ def _kinds_text(net: Graph) -> str:
 
 
 def _zoo_net(job: Job, source: Source) -> Graph:
-    """The net of the zoo that `job.net` names, for samples of the source."""
     make = NETS[job.net]
     parameters = inspect.signature(make).parameters
     sizes = _sizes(job, source)
@@ -153,7 +152,6 @@ def _zoo_net(job: Job, source: Source) -> Graph:
 
 
 def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:
-    """The error for data of another kind than the net of the zoo reads."""
     expected = "images [C, H, W] and the labels of classes"
     remedy = "use a net for this kind of data, in a file: --net net.yaml"
     if tokens:

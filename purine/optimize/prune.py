@@ -50,9 +50,14 @@ def prune(
         if producer is not None and producer.name not in ops:
             ops.add(producer.name)
             stack += producer.inputs
+    kept: dict[str, Op] = {}
+    for name, op in graph.ops.items():
+        if name in ops:
+            results = tuple(blob if blob in blobs else NOTHING for blob in op.outputs)
+            kept[name] = op if results == op.outputs else replace(op, outputs=results)
     return Graph(
         {name: blob for name, blob in graph.blobs.items() if name in blobs},
-        {name: _without(op, blobs) for name, op in graph.ops.items() if name in ops},
+        kept,
         {name: state for name, state in graph.states.items() if name in blobs},
         frozenset((a, b) for a, b in graph.control if a in ops and b in ops),
         wanted,
@@ -118,9 +123,3 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
         if op.kind == "Data":
             del builder.ops[op.name]
     return prune(builder.graph(), outputs, states=())
-
-
-def _without(op: Op, kept: set[str]) -> Op:
-    if all(name in kept or name == NOTHING for name in op.outputs):
-        return op
-    return replace(op, outputs=tuple(name if name in kept else NOTHING for name in op.outputs))

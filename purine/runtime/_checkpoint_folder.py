@@ -128,11 +128,10 @@ def put_in_place(temporary: Path, target: Path) -> None:
     _remove(replaced)
 
 
-def remove_older(parent: Path, iteration: int, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints of the iterations up to `iteration`."""
-    older = sorted(number for number in checkpoints_in(parent) if number <= iteration)
-    for number in older[:-keep]:
-        path = path_of(parent, number)
+def remove_older(newest: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints of the iterations up to that of `newest`."""
+    numbers = (path_of(newest.parent, number) for number in sorted(checkpoints_in(newest.parent)))
+    for path in [path for path in numbers if path <= newest][:-keep]:
         # The replaced one first: it would count again once the other is gone.
         _remove(path.with_name(path.name + _REPLACED))
         _remove(path)

@@ -206,10 +206,8 @@ def _settings(rate: Rate) -> dict[str, Attribute]:
 
 def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
     try:
-        if hint is int:
-            return int(text)
-        if hint is float:
-            return float(text)
+        if hint in (int, float):
+            return float(text) if hint is float else int(text)
         return tuple(int(item) for item in text.split("|"))
     except ValueError:
         expected, example = _FORMS.get(hint, ("whole numbers with bars between them", "100|200"))
