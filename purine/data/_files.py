@@ -19,7 +19,7 @@ def extra(module: str, name: str, what: str) -> ModuleType:
     except ImportError as error:
         what = f"{what} needs {module.partition('.')[0]}, which cannot be imported"
         expected, remedy = f"the extra {name!r} of purine", f'pip install "purine[{name}]"'
-        raise ConfigError(what, expected=expected, found=str(error), remedy=remedy) from error
+        raise ConfigError(what, expected, str(error), remedy) from error
 
 
 def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
@@ -34,6 +34,5 @@ def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
 
 def unreadable(path: Path, expected: str, found: str) -> DataError:
     """The error that a file is missing, damaged or of another format."""
-    what = "the file cannot be read"
     remedy = "check the path and its permissions, or write the file again"
-    return DataError(what, where=path, expected=expected, found=found, remedy=remedy)
+    return DataError("the file cannot be read", expected, found, remedy, where=path)

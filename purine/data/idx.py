@@ -174,4 +174,4 @@ def _cut_short(path: Path, what: str, expected: str, size: int) -> DataError:
 def _wrong_file(
     path: Path, what: str, expected: str, found: str, remedy: str = "fetch the file again"
 ) -> DataError:
-    return DataError(what, where=path, expected=expected, found=found, remedy=remedy)
+    return DataError(what, expected, found, remedy, where=path)

@@ -119,7 +119,7 @@ def absolute(spec: str) -> str:
 
 
 def _unknown(what: str, spec: str | None, found: str, remedy: str) -> DataError:
-    return DataError(what, where=spec, expected=_KNOWN, found=found, remedy=remedy)
+    return DataError(what, _KNOWN, found, remedy, where=spec)
 
 
 def _open_folder(path: Path) -> DataSet:
@@ -136,6 +136,5 @@ def _open_folder(path: Path) -> DataSet:
     elif any(file.suffix.lower() in _PICTURES for file in islice(path.rglob("*"), _LOOKED_AT)):
         remedy = "list the pictures in a text file, a path and a label on each line, and name "
         remedy += "that: image-list:TRAIN,TEST"
-    what = "this folder is no data set"
     expected = "train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on"
-    raise DataError(what, where=path, expected=expected, found=listing(path), remedy=remedy)
+    raise DataError("this folder is no data set", expected, listing(path), remedy, where=path)

@@ -40,7 +40,7 @@ class TensorSource(Source):
     def __init__(self, *columns: object) -> None:
         if not columns:
             what, expected = "there are no tensors", "a tensor for each input of the net"
-            raise DataError(what, expected=expected, found="none", remedy="pass for example (x, y)")
+            raise DataError(what, expected, "none", "pass for example (x, y)")
         self._columns = tuple(_column(item, index) for index, item in enumerate(columns))
         self.fields = tuple(
             Field(f"tensor {index}", tuple(column.shape[1:]), dtype_name(column.dtype))
@@ -99,9 +99,8 @@ def _column(value: object, index: int) -> Tensor:
     if dtype_name(value.dtype) not in DTYPES:
         raise _unusable(index, dtype_name(value.dtype))
     if value.ndim == 0 or value.numel() == 0:
-        what = f"there are no samples in tensor {index}"
         expected, shape = "one row or more, none of them empty", f"shape {list(value.shape)}"
-        raise DataError(what, expected=expected, found=shape, remedy=_ONE_EACH)
+        raise DataError(f"there are no samples in tensor {index}", expected, shape, _ONE_EACH)
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 
@@ -122,4 +121,4 @@ def _unusable(index: int, found: str) -> DataError:
     what, dtypes = f"tensor {index} of the data cannot be used", ", ".join(sorted(DTYPES))
     expected = f"a dense tensor or array of {dtypes}, or a list of numbers or of equal tensors"
     remedy = f"{_ONE_EACH}; a list of samples goes in as pu.data.TorchSource(samples)"
-    return DataError(what, expected=expected, found=found, remedy=remedy)
+    return DataError(what, expected, found, remedy)

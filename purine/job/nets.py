@@ -159,7 +159,7 @@ def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:
         example = "--data synthetic-tokens:length=64,vocabulary=256,count=1280"
         remedy = f"name data of tokens, such as {example}"
     what, found = f"net {job.net!r} does not fit data {job.data!r}", map(str, source.fields)
-    return DataError(what, expected=expected, found=", ".join(found), remedy=remedy)
+    return DataError(what, expected, ", ".join(found), remedy)
 
 
 def _sizes(job: Job, source: Source) -> Mapping[str, object]:

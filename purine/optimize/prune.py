@@ -32,9 +32,8 @@ def prune(
     for name in wanted:
         if name not in graph.blobs:
             what = f"there is no blob {name!r} to ask for"
-            expected = "the name of a blob of the graph"
             remedy = nearest_names(name, graph.blobs, "see `purine show` for the names")
-            raise GraphError(what, blob=name, expected=expected, found=repr(name), remedy=remedy)
+            raise GraphError(what, "the name of a blob of the graph", repr(name), remedy, blob=name)
     roots = graph.states if states is None else states
     stack = [*wanted, *roots, *(graph.states[name].next for name in roots)]
     blobs: set[str] = set()
@@ -115,8 +114,7 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
     """
     if not outputs:
         what, expected = "no outputs are asked for", "one or more names of blobs of the net"
-        remedy = f"name blobs, for example {list(net.sinks[:1])}"
-        raise ConfigError(what, expected=expected, found="none", remedy=remedy)
+        raise ConfigError(what, expected, "none", f"name blobs, for example {list(net.sinks[:1])}")
     measured = evaluation(net, outputs)
     builder = Builder(measured)
     for op in measured.ops.values():

@@ -47,7 +47,7 @@ def balanced_cut(
         what = f"the net cannot be cut into {stages} stages"
         expected = f"1 to {len(starts)} stages: it has {len(starts)} ops that compute"
         remedy = "ask for fewer stages" if stages > 1 else "ask for at least one stage"
-        raise ConfigError(what, expected=expected, found=str(stages), remedy=remedy)
+        raise ConfigError(what, expected, str(stages), remedy)
     spent = [0.0] * len(flow.forward)
     for name, position in flow.position.items():
         known = None if times is None else times.get(name)
@@ -129,7 +129,7 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
             expected = "a graph that `pipeline` made, and times of its own trace"
             found = f"a graph of {len(graph.ops)} ops without {name!r}"
             remedy = "pass the graph of the run whose trace it is"
-            raise ConfigError(what, op=name, expected=expected, found=found, remedy=remedy)
+            raise ConfigError(what, expected, found, remedy, op=name)
         adds = op.kind == "AddScaled"
         maker = graph.producers.get(op.inputs[1]) if adds else op
         origin = None if maker is None else origin_of(maker)

@@ -66,7 +66,7 @@ def hybrid(
         what = f"the net is on {len(own)} devices already"
         found = ", ".join(location.device for location in own)
         remedy = "give the net as it was before it was placed"
-        raise GraphError(what, expected="a net on one device", found=found, remedy=remedy)
+        raise GraphError(what, "a net on one device", found, remedy)
     bare = complete(without_copies(net))
     parts = _Parts(bare, _rest(bare, split))
     return _Hybrid(bare, parts, places, cut=cut).graph()

@@ -79,7 +79,7 @@ def _refuse(net: Graph, places: Sequence[Location]) -> None:
     if cut is not None:
         what, expected = "the net is sharded already", "a net whose parameters are whole"
         remedy = "shard the net once, over all devices"
-        raise GraphError(what, blob=cut, expected=expected, found=f"state {cut!r}", remedy=remedy)
+        raise GraphError(what, expected, f"state {cut!r}", remedy, blob=cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,9 @@ def _planned(
         if cut is not None and merged_spans(spans) != ((0, _shape(net, name)[cut.axis]),):
             del planned.blobs[name]
     if not any(has_parameters(net.ops[name]) for name in planned.ops):
-        what = "nothing in the net can be cut"
         expected, remedy = f"{_SUCH}, of {count} or more outputs", "use fewer devices, or replicate"
         found = "kinds " + ", ".join(sorted({op.kind for op in net.ops.values()}))
-        raise GraphError(what, expected=expected, found=found, remedy=remedy)
+        raise GraphError("nothing in the net can be cut", expected, found, remedy)
     return planned
 
 
@@ -161,9 +160,8 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
 
 def _refused(op: Op, reason: str) -> ConfigError:
     what = f"op {op.name!r} ({op.kind}) at {op.location} cannot be cut: {reason}"
-    expected = f"{_SUCH}, that can be laid over the devices"
     remedy = "leave it out of ops and by, or use other devices"
-    return ConfigError(what, op=op, expected=expected, found=reason, remedy=remedy)
+    return ConfigError(what, f"{_SUCH}, that can be laid over the devices", reason, remedy, op=op)
 
 
 def _shape(net: Graph, blob: str) -> tuple[int, ...]:

@@ -30,9 +30,8 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
             shape = tuple(values[whole].shape)
             if shape != part.whole:
                 what = f"the value of {whole!r} has another size than the net it is for"
-                expected = f"size {list(part.whole)}"
                 found, remedy = f"size {list(shape)}", "give the values of the net that was sharded"
-                raise ConfigError(what, blob=whole, expected=expected, found=found, remedy=remedy)
+                raise ConfigError(what, f"size {list(part.whole)}", found, remedy, blob=whole)
             pieces[name] = part.take(values[whole])
             used.add(whole)
     return {**{name: value for name, value in values.items() if name not in used}, **pieces}

@@ -178,8 +178,7 @@ def read_manifest(path: Path) -> Manifest:
     if not 1 <= version <= VERSION:
         what, expected = f"the checkpoint has format version {version}", f"version 1 to {VERSION}"
         found = f"version {version}, written by purine {content.get('purine', 'unknown')}"
-        remedy = "read it with the purine that wrote it"
-        raise unusable(path, what, expected, found, remedy=remedy)
+        raise unusable(path, what, expected, found, remedy="read it with the purine that wrote it")
     if version > 1 or "sha256" in content:
         stated, actual = _field(content, "sha256", str, path), checksum(content)
         if stated != actual:

@@ -224,10 +224,9 @@ def _resolve(path: Path) -> Path:
         if newest is None:
             names = sorted(entry.name for entry in path.iterdir())
             what = "there is no checkpoint in this folder"
-            expected = f"{FOLDER}/<iteration>/{MANIFEST}"
             found = manifests.some_names(names) if names else "an empty folder"
             remedy = "check the path, or save a checkpoint first"
-            raise unusable(path, what, expected, found, remedy=remedy)
+            raise unusable(path, what, f"{FOLDER}/<iteration>/{MANIFEST}", found, remedy=remedy)
     return newest
 
 

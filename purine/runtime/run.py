@@ -109,7 +109,7 @@ class Run:
         self.graph = check(graph)
         if not self.graph.ops:
             what, remedy = "the graph has no ops", "build a net first"
-            raise ConfigError(what, expected="at least one op", found="none", remedy=remedy)
+            raise ConfigError(what, "at least one op", "none", remedy)
         self.data: DataSet | None = None if data is None else as_dataset(data)
         self.seed = seed
         self.credit = prefetch + 1
@@ -558,9 +558,8 @@ class _Steps(Iterator[Result]):
 def _no_tf32(graph: Graph) -> ConfigError:
     if on_gpus(graph):
         what = "tf32 is asked for, and effect 'gpu-math' is declined"
-        expected = "tf32 without PURINE_DECLINE=gpu-math"
-        return ConfigError(what, expected=expected, found="both", remedy="leave one out")
+        return ConfigError(what, "tf32 without PURINE_DECLINE=gpu-math", "both", "leave one out")
     what, expected = "tf32 is asked for, and no op is on a GPU", "a graph with ops on GPUs"
     found = "devices " + ", ".join(sorted({op.location.device for op in graph.ops.values()}))
     remedy = "leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')"
-    return ConfigError(what, expected=expected, found=found, remedy=remedy)
+    return ConfigError(what, expected, found, remedy)

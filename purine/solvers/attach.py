@@ -36,8 +36,7 @@ def parameters(graph: Graph) -> tuple[str, ...]:
         trainable = [name for name, state in graph.states.items() if state.trainable]
         what, expected = "the graph has no gradients", "a blob grad/NAME for the trainable states"
         found = f"trainable: {', '.join(trainable) or 'none'}; no gradient of any"
-        remedy = "run backward first: sgd(backward(net))"
-        raise GraphError(what, expected=expected, found=found, remedy=remedy)
+        raise GraphError(what, expected, found, "run backward first: sgd(backward(net))")
     for name in names:
         state = graph.states[name]
         if state.next != state.read:

@@ -63,8 +63,7 @@ class MultiStep(_Policy):
         if list(self.steps) != sorted(set(self.steps)) or not self.steps:
             expected = "one or more iterations, each later than the one before"
             remedy = "write them in order, for example (1000, 2000)"
-            what, found = f"steps are {self.steps!r}", repr(self.steps)
-            raise ConfigError(what, expected=expected, found=found, remedy=remedy)
+            raise ConfigError(f"steps are {self.steps!r}", expected, repr(self.steps), remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +177,8 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
         key, _, value = item.partition("=")
         if key not in types:
             what = f"policy {name!r} has no setting {key!r}"
-            expected = f"settings of {name}: {', '.join(types)}"
             remedy = nearest_name(key, types, "use one of these", cutoff=0.5)
-            raise ConfigError(what, expected=expected, found=repr(text), remedy=remedy)
+            raise ConfigError(what, f"settings of {name}: {', '.join(types)}", repr(text), remedy)
         if key in values:
             raise given_twice(ConfigError, key, "setting", found=repr(text))
         values[key] = _value(key, value, types[key])
@@ -193,7 +191,7 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     if missing:
         what = f"policy {name!r} needs {' and '.join(missing)}"
         expected = f"{name}:{','.join(f'{key}=...' for key in needed)}"
-        raise ConfigError(what, expected=expected, found=repr(text), remedy=f"add {missing[0]}=...")
+        raise ConfigError(what, expected, repr(text), f"add {missing[0]}=...")
     rate: Rate = policy(lr, **values)
     return Warmup(rate, iterations=warmup) if warmup else rate
 
