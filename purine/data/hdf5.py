@@ -134,8 +134,8 @@ class Hdf5Source(Source):
 @checked
 def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list of files, or of one for training and one for testing."""
-    train = Path(train)
-    return DataSet(train.stem, Hdf5Source(train), None if test is None else Hdf5Source(test))
+    other = None if test is None else Hdf5Source(test)
+    return DataSet(Path(train).stem, Hdf5Source(train), other)
 
 
 def with_classes(data: DataSet) -> DataSet:

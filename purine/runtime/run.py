@@ -108,32 +108,33 @@ class Run:
             at_least("threads", threads, 1, _MOST_THREADS)
         self.graph = check(graph)
         if not self.graph.ops:
-            what, remedy = "the graph has no ops", "build a net first"
-            raise ConfigError(what, "at least one op", "none", remedy)
+            remedy = "build a net first"
+            raise ConfigError("the graph has no ops", "at least one op", "none", remedy)
         self.data: DataSet | None = None if data is None else as_dataset(data)
         self.seed = seed
         self.credit = prefetch + 1
         self.threads = threads
         self.record = record
         self.world = world
-        part = self.graph if world is None else part_of(self.graph, world.host)
+        self._part = part = self.graph if world is None else part_of(self.graph, world.host)
+        """What runs here: the graph, or this host's part of it."""
         _refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
-        held = tf32_of(part, tf32)
-        if tf32 and held is None:
-            raise _no_tf32(part)
-        self._settings = Settings(self.credit, threads, cores, held, record=bool(record))
+        self._settings = Settings(self.credit, threads, cores, _held(part, tf32), bool(record))
         self._gpus = on_gpus(part)
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(part, self.data)
-        self._part = part
-        """What runs here: the graph, or this host's part of it."""
+        self._fused = _FusedKernels(compiled)
         if world is not None:
             facts = facts_of(self.data, seed=seed, prefetch=prefetch)
             world.compare({**facts, "record": str(record)})
             world.compare_step(self.graph)
-        self._fused = _FusedKernels(compiled)
+        self._begin()
+        if not self._gpus:
+            tune_heap(self.graph)
 
+    def _begin(self) -> None:
+        """The state of a run that has not stepped yet."""
         self._process = os.getpid()
         self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
@@ -149,8 +150,6 @@ class Run:
         self._readings: list[Reading] = []
         """The clock of this host against that of the first, each time that recording began."""
         self._failure: RunError | None = None
-        if not self._gpus:
-            tune_heap(self.graph)
 
     def __enter__(self) -> Run:
         return self
@@ -555,11 +554,15 @@ class _Steps(Iterator[Result]):
             return result
 
 
-def _no_tf32(graph: Graph) -> ConfigError:
+def _held(graph: Graph, tf32: bool) -> bool | None:
+    """The TF32 to hold while a graph runs; `ConfigError` if it is asked for and cannot be had."""
+    held = tf32_of(graph, tf32)
+    if not tf32 or held is not None:
+        return held
     if on_gpus(graph):
         what = "tf32 is asked for, and effect 'gpu-math' is declined"
-        return ConfigError(what, "tf32 without PURINE_DECLINE=gpu-math", "both", "leave one out")
+        raise ConfigError(what, "tf32 without PURINE_DECLINE=gpu-math", "both", "leave one out")
     what, expected = "tf32 is asked for, and no op is on a GPU", "a graph with ops on GPUs"
     found = "devices " + ", ".join(sorted({op.location.device for op in graph.ops.values()}))
     remedy = "leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')"
-    return ConfigError(what, expected, found, remedy)
+    raise ConfigError(what, expected, found, remedy)
