@@ -9,6 +9,7 @@ a transform would give a name that is taken, the builder refuses it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from purine.graph.graph import Graph
@@ -50,6 +51,30 @@ _CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
 _SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
 
 
+update_of: Callable[[str], str] = f"{UPDATE}/{{}}".format
+"""The name of the op that updates a state."""
+slot_of: Callable[[str, str], str] = "{}/{}".format
+"""The name of a state, such as `momentum`, that a solver keeps for a parameter."""
+shard_name: Callable[[str, int], str] = "{}/shard{}".format
+"""The name of what one of several devices has of an op or a blob."""
+unit_of: Callable[[str, int], str] = "{}/unit{}".format
+"""The name of what a unit of a large parameter has of an op or a blob."""
+replica: Callable[[int], str] = "replica{}".format
+"""The first part of the names of a replica."""
+micro_batch: Callable[[int], str] = "micro{}".format
+"""The first part of the names of a micro-batch."""
+reduced_of: Callable[[str], str] = "reduce/{}".format
+"""The name of the op that adds up the parts of a blob over replicas."""
+combined_of: Callable[[str], str] = "combine/{}".format
+"""The name of the op that combines the statistics of a batch norm over replicas."""
+copy_of: Callable[[str, str], str] = "{}@{}".format
+"""The name of the copy of a blob at a location."""
+encoded_of: Callable[[str, str], str] = "{}/{}".format
+"""The name of a part of the encoded form in which a blob goes to another host."""
+encoder_of: Callable[[str], str] = "encode/{}".format
+"""The name of the op that encodes a blob for other hosts."""
+
+
 def gradient_of(blob: str) -> str:
     """The name of the blob that holds the gradient of another.
 
@@ -59,46 +84,6 @@ def gradient_of(blob: str) -> str:
     return f"{GRADIENT}/{blob}"
 
 
-def update_of(state: str) -> str:
-    """The name of the op that updates a state."""
-    return f"{UPDATE}/{state}"
-
-
-def slot_of(slot: str, parameter: str) -> str:
-    """The name of a state that a solver keeps for a parameter, such as its momentum."""
-    return f"{slot}/{parameter}"
-
-
-def shard_name(name: str, number: int) -> str:
-    """The name of what one of several devices has of an op or a blob."""
-    return f"{name}/shard{number}"
-
-
-def unit_of(name: str, number: int) -> str:
-    """The name of what a unit of a large parameter has of an op or a blob."""
-    return f"{name}/unit{number}"
-
-
-def replica(number: int) -> str:
-    """The first part of the names of a replica."""
-    return f"replica{number}"
-
-
-def micro_batch(number: int) -> str:
-    """The first part of the names of a micro-batch."""
-    return f"micro{number}"
-
-
-def reduced_of(blob: str) -> str:
-    """The name of the op that adds up the parts of a blob over replicas."""
-    return f"reduce/{blob}"
-
-
-def combined_of(op: str) -> str:
-    """The name of the op that combines the statistics of a batch norm over replicas."""
-    return f"combine/{op}"
-
-
 def again_of(name: str, parts: str) -> str:
     """The name of what is computed a second time; `parts` is the prefix of its part of the batch.
 
@@ -106,21 +91,6 @@ def again_of(name: str, parts: str) -> str:
     'micro1/again/conv1'
     """
     return f"{parts}{AGAIN}/{name.removeprefix(parts)}"
-
-
-def copy_of(blob: str, location: str) -> str:
-    """The name of the copy of a blob at a location."""
-    return f"{blob}@{location}"
-
-
-def encoded_of(blob: str, part: str) -> str:
-    """The name of a part of the encoded form in which a blob goes to another host."""
-    return f"{blob}/{part}"
-
-
-def encoder_of(blob: str) -> str:
-    """The name of the op that encodes a blob for other hosts."""
-    return f"encode/{blob}"
 
 
 def copied_from(name: str) -> str:
