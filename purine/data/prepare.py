@@ -162,14 +162,10 @@ def _emit(
         last = index == len(chain) - 1
         wanted = list(spec_of(builder.blobs[target]).shape)
         if last and list(spec.shape) != wanted:
-            raise DataError(
-                f"samples of {list(field.shape)} do not become {wanted[1:]}",
-                op=op,
-                blob=target,
-                expected=f"blob {target!r} of {wanted}",
-                found=f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}",
-                remedy="build the net for these samples, or give a crop of its size",
-            )
+            what = f"samples of {list(field.shape)} do not become {wanted[1:]}"
+            found = f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}"
+            remedy = "build the net for these samples, or give a crop of its size"
+            raise DataError(what, f"blob {target!r} of {wanted}", found, remedy, op=op, blob=target)
         output = target if last else builder.blob(name, spec.shape, spec.dtype, op.location)
         builder.add(replace(draft, outputs=(output,)))
         current = output

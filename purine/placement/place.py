@@ -190,14 +190,10 @@ def refuse_casts(net: Graph, transform: str) -> None:
         if op.kind != "aten._to_copy" or op.inputs[0] not in net.states:
             continue
         if net.states[op.inputs[0]].trainable and op.name.startswith(f"{op.inputs[0]}/"):
-            raise GraphError(
-                f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut",
-                op=op,
-                blob=op.inputs[0],
-                expected="a net in float32",
-                found=f"a cast to {op.attributes.get('dtype')}",
-                remedy=f"cut the net first: mixed({transform}(net, ...))",
-            )
+            what = f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut"
+            found = f"a cast to {op.attributes.get('dtype')}"
+            remedy = f"cut the net first: mixed({transform}(net, ...))"
+            raise GraphError(what, "a net in float32", found, remedy, op=op, blob=op.inputs[0])
 
 
 def no_match(graph: Graph, pattern: str) -> ConfigError:

@@ -90,13 +90,9 @@ def only_writer(parent: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CheckpointError(
-                "another save is writing checkpoints here",
-                where=parent,
-                expected="one run for one folder",
-                found="a lock held by another save",
-                remedy="give each run a folder of its own",
-            ) from error
+            what, expected = "another save is writing checkpoints here", "one run for one folder"
+            found, remedy = "a lock held by another save", "give each run a folder of its own"
+            raise CheckpointError(what, expected, found, remedy, where=parent) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

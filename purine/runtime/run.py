@@ -366,12 +366,9 @@ class Run:
                 self._end_lanes()
 
     def __reduce__(self) -> NoReturn:
-        raise RunError(
-            "a run cannot be copied or sent to another process",
-            expected="a run in the process that made it",
-            found="a call of copy or pickle",
-            remedy="send run.graph and run.states(), and make a run of them there",
-        )
+        expected, found = "a run in the process that made it", "a call of copy or pickle"
+        remedy = "send run.graph and run.states(), and make a run of them there"
+        raise RunError("a run cannot be copied or sent to another process", expected, found, remedy)
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
@@ -382,12 +379,10 @@ class Run:
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
-            raise RunError(
-                "the run belongs to another process",
-                expected=f"calls in process {self._process}, which made the run",
-                found=f"process {os.getpid()}, forked from it: lanes do not survive a fork",
-                remedy="make a Run in the child; save and load carry states over",
-            )
+            expected = f"calls in process {self._process}, which made the run"
+            found = f"process {os.getpid()}, forked from it: lanes do not survive a fork"
+            remedy = "make a Run in the child; save and load carry states over"
+            raise RunError("the run belongs to another process", expected, found, remedy)
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """Wait for the iterations in flight; the number of complete ones and the states then.
@@ -489,31 +484,22 @@ class Run:
 
 
 def _left(kind: type[BaseException]) -> RunError:
-    return RunError(
-        f"the run on several hosts was left by {kind.__name__}",
-        expected="all hosts to close their runs at the same iteration",
-        found=f"{kind.__name__} on this one",
-        remedy="load the last checkpoint on all hosts",
-    )
+    what = f"the run on several hosts was left by {kind.__name__}"
+    found, remedy = f"{kind.__name__} on this one", "load the last checkpoint on all hosts"
+    return RunError(what, "all hosts to close their runs at the same iteration", found, remedy)
 
 
 def _refuse_hosts(graph: Graph, world: World | None) -> None:
     """A step on several hosts needs a process on each of them."""
     hosts = hosts_of(graph)
     if world is None and len(hosts) > 1:
-        raise ConfigError(
-            f"the step is on {len(hosts)} hosts, and this process is alone",
-            expected="a process for each of " + ", ".join(hosts),
-            found="one process",
-            remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
-        )
+        what = f"the step is on {len(hosts)} hosts, and this process is alone"
+        remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
+        raise ConfigError(what, "a process for each of " + ", ".join(hosts), "one process", remedy)
     if world is not None and not set(hosts) <= set(world.hosts):
-        raise ConfigError(
-            "the step is not on the hosts that were started",
-            expected="devices of " + ", ".join(world.hosts),
-            found="devices of " + ", ".join(hosts),
-            remedy="name devices of all hosts, or start as many hosts as are named",
-        )
+        expected, found = "devices of " + ", ".join(world.hosts), "devices of " + ", ".join(hosts)
+        remedy = "name devices of all hosts, or start as many hosts as are named"
+        raise ConfigError("the step is not on the hosts that were started", expected, found, remedy)
 
 
 class _FusedKernels:

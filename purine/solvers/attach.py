@@ -40,14 +40,11 @@ def parameters(graph: Graph) -> tuple[str, ...]:
     for name in names:
         state = graph.states[name]
         if state.next != state.read:
-            raise GraphError(
-                f"parameter {name!r} is updated already",
-                where=state.where,
-                blob=name,
-                expected="a graph to which no solver was added",
-                found=f"a state that carries on to {state.next!r}",
-                remedy="add one solver, and accumulate or clip before it",
-            )
+            what = f"parameter {name!r} is updated already"
+            expected = "a graph to which no solver was added"
+            found = f"a state that carries on to {state.next!r}"
+            remedy = "add one solver, and accumulate or clip before it"
+            raise GraphError(what, expected, found, remedy, where=state.where, blob=name)
     return names
 
 
