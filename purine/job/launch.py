@@ -132,22 +132,18 @@ def _on_given_devices(job: Job, given: Given) -> Job:
     devices = parse_devices(moved.devices)
     if "parallel" not in given and before is not None:
         scheme = before.over(len(devices))
-        _refuse_devices(scheme, devices)
+        if scheme.devices != len(devices):
+            count, wanted = len(devices), f"{scheme.devices} devices"
+            factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
+            what = f"the scheme is for {wanted}, and {count} are named"
+            expected = f"{factors} = {wanted}, by the run's own scheme"
+            other = f"--parallel data={count}, or another for as many devices"
+            remedy = f"replace the scheme: {other}; or name {wanted}"
+            raise ConfigError(what, expected, ", ".join(devices[:16]), remedy)
         moved = replace(moved, parallel=None if scheme == Scheme() else str(scheme))
     if (devices, scheme_of(moved)) == (parse_devices(job.devices), before):
         return job
     return replace(moved, threads=given.get("threads"))
-
-
-def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
-    """Refuse a number of devices that the run's own scheme is not for."""
-    if scheme.devices != len(devices):
-        count, wanted = len(devices), f"{scheme.devices} devices"
-        factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
-        what = f"the scheme is for {wanted}, and {count} are named"
-        expected, found = f"{factors} = {wanted}, by the run's own scheme", ", ".join(devices[:16])
-        other = f"--parallel data={count}, or another for as many devices"
-        raise ConfigError(what, expected, found, f"replace the scheme: {other}; or name {wanted}")
 
 
 def _same(plan: JobPlan, name: str, value: str) -> bool:

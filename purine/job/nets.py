@@ -94,9 +94,7 @@ def refuse_labels(net: Graph, data: DataSet) -> None:
     for op in net.ops.values():
         if op.kind != "SoftmaxLoss" or op.inputs[1] not in fields or classes is None:
             continue
-        axis = op.attributes.get("axis", 1)
-        shape = net.blobs[op.inputs[0]].shape
-        assert isinstance(axis, int)
+        axis, shape = op.whole("axis", 1), net.blobs[op.inputs[0]].shape
         if shape is not None and shape[axis] < classes:
             what = f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}"
             expected, found = f"at most {shape[axis]} classes", str(classes)

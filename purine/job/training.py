@@ -397,18 +397,16 @@ def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> 
             raise CheckpointError(what, expected, found, remedy, where=str(saved.path))
 
 
-def _accuracy_of(net: Graph) -> str | None:
-    """The output of the net that is its accuracy; of several the last with the smallest `top_k`."""
+def _results_of(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """The loss and the accuracy among the means of a net's outputs; None where it has none.
+
+    Of several accuracies the last with the smallest `top_k` counts.
+    """
     ops = [op for op in net.ops.values() if op.kind == "Accuracy" and op.outputs[0] in net.outputs]
     best = min(reversed(ops), key=lambda op: op.whole("top_k", 1), default=None)
-    return None if best is None else best.outputs[0]
-
-
-def _results_of(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """The loss and the accuracy among the means of a net's outputs; None where it has none."""
-    accuracy, losses = _accuracy_of(net), losses_of(net)
+    losses = losses_of(net)
     loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
-    return loss, None if accuracy is None else means[accuracy]
+    return loss, None if best is None else means[best.outputs[0]]
 
 
 def _number(value: object) -> float:

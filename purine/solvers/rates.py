@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 import purine.kinds.rates  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, check_fields, checked, not_negative, positive, wrong_value
 from purine.errors import ConfigError, given_twice
-from purine.graph import Attribute, Builder
+from purine.graph import Builder
 from purine.nearest import nearest_name, unknown_name
 from purine.registry.clock import ITERATION, add_clock
 
@@ -146,8 +146,9 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     if isinstance(rate, int | float):
         rate = Fixed(float(rate))
     add_clock(builder)
-    location = builder.blobs[ITERATION].location
-    inputs, settings = [ITERATION], _settings(rate)
+    location, inputs = builder.blobs[ITERATION].location, [ITERATION]
+    values = {item.name: (getattr(rate, item.name), item.default) for item in fields(rate)}
+    settings = {key: v for key, (v, default) in values.items() if v != default and key != "rate"}
     if isinstance(rate, Warmup):
         inputs.insert(0, add_rate(builder, rate.rate, name=f"{name}/base"))
     builder.blob(name, (), "float64", location)
@@ -194,12 +195,6 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
         raise ConfigError(what, expected, repr(text), f"add {missing[0]}=...")
     rate: Rate = policy(lr, **values)
     return Warmup(rate, iterations=warmup) if warmup else rate
-
-
-def _settings(rate: Rate) -> dict[str, Attribute]:
-    """The fields that differ from their defaults, as attributes of the op."""
-    values = {item.name: (getattr(rate, item.name), item.default) for item in fields(rate)}
-    return {key: v for key, (v, default) in values.items() if v != default and key != "rate"}
 
 
 def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
