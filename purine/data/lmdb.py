@@ -164,8 +164,8 @@ class _Database:
 @checked
 def lmdb_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one database, or of one for training and one for testing."""
-    train = Path(train)
-    return DataSet(train.name, LmdbSource(train), None if test is None else LmdbSource(test))
+    other = None if test is None else LmdbSource(test)
+    return DataSet(Path(train).name, LmdbSource(train), other)
 
 
 def is_lmdb(path: Path) -> bool:

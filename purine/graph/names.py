@@ -153,17 +153,13 @@ def _origin(graph: Graph, op: Op) -> Origin:
         return Origin(known(below), role, parts, **numbers)
     if head == AGAIN and below:
         return Origin(known(below), "recompute", parts, **numbers)
-    above = op.name.rpartition("/")[0]
-    if above in graph.ops and _is_lowered(graph, op, above):
-        return Origin(above, "forward", parts, **numbers)
+    above, _, last = op.name.rpartition("/")
+    if above in graph.ops:  # which may have been lowered to this op
+        called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
+        read = not set(op.outputs).isdisjoint(graph.ops[above].inputs)
+        if last.partition(".")[0] == called or read:
+            return Origin(above, "forward", parts, **numbers)
     return Origin(op.name, "reduce" if op.kind in _SUMS else "forward", parts, **numbers)
-
-
-def _is_lowered(graph: Graph, op: Op, above: str) -> bool:
-    """Whether an op is a call that the op above it in the path of names was lowered to."""
-    last = op.name.rpartition("/")[2].partition(".")[0]
-    called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
-    return last == called or not set(op.outputs).isdisjoint(graph.ops[above].inputs)
 
 
 def _with_parameter(graph: Graph, state: State) -> State:

@@ -157,7 +157,10 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self.world is not None and kind is not None and self._executor is not None:
             # The other hosts may never complete the iterations in flight here.
-            self._failure = self._failure or _left(kind)
+            what = f"the run on several hosts was left by {kind.__name__}"
+            expected = "all hosts to close their runs at the same iteration"
+            found, remedy = f"{kind.__name__} on this one", "load the last checkpoint on all hosts"
+            self._failure = self._failure or RunError(what, expected, found, remedy)
             self._end_lanes()
         self.close()
 
@@ -481,12 +484,6 @@ class Run:
                 remedy="let the net begin with a Data op, or feed it: "
                 f"pu.compute(graph, {{{name!r}: ...}})",
             )
-
-
-def _left(kind: type[BaseException]) -> RunError:
-    what = f"the run on several hosts was left by {kind.__name__}"
-    found, remedy = f"{kind.__name__} on this one", "load the last checkpoint on all hosts"
-    return RunError(what, "all hosts to close their runs at the same iteration", found, remedy)
 
 
 def _refuse_hosts(graph: Graph, world: World | None) -> None:
