@@ -93,13 +93,10 @@ def _begin(target: Path, lock: ExitStack, *, first: bool) -> str:
 def _write(temporary: Path, world: World, values: Mapping[str, Tensor]) -> str:
     """Write the values of this host; returns the facts about its file."""
     if not temporary.is_dir():
-        raise unusable(
-            temporary,
-            "this host does not see the folder of the checkpoint",
-            f"the folder that {world.hosts[0]} made, on a file system that all hosts share",
-            "no such folder",
-            remedy="let all hosts share the file system of the run's folder",
-        )
+        what = "this host does not see the folder of the checkpoint"
+        expected = f"the folder that {world.hosts[0]} made, on a file system that all hosts share"
+        remedy = "let all hosts share the file system of the run's folder"
+        raise unusable(temporary, what, expected, "no such folder", remedy=remedy)
     file = temporary / manifests.file_name(world.hosts.index(world.host))
     with os_errors(FAILED, temporary, REMEDY):
         return json.dumps(dataclasses.asdict(write_values(file, values, temporary)))

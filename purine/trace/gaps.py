@@ -45,15 +45,15 @@ class Gaps:
         self.put_of: Mapping[int, int] = puts_of(trace)
         self._arrival_of = {put: arrival for arrival, put in self.put_of.items()}
         self._causes = causes(trace)
-        self._queues: dict[str, list[int]] = {name: [] for name in devices_of_trace(trace)}
+        queues: dict[str, list[int]] = {name: [] for name in devices_of_trace(trace)}
         for index, event in enumerate(self.events):
             if _computes(event):
-                self._queues[event.location].append(index)
-        self.pieces: dict[str, list[Piece]] = {}
+                queues[event.location].append(index)
+        self.pieces: dict[str, list[Piece]] = {name: [] for name in queues}
         """By device all that it waited for."""
-        for location, queue in self._queues.items():
-            gaps = (self._blamed(*gap, host_of(location)) for gap in self._gaps(queue))
-            self.pieces[location] = [piece for gap in gaps for piece in gap]
+        for location, queue in queues.items():
+            for gap in self._gaps(queue):
+                self.pieces[location] += self._blamed(*gap, host_of(location))
 
     def transfers(self) -> tuple[dict[int, int], dict[int, int]]:
         """By transfer and reduction how long it ran, and for how long a device waited for it."""
@@ -66,8 +66,7 @@ class Gaps:
         for piece in (piece for pieces in self.pieces.values() for piece in pieces):
             if piece.sort == "transfers":
                 assert piece.event is not None
-                transfer = transfer_of(piece.event, piece.event)
-                exposed[transfer].append((piece.start, piece.end))
+                exposed[transfer_of(piece.event, piece.event)].append((piece.start, piece.end))
         whole, waited = (
             {index: covered(times, self.begin) for index, times in spans.items()}
             for spans in (running, exposed)
