@@ -17,7 +17,6 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
 
 import numpy as np
@@ -149,19 +148,17 @@ class _Form:
 
 
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_UNIONS = (Union, types.UnionType)
 
 _Test: TypeAlias = tuple[str, frozenset[type], object]
 """The name of an argument, types whose instances always fit, and its annotation."""
 
 
 def _quick(annotation: object) -> tuple[frozenset[type], object]:
-    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    union = typing.get_origin(annotation) in _UNIONS
+    options = typing.get_args(annotation) if union else (annotation,)
     exact = {option for option in options if isinstance(option, type)}
     return frozenset(exact | ({int} if float in exact else set())), annotation
-
-
-def _is_union(annotation: object) -> bool:
-    return typing.get_origin(annotation) in (Union, types.UnionType)
 
 
 def check_fields(value: DataclassInstance) -> None:
@@ -191,7 +188,7 @@ def conforms(value: object, annotation: object) -> bool:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if isinstance(annotation, TypeVar):
         return True
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return any(conforms(value, option) for option in arguments)
     if origin is Literal:
         return any(type(value) is type(option) and value == option for option in arguments)
@@ -238,7 +235,7 @@ def describe(annotation: object, *, none: str = "nothing") -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (None, type(None)):
         return none
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         words = dict.fromkeys(describe(option, none=none) for option in arguments)
         return " or ".join(words)
     if origin is Literal:
@@ -320,13 +317,7 @@ def _require(what: str, value: object, expected: str, fits: bool) -> None:
 
 
 def wrong_value(
-    error: type[E],
-    what: str,
-    value: object,
-    expected: str,
-    *,
-    remedy: str | None = None,
-    where: str | Path | None = None,
+    error: type[E], what: str, value: object, expected: str, *, remedy: str | None = None
 ) -> E:
     """The error for an option or an argument whose value is out of range or of the wrong form.
 
@@ -336,8 +327,8 @@ def wrong_value(
       found: 0
       to do: change batch
     """
-    found, remedy = shown(value), remedy or f"change {what}"
-    return error(f"{what} is {found}", expected, found, remedy, where=where)
+    found = shown(value)
+    return error(f"{what} is {found}", expected, found, remedy or f"change {what}")
 
 
 _SHOWN = 80
@@ -383,7 +374,6 @@ def _with_article(name: str) -> str:
 
 
 def _many(one: str) -> str:
-    """The plural of a result of `describe`."""
     if " or " in one or " of " in one:
         return f"items that are {one}"
     return one.removeprefix("a ").removeprefix("an ") + "s"

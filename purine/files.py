@@ -19,6 +19,7 @@ from purine.errors import ConfigError, E, reason
 
 __all__ = [
     "expanded",
+    "listing",
     "put_in_place",
     "read_bounded",
     "refuse_own_input",
@@ -76,6 +77,14 @@ def expanded(path: str | Path) -> Path:
         expected = "~ for your own folder, or ~NAME for that of a user of this machine"
         remedy = f"write ./{user} for a folder of this name, or correct the path"
         raise ConfigError(what, expected, user, remedy, where=path) from None
+
+
+def listing(folder: Path) -> str:
+    """The first entries of a folder, for error messages."""
+    if not folder.is_dir():
+        return "no such folder"
+    names = sorted(entry.name for entry in folder.iterdir())
+    return (", ".join(names[:8]) or "an empty folder") + (", ..." if len(names) > 8 else "")
 
 
 def refuse_own_input(output: Path, *inputs: Path) -> None:

@@ -44,16 +44,12 @@ def launch(
     if not 1 <= hosts <= 64:
         remedy = "start real machines with torchrun, mpiexec or srun"
         raise ConfigError(f"--hosts is {hosts}", "1 to 64 hosts", str(hosts), remedy)
+    expected = " or ".join(_TRANSPORTS)
     if transport == "mpi":
+        what = "purine launch starts no hosts for transport 'mpi'"
         remedy = f"start with mpiexec -n {hosts} python -m purine ..., with PURINE_TRANSPORT=mpi"
-        raise ConfigError(
-            "purine launch starts no hosts for transport 'mpi'",
-            " or ".join(_TRANSPORTS),
-            transport,
-            remedy,
-        )
+        raise ConfigError(what, expected, transport, remedy)
     if transport not in _TRANSPORTS:
-        expected = " or ".join(_TRANSPORTS)
         raise ConfigError(f"--transport is {transport!r}", expected, transport, "name one of them")
     code = _Hosts(hosts, transport, words).wait()
     if code:

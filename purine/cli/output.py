@@ -105,5 +105,4 @@ def unwritable(error: OSError, what: str, remedy: str) -> ConfigError:
     """The error for output that could not be written."""
     closed = error.errno == errno.EPIPE
     found = "the pipe was closed by its reader" if closed else reason(error)
-    expected = "a terminal, a file or a pipe that takes the output"
-    return ConfigError(what, expected=expected, found=found, remedy=remedy)
+    return ConfigError(what, "a terminal, a file or a pipe that takes the output", found, remedy)

@@ -115,7 +115,9 @@ def _headline(plan: JobPlan) -> str:
     samples, devices = plan.samples_per_iteration, parse_devices(job.devices)
     text = f"{job.net} on {job.data}: {plan.iterations} iterations of {samples} samples "
     text += f"with {job.solver}" + ("" if job.precision == "fp32" else f" in {job.precision}")
-    return text + (f" on {len(devices)} devices ({_settings(plan)})" if len(devices) > 1 else "")
+    items = str(scheme_of(job)).split(",")
+    scheme = ",".join("schedule=grid" if "\n" in item else item for item in items)
+    return text + (f" on {len(devices)} devices ({scheme})" if len(devices) > 1 else "")
 
 
 def _placement_text(plan: JobPlan) -> str:
@@ -140,11 +142,6 @@ def _placement_text(plan: JobPlan) -> str:
         )
         lines += [f"  {row}" for row in str(grid).splitlines()]
     return "\n".join(lines)
-
-
-def _settings(plan: JobPlan) -> str:
-    items = str(scheme_of(plan.job)).split(",")
-    return ",".join("schedule=grid" if "\n" in item else item for item in items)
 
 
 def _resume_command(training: Training) -> str:

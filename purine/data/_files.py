@@ -9,7 +9,7 @@ from types import ModuleType
 from purine.errors import ConfigError, DataError
 from purine.machine.capacity import available_memory
 
-__all__ = ["extra", "listing", "refuse_larger_than_memory", "unreadable"]
+__all__ = ["extra", "refuse_larger_than_memory", "unreadable"]
 
 
 def extra(module: str, name: str, what: str) -> ModuleType:
@@ -19,7 +19,7 @@ def extra(module: str, name: str, what: str) -> ModuleType:
     except ImportError as error:
         what = f"{what} needs {module.partition('.')[0]}, which cannot be imported"
         expected, remedy = f"the extra {name!r} of purine", f'pip install "purine[{name}]"'
-        raise ConfigError(what, expected=expected, found=str(error), remedy=remedy) from error
+        raise ConfigError(what, expected, str(error), remedy) from error
 
 
 def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
@@ -29,20 +29,10 @@ def refuse_larger_than_memory(path: Path, size: int, what: str) -> None:
         expected = f"at most {available:,} bytes, the memory that is available"
         found = f"{size:,} bytes of values, by its header"
         remedy = "check the file, or store the arrays as .npy files, which are read when needed"
-        what = f"{what} is too large"
-        raise DataError(what, where=path, expected=expected, found=found, remedy=remedy)
+        raise DataError(f"{what} is too large", expected, found, remedy, where=path)
 
 
 def unreadable(path: Path, expected: str, found: str) -> DataError:
     """The error that a file is missing, damaged or of another format."""
-    what = "the file cannot be read"
     remedy = "check the path and its permissions, or write the file again"
-    return DataError(what, where=path, expected=expected, found=found, remedy=remedy)
-
-
-def listing(folder: Path) -> str:
-    """The first entries of a folder, for error messages."""
-    if not folder.is_dir():
-        return "no such folder"
-    names = sorted(entry.name for entry in folder.iterdir())
-    return (", ".join(names[:8]) or "an empty folder") + (", ..." if len(names) > 8 else "")
+    return DataError("the file cannot be read", expected, found, remedy, where=path)

@@ -53,7 +53,7 @@ class ArraySource(Source):
             what = f"{len(arrays)} arrays for {len(names)} fields"
             expected = f"one array for each of {', '.join(names)}"
             remedy = "pass names=(...) with a name for each array"
-            raise DataError(what, expected=expected, found=f"{len(arrays)} arrays", remedy=remedy)
+            raise DataError(what, expected, f"{len(arrays)} arrays", remedy)
         origins = origins or names
         self.classes = classes
         columns: list[NumpyArray] = []
@@ -69,7 +69,7 @@ class ArraySource(Source):
                 what = f"the number of {name}s differs from the number of {names[0]}s"
                 expected, count = f"{len(columns[0])}, as in {origins[0]}", str(len(column))
                 remedy = "check that both files belong to one data set"
-                raise DataError(what, where=origin, expected=expected, found=count, remedy=remedy)
+                raise DataError(what, expected, count, remedy, where=origin)
         self._columns = tuple(columns)
         self.fields = tuple(
             Field(name, column.shape[1:], column.dtype.name)
@@ -108,7 +108,7 @@ def _as_numpy(array: Array, origin: str) -> NumpyArray:
     if dtype not in DTYPES:
         what, expected = f"samples cannot be {dtype}", f"one of {', '.join(DTYPES)}"
         remedy = "convert the array to one of these dtypes"
-        raise DataError(what, where=origin, expected=expected, found=dtype, remedy=remedy)
+        raise DataError(what, expected, dtype, remedy, where=origin)
     plain = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
     if plain.ndim == 0 or plain.size == 0:
         expected = "one row or more, none of them empty"
@@ -119,7 +119,7 @@ def _as_numpy(array: Array, origin: str) -> NumpyArray:
 
 def _refused(what: str, array: NumpyArray, origin: str, expected: str, remedy: str) -> DataError:
     form = f"{array.dtype.name} of shape {list(array.shape)}"
-    return DataError(what, where=origin, expected=expected, found=form, remedy=remedy)
+    return DataError(what, expected, form, remedy, where=origin)
 
 
 def _as_images(array: NumpyArray, origin: str) -> NumpyArray:
@@ -144,9 +144,8 @@ def _as_labels(
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or (classes is not None and largest >= classes):
         wrong = smallest if smallest < 0 else largest
-        what = f"label {wrong} is out of range"
         label = f"{wrong} at sample {np.argmax(array == wrong)}"
         expected = "0 or more" if classes is None else f"0 to {classes - 1}"
         remedy = "number the classes from 0, and check that the file holds labels"
-        raise DataError(what, where=origin, expected=expected, found=label, remedy=remedy)
+        raise DataError(f"label {wrong} is out of range", expected, label, remedy, where=origin)
     return array.astype(np.int64), largest + 1 if classes is None else classes

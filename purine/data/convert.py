@@ -95,7 +95,7 @@ def _dataset_of(loader: DataLoader[object]) -> object:
             what = f"the DataLoader has a {what} of its own, which a run would leave out"
             expected = "all samples in batches: a run uses the data set, in its own order"
             remedy = "let the data set give the samples as wanted, and pass it: data=loader.dataset"
-            raise DataError(what, expected=expected, found=actual, remedy=remedy)
+            raise DataError(what, expected, actual, remedy)
     return loader.dataset
 
 

@@ -36,7 +36,7 @@ def decode_image(
     except Exception as error:  # decoders raise nearly anything for damaged bytes
         what, expected = "the picture cannot be decoded", "a picture, such as PNG or JPEG"
         cause, remedy = in_a_line(error), "check the path, or make the picture again"
-        raise DataError(what, where=where, expected=expected, found=cause, remedy=remedy) from error
+        raise DataError(what, expected, cause, remedy, where=where) from error
     planes = array[None] if array.ndim == 2 else np.moveaxis(array[:, :, ::-1], 2, 0)
     return np.ascontiguousarray(planes if size is None else _resized(planes, size))
 

@@ -57,7 +57,7 @@ class Hdf5Source(Source):
                 what, actual = "the files differ in form", ", ".join(map(str, fields))
                 expected = f"{', '.join(map(str, self.fields))} as in {self._files[0]}"
                 remedy = "write all files with the same data sets"
-                raise _wrong(file, what, expected, actual, remedy)
+                raise DataError(what, expected, actual, remedy, where=file)
         self._starts = np.cumsum([0, *(count for _, count in forms)])
         self.classes = classes if labels is None else self._count_classes(labels, classes)
 
@@ -98,7 +98,7 @@ class Hdf5Source(Source):
                 expected = "0 or more" if most is None else f"0 to {most - 1}"
                 actual = f"{smallest if smallest < 0 else largest}"
                 remedy = "number the classes from 0, in the test part as in training"
-                raise _wrong(file, what, expected, actual, remedy)
+                raise DataError(what, expected, actual, remedy, where=file)
         return int(largest) + 1 if most is None else most
 
     def _form(self, file: Path, dtypes: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
@@ -110,12 +110,16 @@ class Hdf5Source(Source):
                 if not hasattr(table, "shape") or len(table.shape) < 1:
                     what, tables = f"there is no data set {name!r}", ", ".join(content) or "none"
                     expected = f"data sets {', '.join(self._names)}, one row per sample"
-                    raise _wrong(file, what, expected, tables, "write the file with these names")
+                    raise DataError(
+                        what, expected, tables, "write the file with these names", where=file
+                    )
                 dtype = dtypes.get(name, table.dtype.name)
                 for wrong in {table.dtype.name, dtype} - set(DTYPES):
                     what = f"data set {name!r} cannot be {wrong}"
                     expected = f"one of {', '.join(DTYPES)}"
-                    raise _wrong(file, what, expected, wrong, "write it with one of these dtypes")
+                    raise DataError(
+                        what, expected, wrong, "write it with one of these dtypes", where=file
+                    )
                 shape = tuple(table.shape[1:])
                 fields.append(Field(name, () if name == self._labels else shape, dtype))
                 counts.append(table.shape[0])
@@ -123,15 +127,15 @@ class Hdf5Source(Source):
             what = "the numbers of rows do not agree"
             expected = "one row per sample in each data set, one or more"
             rows = ", ".join(f"{n}: {c}" for n, c in zip(self._names, counts, strict=True))
-            raise _wrong(file, what, expected, rows, "write the file again")
+            raise DataError(what, expected, rows, "write the file again", where=file)
         return tuple(fields), counts[0]
 
 
 @checked
 def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list of files, or of one for training and one for testing."""
-    train = Path(train)
-    return DataSet(train.stem, Hdf5Source(train), None if test is None else Hdf5Source(test))
+    other = None if test is None else Hdf5Source(test)
+    return DataSet(Path(train).stem, Hdf5Source(train), other)
 
 
 def with_classes(data: DataSet) -> DataSet:
@@ -187,9 +191,7 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
         what = f"values of {field.name!r} are not whole numbers"
         expected = f"values of dtype {field.dtype}"
         actual = str(values[converted != values].flat[0])
-        raise _wrong(file, what, expected, actual, "write labels and indices as whole numbers")
+        raise DataError(
+            what, expected, actual, "write labels and indices as whole numbers", where=file
+        )
     return converted
-
-
-def _wrong(file: Path, what: str, expected: str, found: str, remedy: str) -> DataError:
-    return DataError(what, where=file, expected=expected, found=found, remedy=remedy)

@@ -18,10 +18,11 @@ from typing import IO, TypeAlias
 import numpy as np
 
 from purine.arguments import checked
-from purine.data._files import listing, refuse_larger_than_memory, unreadable
+from purine.data._files import refuse_larger_than_memory, unreadable
 from purine.data.arrays import array_dataset
 from purine.data.source import DataSet, NumpyArray
 from purine.errors import DataError
+from purine.files import listing
 
 __all__ = ["fashion_mini", "find_idx", "idx_dataset", "read_idx"]
 
@@ -173,4 +174,4 @@ def _cut_short(path: Path, what: str, expected: str, size: int) -> DataError:
 def _wrong_file(
     path: Path, what: str, expected: str, found: str, remedy: str = "fetch the file again"
 ) -> DataError:
-    return DataError(what, where=path, expected=expected, found=found, remedy=remedy)
+    return DataError(what, expected, found, remedy, where=path)

@@ -64,7 +64,7 @@ class ImageListSource(Source):
                 what, where = "a picture differs in size from the first", self._located(int(number))
                 expected, size = str(list(images.shape[1:])), str(list(picture.shape))
                 remedy = "give a size (in Caffe new_height and new_width) for all of them"
-                raise DataError(what, where=where, expected=expected, found=size, remedy=remedy)
+                raise DataError(what, expected, size, remedy, where=where)
             images[row] = picture
         columns = (torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
         return columns if self._has_labels else columns[:1]
@@ -85,9 +85,8 @@ class ImageListSource(Source):
 @checked
 def image_list_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list, or of one for training and one for testing."""
-    train = Path(train)
     other = None if test is None else ImageListSource(test)
-    return DataSet(train.stem, ImageListSource(train), other)
+    return DataSet(Path(train).stem, ImageListSource(train), other)
 
 
 def _read_list(path: Path) -> tuple[list[str], list[int]]:
@@ -111,7 +110,6 @@ def _read_list(path: Path) -> tuple[list[str], list[int]]:
 
 
 def _wrong_list(where: str, found: str) -> DataError:
-    what = "the list of pictures cannot be read"
     expected = "a text file with a path, a space and a whole number as label in each line"
     remedy = "correct the list or its path"
-    return DataError(what, where=where, expected=expected, found=found, remedy=remedy)
+    return DataError("the list of pictures cannot be read", expected, found, remedy, where=where)

@@ -54,8 +54,7 @@ class LmdbSource(Source):
             self._keys = list(transaction.cursor().iternext(keys=True, values=False))
             if not self._keys:
                 what, remedy = "the database is empty", "check how the database was made"
-                expected, path = "one sample or more", self.path
-                raise DataError(what, where=path, expected=expected, found="none", remedy=remedy)
+                raise DataError(what, "one sample or more", "none", remedy, where=self.path)
             first, _ = self._sample(transaction, 0)
         image = Field("image", first.shape, first.dtype.name)
         self.fields = (image, Field("label", (), "int64")) if labels else (image,)
@@ -122,7 +121,7 @@ class LmdbSource(Source):
 
     def _wrong(self, number: int, what: str, expected: str, found: str) -> DataError:
         remedy, where = "make the database again, with images of one size", self._where(number)
-        return DataError(what, where=where, expected=expected, found=found, remedy=remedy)
+        return DataError(what, expected, found, remedy, where=where)
 
     def _where(self, number: int) -> str:
         return f"{self.path} (key {self._keys[number].decode('utf-8', 'replace')!r})"
@@ -165,8 +164,8 @@ class _Database:
 @checked
 def lmdb_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one database, or of one for training and one for testing."""
-    train = Path(train)
-    return DataSet(train.name, LmdbSource(train), None if test is None else LmdbSource(test))
+    other = None if test is None else LmdbSource(test)
+    return DataSet(Path(train).name, LmdbSource(train), other)
 
 
 def is_lmdb(path: Path) -> bool:
@@ -181,7 +180,7 @@ def is_leveldb(path: Path) -> bool:
 
 def _unreadable(path: Path, found: str) -> DataError:
     what, remedy = "the database cannot be read", "check its permissions, or make it again"
-    return DataError(what, where=path, expected="a whole LMDB", found=found, remedy=remedy)
+    return DataError(what, "a whole LMDB", found, remedy, where=path)
 
 
 def _no_database(path: Path) -> DataError:
@@ -190,5 +189,4 @@ def _no_database(path: Path) -> DataError:
     if is_leveldb(path):
         what, content = "a LevelDB cannot be read", "a LevelDB"
         remedy = "make an LMDB of the images (convert_imageset --backend=lmdb), or pass arrays"
-    expected = "an LMDB, that is a folder with data.mdb"
-    return DataError(what, where=path, expected=expected, found=content, remedy=remedy)
+    return DataError(what, "an LMDB, that is a folder with data.mdb", content, remedy, where=path)

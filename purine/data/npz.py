@@ -73,8 +73,7 @@ def _from_names(where: Path, names: Collection[str], load: _Loader, classes: int
 
 def _missing(where: Path, expected: str, names: Collection[str]) -> DataError:
     what, remedy = "an array is missing", "save the arrays under these names"
-    found = ", ".join(names) or "no arrays"
-    return DataError(what, where=where, expected=expected, found=found, remedy=remedy)
+    return DataError(what, expected, ", ".join(names) or "no arrays", remedy, where=where)
 
 
 def _member(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> NumpyArray:
@@ -127,12 +126,11 @@ def _fault(path: Path, expected: str, error: Exception) -> DataError:
     if "Object arrays" in text or "Python objects" in text:
         what, expected = "an array holds Python objects", "arrays of numbers"
         actual = "dtype object, which would have to be unpickled"
-        remedy = "save it again with a numeric dtype"
-        return DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
+        return DataError(what, expected, actual, "save it again with a numeric dtype", where=path)
     if "is encrypted" in text:
         what, actual = "the archive is encrypted", "an array that needs a password"
         remedy = "save the arrays again without encryption"
-        return DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
+        return DataError(what, expected, actual, remedy, where=path)
     if "pickled" in text:
         text = "neither .npy nor .npz data"
     return unreadable(path, expected, text)

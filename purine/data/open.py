@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 
 from purine.arguments import checked
-from purine.data._files import listing
 from purine.data.idx import fashion_mini, find_idx, idx_dataset
 from purine.data.lmdb import is_leveldb, is_lmdb, lmdb_dataset
 from purine.data.npz import npy_dataset, npz_dataset
@@ -19,7 +18,7 @@ from purine.data.source import DataSet
 from purine.data.stored import KINDS, Form, parse_options, parse_stored
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import DataError
-from purine.files import expanded
+from purine.files import expanded, listing
 from purine.nearest import unknown_name
 
 __all__ = ["absolute", "open_data"]
@@ -120,7 +119,7 @@ def absolute(spec: str) -> str:
 
 
 def _unknown(what: str, spec: str | None, found: str, remedy: str) -> DataError:
-    return DataError(what, where=spec, expected=_KNOWN, found=found, remedy=remedy)
+    return DataError(what, _KNOWN, found, remedy, where=spec)
 
 
 def _open_folder(path: Path) -> DataSet:
@@ -137,6 +136,5 @@ def _open_folder(path: Path) -> DataSet:
     elif any(file.suffix.lower() in _PICTURES for file in islice(path.rglob("*"), _LOOKED_AT)):
         remedy = "list the pictures in a text file, a path and a label on each line, and name "
         remedy += "that: image-list:TRAIN,TEST"
-    what = "this folder is no data set"
     expected = "train-images-idx3-ubyte[.gz] and so on, or train_images.npy and so on"
-    raise DataError(what, where=path, expected=expected, found=listing(path), remedy=remedy)
+    raise DataError("this folder is no data set", expected, listing(path), remedy, where=path)

@@ -75,13 +75,12 @@ class Reader:
         whole = offset + batch if whole is None else whole
         if not 0 <= offset <= whole - batch:
             what = f"a part of {batch} samples begins at {offset} of {whole}"
-            expected = f"an offset of 0 to {whole - batch}"
             remedy = "let the parts lie within the whole batch"
-            raise ConfigError(what, expected=expected, found=str(offset), remedy=remedy)
+            raise ConfigError(what, f"an offset of 0 to {whole - batch}", str(offset), remedy)
         if source.sequential and shuffle:
             what = "a sequential source cannot be shuffled"
             remedy = "pass shuffle=False and let the iterable choose its order"
-            raise DataError(what, expected="shuffle=False", found="shuffle=True", remedy=remedy)
+            raise DataError(what, "shuffle=False", "shuffle=True", remedy)
         self.source = source.for_reader()
         self.batch = batch
         self.offset = offset

@@ -130,12 +130,12 @@ def _check_settings(
         size = f"{sides[0]} x {sides[1]} with pad {pad}"
         what, most = f"a crop of {crop} cannot be cut from images of {size}", min(sides) + 2 * pad
         expected, remedy = f"a crop of at most {most}", "lower crop (--crop), or raise pad (--pad)"
-        raise DataError(what, expected=expected, found=str(crop), remedy=remedy)
+        raise DataError(what, expected, str(crop), remedy)
     if isinstance(mean, Sequence) and len(mean) != channels:
         what = f"{len(mean)} means are given for images of {list(field.shape)}"
         expected = "one number" + (f", or {channels}: one a channel" if channels > 1 else "")
         actual = ", ".join(f"{value:g}" for value in mean)
-        raise DataError(what, expected=expected, found=actual, remedy="change mean (--mean)")
+        raise DataError(what, expected, actual, "change mean (--mean)")
 
 
 def _check_image(mean: Tensor, source: Source) -> None:
@@ -145,7 +145,7 @@ def _check_image(mean: Tensor, source: Source) -> None:
         expected = f"floating-point numbers of the shape of the stored images, {shapes}"
         what, form = "the mean image does not fit the samples", f"{mean.dtype} {list(mean.shape)}"
         remedy = "make the mean of these samples, or give a number for each channel"
-        raise DataError(what, expected=expected, found=form, remedy=remedy)
+        raise DataError(what, expected, form, remedy)
 
 
 def _emit(
@@ -162,14 +162,10 @@ def _emit(
         last = index == len(chain) - 1
         wanted = list(spec_of(builder.blobs[target]).shape)
         if last and list(spec.shape) != wanted:
-            raise DataError(
-                f"samples of {list(field.shape)} do not become {wanted[1:]}",
-                op=op,
-                blob=target,
-                expected=f"blob {target!r} of {wanted}",
-                found=f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}",
-                remedy="build the net for these samples, or give a crop of its size",
-            )
+            what = f"samples of {list(field.shape)} do not become {wanted[1:]}"
+            found = f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}"
+            remedy = "build the net for these samples, or give a crop of its size"
+            raise DataError(what, f"blob {target!r} of {wanted}", found, remedy, op=op, blob=target)
         output = target if last else builder.blob(name, spec.shape, spec.dtype, op.location)
         builder.add(replace(draft, outputs=(output,)))
         current = output
@@ -177,6 +173,5 @@ def _emit(
 
 def _misfit(builder: Builder, op: Op, source: Source) -> DataError:
     what, remedy = f"op {op.name!r} does not fit the data", "use a net for this kind of data"
-    expected = ", ".join(map(str, source.fields))
     blobs = ", ".join(str(builder.blobs[name]) if name else "~" for name in op.outputs)
-    return DataError(what, op=op, expected=expected, found=blobs, remedy=remedy)
+    return DataError(what, ", ".join(map(str, source.fields)), blobs, remedy, op=op)

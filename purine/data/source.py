@@ -120,7 +120,7 @@ class DataSet:
             expected = f"{', '.join(map(str, self.train.fields))} as in training"
             actual = ", ".join(map(str, self.test.fields))
             remedy = "bring both to one shape and dtype"
-            raise DataError(what, where=self.name, expected=expected, found=actual, remedy=remedy)
+            raise DataError(what, expected, actual, remedy, where=self.name)
 
 
 def identity_of(source: Source) -> str:
@@ -147,4 +147,4 @@ def check_indices(indices: Indices, length: int) -> None:
     if len(outside):
         what = f"there is no sample {outside[0]}"
         remedy = "take the numbers from an Order of the source's length"
-        raise DataError(what, expected=f"0 to {length - 1}", found=str(outside[0]), remedy=remedy)
+        raise DataError(what, f"0 to {length - 1}", str(outside[0]), remedy)

@@ -39,7 +39,7 @@ def _hdf5(
         expected = "options names and dtypes with as many words, in the same order"
         actual = f"names {'|'.join(names) or 'not given'}, dtypes {'|'.join(dtypes)}"
         remedy = "write for example names=data|label&dtypes=float32|int64"
-        raise DataError(what, where=path, expected=expected, found=actual, remedy=remedy)
+        raise DataError(what, expected, actual, remedy, where=path)
     named = dict(zip(names, dtypes, strict=True)) if dtypes else {}
     return Hdf5Source(path, names=names or None, dtypes=named, root=root)
 
@@ -125,8 +125,7 @@ def parse_stored(kind: str, text: str) -> Stored:
         key = item.partition("=")[0]
         if key not in known:
             expected, remedy = f"options of {kind}: {', '.join(known)}", "correct or remove it"
-            what = f"no option {key!r}"
-            raise DataError(what, where=spec, expected=expected, found=repr(item), remedy=remedy)
+            raise DataError(f"no option {key!r}", expected, repr(item), remedy, where=spec)
     return Stored(kind, expanded(match[1]), parse_options(spec, items, known, _OPTIONS))
 
 
@@ -149,9 +148,7 @@ def parse_options(
             options[key] = convert(value)
         except ValueError as error:
             what, remedy = f"option {key!r} cannot be read", "correct or remove it"
-            raise DataError(
-                what, where=spec, expected=form, found=repr(value), remedy=remedy
-            ) from error
+            raise DataError(what, form, repr(value), remedy, where=spec) from error
     return options
 
 

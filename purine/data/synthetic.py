@@ -61,8 +61,7 @@ class SyntheticImages(Source):
         _require(sizes | {"classes": classes, "count": count}, seed)
         if dtype not in ("float32", "uint8"):
             what = f"synthetic images cannot be {dtype}"
-            remedy = "use float32, or cast in the graph"
-            raise DataError(what, expected="float32 or uint8", found=dtype, remedy=remedy)
+            raise DataError(what, "float32 or uint8", dtype, "use float32, or cast in the graph")
         self.fields = (Field("image", tuple(image), dtype), Field("label", (), "int64"))
         self.classes = self._classes = classes
         self._count = count
@@ -244,6 +243,5 @@ def _require(sizes: dict[str, int], seed: int) -> None:
             raise wrong_value(DataError, name, value, f"{least} or more", remedy=remedy)
         bits = 63 if name in ("seed", "count") else 24  # a side of an image is no longer
         if value >= 2**bits:
-            what, expected = f"{name} is too large", f"a number below 2^{bits}"
             digits, remedy = f"a number of {len(str(value))} digits", f"use a smaller {name}"
-            raise DataError(what, expected=expected, found=digits, remedy=remedy)
+            raise DataError(f"{name} is too large", f"a number below 2^{bits}", digits, remedy)

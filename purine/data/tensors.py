@@ -40,7 +40,7 @@ class TensorSource(Source):
     def __init__(self, *columns: object) -> None:
         if not columns:
             what, expected = "there are no tensors", "a tensor for each input of the net"
-            raise DataError(what, expected=expected, found="none", remedy="pass for example (x, y)")
+            raise DataError(what, expected, "none", "pass for example (x, y)")
         self._columns = tuple(_column(item, index) for index, item in enumerate(columns))
         self.fields = tuple(
             Field(f"tensor {index}", tuple(column.shape[1:]), dtype_name(column.dtype))
@@ -49,11 +49,8 @@ class TensorSource(Source):
         for column, field in zip(self._columns, self.fields, strict=True):
             if len(column) != len(self):
                 what = "the tensors differ in their number of samples"
-                expected, rows = (
-                    f"{len(self)} rows, as in tensor 0",
-                    f"{len(column)} rows in {field.name}",
-                )
-                raise DataError(what, expected=expected, found=rows, remedy=_ONE_EACH)
+                rows = f"{len(column)} rows in {field.name}"
+                raise DataError(what, f"{len(self)} rows, as in tensor 0", rows, _ONE_EACH)
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -90,7 +87,11 @@ def _column(value: object, index: int) -> Tensor:
     if isinstance(value, tuple | list):
         value = _stacked(value, index)
     if isinstance(value, np.ndarray):
-        value = _from_numpy(value, index)
+        if value.dtype.name not in DTYPES:
+            raise _unusable(index, f"an array of {value.dtype.name}")
+        with warnings.catch_warnings():  # batches are copies: what cannot be written to will do
+            warnings.simplefilter("ignore", UserWarning)
+            value = torch.from_numpy(np.ascontiguousarray(value, value.dtype.newbyteorder("=")))
     if not isinstance(value, Tensor):
         raise _unusable(index, shown(value))
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
@@ -98,9 +99,8 @@ def _column(value: object, index: int) -> Tensor:
     if dtype_name(value.dtype) not in DTYPES:
         raise _unusable(index, dtype_name(value.dtype))
     if value.ndim == 0 or value.numel() == 0:
-        what = f"there are no samples in tensor {index}"
         expected, shape = "one row or more, none of them empty", f"shape {list(value.shape)}"
-        raise DataError(what, expected=expected, found=shape, remedy=_ONE_EACH)
+        raise DataError(f"there are no samples in tensor {index}", expected, shape, _ONE_EACH)
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 
@@ -117,17 +117,8 @@ def _stacked(items: Sequence[object], index: int) -> Tensor | NumpyArray:
         raise _unusable(index, f"a {type(items).__name__}: {in_a_line(error)}") from error
 
 
-def _from_numpy(array: NumpyArray, index: int) -> Tensor:
-    if array.dtype.name not in DTYPES:
-        raise _unusable(index, f"an array of {array.dtype.name}")
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    with warnings.catch_warnings():  # batches are copies: what cannot be written to will do
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
-
-
 def _unusable(index: int, found: str) -> DataError:
     what, dtypes = f"tensor {index} of the data cannot be used", ", ".join(sorted(DTYPES))
     expected = f"a dense tensor or array of {dtypes}, or a list of numbers or of equal tensors"
     remedy = f"{_ONE_EACH}; a list of samples goes in as pu.data.TorchSource(samples)"
-    return DataError(what, expected=expected, found=found, remedy=remedy)
+    return DataError(what, expected, found, remedy)

@@ -100,7 +100,7 @@ class IterableSource(Source):
             what = "this iterable can be read only once"
             expected = "an iterable that starts again with each iter()"
             remedy = "pass an object whose __iter__ makes the generator"
-            raise DataError(what, expected=expected, found=type(iterable).__name__, remedy=remedy)
+            raise DataError(what, expected, type(iterable).__name__, remedy)
         self._iterable = iterable
         self._names = tuple(names)
         self._length = length
@@ -114,7 +114,7 @@ class IterableSource(Source):
         if self._length is None:
             what = "the number of samples of an iterable is not known"
             remedy = "pass length=N, the number of samples of one pass"
-            raise DataError(what, expected="length=N", found="no length", remedy=remedy)
+            raise DataError(what, "length=N", "no length", remedy)
         return self._length
 
     def for_reader(self) -> IterableSource:
@@ -127,7 +127,7 @@ class IterableSource(Source):
         if not positions or positions != list(range(positions[0], positions[0] + len(positions))):
             what, expected = "an iterable is read in its own order", "consecutive positions"
             remedy = "read it through a Reader with shuffle=False"
-            raise DataError(what, expected=expected, found=str(positions), remedy=remedy)
+            raise DataError(what, expected, str(positions), remedy)
         with self._lock:
             try:
                 self._seek(positions[0])
@@ -174,7 +174,7 @@ class IterableSource(Source):
         what = "a pass over the iterable has another length than before"
         expected = f"{self._pass_length} samples, as given or as in the first pass"
         remedy = "let each start of the iterable give the same samples, and check length="
-        return DataError(what, expected=expected, found=found, remedy=remedy)
+        return DataError(what, expected, found, remedy)
 
 
 def item_names(dataset: MapDataset | Iterable[object]) -> tuple[str, ...]:
@@ -210,24 +210,21 @@ def _first(dataset: MapDataset | Iterable[object]) -> object:
 
 
 def _unreadable(dataset: object, error: Exception, expected: str) -> DataError:
-    what = f"{shown(dataset)} cannot be read"
     remedy = "check that dataset[0] and len(dataset) work, or pass tensors"
-    return DataError(what, expected=expected, found=in_a_line(error), remedy=remedy)
+    return DataError(f"{shown(dataset)} cannot be read", expected, in_a_line(error), remedy)
 
 
 def _no_samples(dataset: object) -> DataError:
     what, actual = "there are no samples", f"an empty {type(dataset).__name__}"
-    remedy = "check how the data set was made"
-    return DataError(what, expected="one sample or more", found=actual, remedy=remedy)
+    return DataError(what, "one sample or more", actual, "check how the data set was made")
 
 
 def _fields_of(sample: object, names: Sequence[str]) -> tuple[Field, ...]:
     values = _values(sample)
     if len(values) != len(names):
         what = f"a sample has {len(values)} values for {len(names)} fields"
-        expected = f"a tuple of {', '.join(names)}"
         remedy = "pass names=(...) with a name for each value"
-        raise DataError(what, expected=expected, found=f"{len(values)} values", remedy=remedy)
+        raise DataError(what, f"a tuple of {', '.join(names)}", f"{len(values)} values", remedy)
     return tuple(_typed(value, name)[1] for value, name in zip(values, names, strict=True))
 
 
@@ -257,9 +254,8 @@ def _typed(value: object, name: str) -> tuple[torch.Tensor, Field]:
 
 
 def _unlike(number: int, expected: str, found: str) -> DataError:
-    what = f"sample {number} differs in form from the first"
     remedy = "give all samples one shape and dtype, for example by resizing"
-    return DataError(what, expected=expected, found=found, remedy=remedy)
+    return DataError(f"sample {number} differs in form from the first", expected, found, remedy)
 
 
 def _values(sample: object) -> tuple[object, ...]:
@@ -287,7 +283,6 @@ def _as_tensor(value: object, name: str) -> torch.Tensor:
 
 
 def _not_a_value(name: str, found: str) -> DataError:
-    what = f"the {name} of a sample cannot be used"
     expected = f"a number, or a tensor or array of {', '.join(DTYPES)}"
     remedy = "convert it in the data set, for example with torchvision's PILToTensor"
-    return DataError(what, expected=expected, found=found, remedy=remedy)
+    return DataError(f"the {name} of a sample cannot be used", expected, found, remedy)

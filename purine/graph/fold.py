@@ -32,8 +32,9 @@ def blocks(graph: Graph, depth: int) -> Mapping[str, tuple[str, ...]]:
     """
     members: dict[tuple[str, Location], list[str]] = {}
     for name in graph.order:
-        location = graph.ops[name].location
-        members.setdefault((_path(name, depth), location), []).append(name)
+        parts, location = name.split("/"), graph.ops[name].location
+        path = "/".join(parts[: depth + (parts[0] in _SIDES)])
+        members.setdefault((path, location), []).append(name)
     first_location = dict(reversed(members))
     named = {}
     for (path, location), ops in members.items():
@@ -90,8 +91,3 @@ def _between(
         if len(users) > 1 or name in graph.inputs:
             kept.add(name)
     return kept | {state.next for name, state in graph.states.items() if name in kept}
-
-
-def _path(name: str, depth: int) -> str:
-    parts = name.split("/")
-    return "/".join(parts[: depth + (parts[0] in _SIDES)])

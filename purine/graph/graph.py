@@ -181,8 +181,8 @@ def _state_line(graph: Graph, state: State) -> str:
     return f"{pair} ({', '.join(notes)}){location}    # {_type_text(blob)}"
 
 
-def _settings(attributes: Mapping[str, Attribute]) -> Iterator[str]:
-    return (f"{key}={value!r}" for key, value in attributes.items())
+def _settings(attributes: Mapping[str, Attribute]) -> list[str]:
+    return [f"{key}={value!r}" for key, value in attributes.items()]
 
 
 def _at(location: Location) -> str:

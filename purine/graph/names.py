@@ -9,7 +9,7 @@ a transform would give a name that is taken, the builder refuses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from purine.graph.graph import Graph
@@ -51,6 +51,30 @@ _CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
 _SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
 
 
+update_of: Callable[[str], str] = f"{UPDATE}/{{}}".format
+"""The name of the op that updates a state."""
+slot_of: Callable[[str, str], str] = "{}/{}".format
+"""The name of a state, such as `momentum`, that a solver keeps for a parameter."""
+shard_name: Callable[[str, int], str] = "{}/shard{}".format
+"""The name of what one of several devices has of an op or a blob."""
+unit_of: Callable[[str, int], str] = "{}/unit{}".format
+"""The name of what a unit of a large parameter has of an op or a blob."""
+replica: Callable[[int], str] = "replica{}".format
+"""The first part of the names of a replica."""
+micro_batch: Callable[[int], str] = "micro{}".format
+"""The first part of the names of a micro-batch."""
+reduced_of: Callable[[str], str] = "reduce/{}".format
+"""The name of the op that adds up the parts of a blob over replicas."""
+combined_of: Callable[[str], str] = "combine/{}".format
+"""The name of the op that combines the statistics of a batch norm over replicas."""
+copy_of: Callable[[str, str], str] = "{}@{}".format
+"""The name of the copy of a blob at a location."""
+encoded_of: Callable[[str, str], str] = "{}/{}".format
+"""The name of a part of the encoded form in which a blob goes to another host."""
+encoder_of: Callable[[str], str] = "encode/{}".format
+"""The name of the op that encodes a blob for other hosts."""
+
+
 def gradient_of(blob: str) -> str:
     """The name of the blob that holds the gradient of another.
 
@@ -60,46 +84,6 @@ def gradient_of(blob: str) -> str:
     return f"{GRADIENT}/{blob}"
 
 
-def update_of(state: str) -> str:
-    """The name of the op that updates a state."""
-    return f"{UPDATE}/{state}"
-
-
-def slot_of(slot: str, parameter: str) -> str:
-    """The name of a state that a solver keeps for a parameter, such as its momentum."""
-    return f"{slot}/{parameter}"
-
-
-def shard_name(name: str, number: int) -> str:
-    """The name of what one of several devices has of an op or a blob."""
-    return f"{name}/shard{number}"
-
-
-def unit_of(name: str, number: int) -> str:
-    """The name of what a unit of a large parameter has of an op or a blob."""
-    return f"{name}/unit{number}"
-
-
-def replica(number: int) -> str:
-    """The first part of the names of a replica."""
-    return f"replica{number}"
-
-
-def micro_batch(number: int) -> str:
-    """The first part of the names of a micro-batch."""
-    return f"micro{number}"
-
-
-def reduced_of(blob: str) -> str:
-    """The name of the op that adds up the parts of a blob over replicas."""
-    return f"reduce/{blob}"
-
-
-def combined_of(op: str) -> str:
-    """The name of the op that combines the statistics of a batch norm over replicas."""
-    return f"combine/{op}"
-
-
 def again_of(name: str, parts: str) -> str:
     """The name of what is computed a second time; `parts` is the prefix of its part of the batch.
 
@@ -107,21 +91,6 @@ def again_of(name: str, parts: str) -> str:
     'micro1/again/conv1'
     """
     return f"{parts}{AGAIN}/{name.removeprefix(parts)}"
-
-
-def copy_of(blob: str, location: str) -> str:
-    """The name of the copy of a blob at a location."""
-    return f"{blob}@{location}"
-
-
-def encoded_of(blob: str, part: str) -> str:
-    """The name of a part of the encoded form in which a blob goes to another host."""
-    return f"{blob}/{part}"
-
-
-def encoder_of(blob: str) -> str:
-    """The name of the op that encodes a blob for other hosts."""
-    return f"encode/{blob}"
 
 
 def copied_from(name: str) -> str:
@@ -166,8 +135,12 @@ def _origin(graph: Graph, op: Op) -> Origin:
 
     def known(path: str) -> str:
         """The longest beginning of a path that is the name of an op, a blob or a state."""
-        names = (name for prefix in _prefixes(path) for name in (f"{parts}{prefix}", prefix))
-        return next((name for name in names if name in graph.blobs or name in graph.ops), op.name)
+        while path:
+            for name in (f"{parts}{path}", path):
+                if name in graph.blobs or name in graph.ops:
+                    return name
+            path = path.rpartition("/")[0]
+        return op.name
 
     head, _, below = rest.partition("/")
     if op.kind == "Copy" and op.inputs:
@@ -175,23 +148,18 @@ def _origin(graph: Graph, op: Op) -> Origin:
     if head == UPDATE and below in graph.states:
         return Origin(below, "update", parts, **numbers)
     if head == GRADIENT and below:
-        role: Role = "reduce" if op.kind in _SUMS else "backward"
-        if op.kind in _CLIPPING:
-            role = "update"
+        sums: Role = "reduce" if op.kind in _SUMS else "backward"
+        role: Role = "update" if op.kind in _CLIPPING else sums
         return Origin(known(below), role, parts, **numbers)
     if head == AGAIN and below:
         return Origin(known(below), "recompute", parts, **numbers)
-    above = op.name.rpartition("/")[0]
-    if above in graph.ops and _is_lowered(graph, op, above):
-        return Origin(above, "forward", parts, **numbers)
+    above, _, last = op.name.rpartition("/")
+    if above in graph.ops:  # which may have been lowered to this op
+        called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
+        read = not set(op.outputs).isdisjoint(graph.ops[above].inputs)
+        if last.partition(".")[0] == called or read:
+            return Origin(above, "forward", parts, **numbers)
     return Origin(op.name, "reduce" if op.kind in _SUMS else "forward", parts, **numbers)
-
-
-def _is_lowered(graph: Graph, op: Op, above: str) -> bool:
-    """Whether an op is a call that the op above it in the path of names was lowered to."""
-    last = op.name.rpartition("/")[2].partition(".")[0]
-    called = op.kind.split(".")[min(1, op.kind.count("."))].strip("_")
-    return last == called or not set(op.outputs).isdisjoint(graph.ops[above].inputs)
 
 
 def _with_parameter(graph: Graph, state: State) -> State:
@@ -211,10 +179,3 @@ def _parted(name: str) -> tuple[str, str]:
     match = _PARTS.match(name)
     assert match is not None
     return match[0], name[match.end() :]
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """A path and those above it, the longest first."""
-    while path:
-        yield path
-        path = path.rpartition("/")[0]

@@ -85,8 +85,7 @@ class Location:
         check_fields(self)
         if not _DEVICE.fullmatch(self.device):
             expected, found = "cpu:K or cuda:K with K = 0, 1, ...", repr(self.device)
-            remedy = "write for example cpu:0"
-            raise GraphError(f"{found} is not a device", expected, found, remedy)
+            raise GraphError(f"{found} is not a device", expected, found, "write for example cpu:0")
 
     def __str__(self) -> str:
         return f"host {self.host}, {self.device}"

@@ -105,7 +105,7 @@ def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Ops read and write blobs that the graph declares."""
     reported = 0
     for op in graph.ops.values():
-        for name, verb in (*_reads(op), *_writes(op)):
+        for name, verb in _uses(op):
             if name not in graph.blobs:
                 reported += 1
                 what = f"op {op.name!r} {verb} blob {name!r}, which nothing declares"
@@ -117,7 +117,7 @@ def one_producer(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     remedy = "let each write a blob of its own, and add them with an op if a sum is meant"
     producer: dict[str, Op] = {}
     for op in graph.ops.values():
-        for name, _ in _writes(op):
+        for name in filter(None, op.outputs):
             if name not in producer:
                 producer[name] = op
                 continue
@@ -278,7 +278,11 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """
     members = _find_cycle(graph)
     if members:
-        cycle, expected = _cycle_text(graph, members), "ops that can run one after the other"
+        parts = [members[0]]
+        for name, after in zip(members, [*members[1:], members[0]], strict=True):
+            shared = [blob for blob in graph.ops[name].outputs if blob in graph.ops[after].inputs]
+            parts += [repr(shared[0]), after] if shared else [after]
+        cycle, expected = " -> ".join(parts), "ops that can run one after the other"
         remedy = "remove one of these edges, or carry a value to the next iteration with a state"
         op = graph.ops[members[0]]
         yield _wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
@@ -301,21 +305,14 @@ def _find_cycle(graph: Graph) -> list[str]:
     return members[start:] + members[:start]
 
 
-def _cycle_text(graph: Graph, members: list[str]) -> str:
-    parts = [members[0]]
-    for name, after in zip(members, [*members[1:], members[0]], strict=True):
-        shared = [blob for blob in graph.ops[name].outputs if blob in graph.ops[after].inputs]
-        parts += [repr(shared[0]), after] if shared else [after]
-    return " -> ".join(parts)
-
-
 def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """An op is at the location of its blobs, except for a `Copy` and inputs of a collective."""
     remedy = "put both at one location, or insert a Copy op between them"
     for op in graph.ops.values():
-        reads = [] if op.kind in COLLECTIVES else _reads(op)
-        for name, verb in [] if op.kind == "Copy" else dict.fromkeys((*reads, *_writes(op))):
+        for name, verb in [] if op.kind == "Copy" else dict.fromkeys(_uses(op)):
             blob = graph.blobs.get(name)
+            if op.kind in COLLECTIVES and verb == "reads":
+                continue
             if blob is not None and blob.location != op.location:
                 what = f"op {op.name!r} at {op.location} {verb} {name!r} at {blob.location}"
                 expected, found = (f"{name!r} at {node.location}" for node in (op, blob))
@@ -327,7 +324,7 @@ def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphErr
     if kinds is None:
         return
     for op in graph.ops.values():
-        if all(name in graph.blobs for name, _ in (*_reads(op), *_writes(op))):
+        if all(name in graph.blobs for name, _ in _uses(op)):
             inputs = [graph.blobs[name] for name in op.inputs]
             yield from kinds.problems(op, inputs, [graph.blobs.get(name) for name in op.outputs])
 
@@ -355,12 +352,9 @@ RULES: tuple[Rule, ...] = (
 """All rules, in the order in which they are applied."""
 
 
-def _reads(op: Op) -> list[tuple[str, str]]:
-    return [(name, "reads") for name in op.inputs]
-
-
-def _writes(op: Op) -> list[tuple[str, str]]:
-    return [(name, "writes") for name in op.outputs if name != NOTHING]
+def _uses(op: Op) -> list[tuple[str, str]]:
+    reads = [(name, "reads") for name in op.inputs]
+    return reads + [(name, "writes") for name in op.outputs if name != NOTHING]
 
 
 def _spot(op: Op) -> str:
@@ -389,7 +383,6 @@ def _wrong(
 def _undeclared(
     graph: Graph, node: Op | State | None, what: str, name: str, *, suggest: bool = True
 ) -> GraphError:
-    """The error for the name of a blob that is not declared."""
     question = nearest_name(name, graph.blobs, "") if suggest else ""
     remedy = "declare the blob, or correct the name" + (question and f": {question}")
     return _wrong(node, what, "the name of a blob of the graph", repr(name), remedy, blob=name)

@@ -88,7 +88,9 @@ def check_option(name: str, value: object, where: str | None) -> None:
     if value is None and option.optional:
         return
     if not conforms(value, option.annotation):
-        raise _wrong(name, where, describe(option.annotation), _short(f"{_type(value)} {value!r}"))
+        sort = type(value).__name__
+        sort = {"str": "text", "tuple": "list", "dict": "mapping"}.get(sort, sort)
+        raise _wrong(name, where, describe(option.annotation), _short(f"{sort} {value!r}"))
     numbers = [value] if isinstance(value, int | float) else value
     if isinstance(numbers, list | tuple):
         if any(isinstance(item, int) and abs(item) >= _TOO_LARGE for item in numbers):
@@ -148,9 +150,3 @@ def _wrong(name: str, where: str | None, expected: str, found: str) -> ConfigErr
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-def _type(value: object) -> str:
-    words = {"str": "text", "tuple": "list", "dict": "mapping"}
-    name = type(value).__name__
-    return words.get(name, name)

@@ -65,7 +65,6 @@ def job_text(job: Job) -> str:
 
 
 def _scheme_text(node: Map, where: str) -> str:
-    """The scheme that a mapping describes, as the text of `--parallel`."""
     settings: dict[str, object] = {}
     try:
         for key_node, value_node in node.pairs:
@@ -85,7 +84,6 @@ def _scheme_text(node: Map, where: str) -> str:
 
 
 def _pairs(path: Path) -> list[tuple[Node, Node]]:
-    """The keys and values of a file that is one mapping."""
     root = document(read_text(path, "job file", ConfigError), str(path))
     if root is None:
         return []
@@ -101,13 +99,11 @@ def _key(node: Node, where: str) -> str:
     """A key, which may be written with dashes."""
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         expected, found = "lines of the form `key: value`", f"{describe(node)} as a key"
-        what, remedy = "a key is not a word", "correct it"
-        raise ConfigError(what, where=where, expected=expected, found=found, remedy=remedy)
+        raise ConfigError("a key is not a word", expected, found, "correct it", where=where)
     return node.value.replace("-", "_")
 
 
 def _plain(node: Node) -> object:
-    """The value of a node as Python has it."""
     if isinstance(node, List):
         return tuple(_plain(item) for item in node.items)
     if isinstance(node, Map):

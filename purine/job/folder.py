@@ -25,7 +25,7 @@ from torch import Tensor
 
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import CheckpointError, ConfigError
-from purine.files import expanded, put_in_place, unreadable, write_whole
+from purine.files import expanded, listing, put_in_place, unreadable, write_whole
 from purine.graph import Graph, load_yaml, save_yaml
 from purine.job.caffe import is_prototxt
 from purine.job.config import Given, Job, merge
@@ -142,7 +142,6 @@ class RunFolder:
             raise ConfigError(what, expected, found, remedy, where=self.path)
 
     def _taken(self) -> list[str]:
-        """The names of a run's files that are in the folder."""
         names = [item.name for item in vars(RunFolder).values() if isinstance(item, _File)]
         return [name for name in names if (self.path / name).exists()]
 
@@ -162,9 +161,7 @@ class RunFolder:
         if self._has_no_job():
             return self._without_job(expected)
         found = "a file" if self.path.exists() else "nothing"
-        if self.path.is_dir():
-            names = sorted(entry.name for entry in self.path.iterdir())
-            found = ", ".join(names[:8]) or "an empty folder"
+        found = listing(self.path) if self.path.is_dir() else found
         start = f"start a run there: purine train --out {shlex.quote(str(self.path))}"
         start = "start a run with another --out" if self._taken() else start
         what, remedy = "there is no run in this folder", f"check the path, or {start}"
@@ -192,7 +189,6 @@ class RunFolder:
         _write_text(self.config_file, job_text(self._with_copies(job)))
 
     def _with_copies(self, job: Job) -> Job:
-        """The job with the copies in this folder instead of the files that it named."""
         copies = {"test_net": self.test_net_file, "solver": self.solver_file}
         copies |= {"weights": self.start_file, "mean_file": self.mean_file}
         paths: Given = {n: str(file.resolve()) for n, file in copies.items() if file.is_file()}

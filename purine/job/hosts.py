@@ -46,12 +46,10 @@ def join_hosts(job: Job) -> World | None:
     size = rank_and_size()[1]
     wanted = tuple(f"host{number}" for number in range(len(hosts)))
     if size != len(hosts) or set(hosts) != set(wanted):
-        raise ConfigError(
-            f"the devices are those of {len(hosts)} hosts, and {size} were started",
-            expected=f"{len(hosts)} processes, and devices of {', '.join(wanted)}",
-            found=f"{size} and devices of {', '.join(hosts)}",
-            remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
-        )
+        what = f"the devices are those of {len(hosts)} hosts, and {size} were started"
+        expected = f"{len(hosts)} processes, and devices of {', '.join(wanted)}"
+        remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
+        raise ConfigError(what, expected, f"{size} and devices of {', '.join(hosts)}", remedy)
     return ProcessWorld(os.environ.get(TRANSPORT, "tcp"))
 
 
@@ -83,16 +81,12 @@ def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> R
 
 
 def _followed(path: str, first: str) -> FollowerFolder:
-    """The folder that the first host made."""
     followed = FollowerFolder(Path(path))
     if not followed.config_file.is_file():
-        raise ConfigError(
-            "this host does not see the folder of the run",
-            where=path,
-            expected=f"the folder that {first} made, on a file system that all hosts share",
-            found="no such run",
-            remedy="let all hosts share the file system of --out",
-        )
+        what = "this host does not see the folder of the run"
+        expected = f"the folder that {first} made, on a file system that all hosts share"
+        remedy = "let all hosts share the file system of --out"
+        raise ConfigError(what, expected, "no such run", remedy, where=path)
     return followed
 
 

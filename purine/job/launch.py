@@ -90,7 +90,10 @@ def resume(folder: RunFolder, given: Given) -> JobPlan:
     plan = make_plan(job, net=folder.read_net(), test_net=folder.read_test_net())
     for name, value in given.items():
         if OPTIONS[name].resume is Resume.SAME and not _same(plan, name, value):
-            raise _contradiction(name, getattr(plan.job, name), value)
+            flag, stored = OPTIONS[name].flag, getattr(plan.job, name)
+            what = f"{flag} {value} contradicts the run, which was started with {stored}"
+            remedy = f"leave {flag} out to go on, or start another run with another --out"
+            raise ConfigError(what, f"{name} {stored}", f"{name} {value}", remedy)
     changes = {key: value for key, value in given.items() if OPTIONS[key].resume is Resume.CHANGE}
     return _changed(plan, changes, folder) if changes else plan
 
@@ -129,22 +132,18 @@ def _on_given_devices(job: Job, given: Given) -> Job:
     devices = parse_devices(moved.devices)
     if "parallel" not in given and before is not None:
         scheme = before.over(len(devices))
-        _refuse_devices(scheme, devices)
+        if scheme.devices != len(devices):
+            count, wanted = len(devices), f"{scheme.devices} devices"
+            factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
+            what = f"the scheme is for {wanted}, and {count} are named"
+            expected = f"{factors} = {wanted}, by the run's own scheme"
+            other = f"--parallel data={count}, or another for as many devices"
+            remedy = f"replace the scheme: {other}; or name {wanted}"
+            raise ConfigError(what, expected, ", ".join(devices[:16]), remedy)
         moved = replace(moved, parallel=None if scheme == Scheme() else str(scheme))
     if (devices, scheme_of(moved)) == (parse_devices(job.devices), before):
         return job
     return replace(moved, threads=given.get("threads"))
-
-
-def _refuse_devices(scheme: Scheme, devices: Sequence[str]) -> None:
-    """Refuse a number of devices that the run's own scheme is not for."""
-    if scheme.devices != len(devices):
-        count, wanted = len(devices), f"{scheme.devices} devices"
-        factors = f"data {scheme.data} * pipeline {scheme.pipeline} * model {scheme.model}"
-        what = f"the scheme is for {wanted}, and {count} are named"
-        expected, found = f"{factors} = {wanted}, by the run's own scheme", ", ".join(devices[:16])
-        other = f"--parallel data={count}, or another for as many devices"
-        raise ConfigError(what, expected, found, f"replace the scheme: {other}; or name {wanted}")
 
 
 def _same(plan: JobPlan, name: str, value: str) -> bool:
@@ -162,10 +161,3 @@ def _same(plan: JobPlan, name: str, value: str) -> bool:
     if name == "solver" and is_prototxt(value) and is_prototxt(plan.job.solver):
         return same_solver(value, plan.job.solver)
     return bool(getattr(plan.job, name) == value)
-
-
-def _contradiction(name: str, stored: object, given: object) -> ConfigError:
-    flag = OPTIONS[name].flag
-    what = f"{flag} {given} contradicts the run, which was started with {stored}"
-    remedy = f"leave {flag} out to go on, or start another run with another --out"
-    return ConfigError(what, f"{name} {stored}", f"{name} {given}", remedy)

@@ -94,9 +94,7 @@ def refuse_labels(net: Graph, data: DataSet) -> None:
     for op in net.ops.values():
         if op.kind != "SoftmaxLoss" or op.inputs[1] not in fields or classes is None:
             continue
-        axis = op.attributes.get("axis", 1)
-        shape = net.blobs[op.inputs[0]].shape
-        assert isinstance(axis, int)
+        axis, shape = op.whole("axis", 1), net.blobs[op.inputs[0]].shape
         if shape is not None and shape[axis] < classes:
             what = f"data {data.name!r} has {classes} classes, and the net scores for {shape[axis]}"
             expected, found = f"at most {shape[axis]} classes", str(classes)
@@ -133,7 +131,6 @@ def _kinds_text(net: Graph) -> str:
 
 
 def _zoo_net(job: Job, source: Source) -> Graph:
-    """The net of the zoo that `job.net` names, for samples of the source."""
     make = NETS[job.net]
     parameters = inspect.signature(make).parameters
     sizes = _sizes(job, source)
@@ -153,7 +150,6 @@ def _zoo_net(job: Job, source: Source) -> Graph:
 
 
 def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:
-    """The error for data of another kind than the net of the zoo reads."""
     expected = "images [C, H, W] and the labels of classes"
     remedy = "use a net for this kind of data, in a file: --net net.yaml"
     if tokens:
@@ -161,7 +157,7 @@ def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:
         example = "--data synthetic-tokens:length=64,vocabulary=256,count=1280"
         remedy = f"name data of tokens, such as {example}"
     what, found = f"net {job.net!r} does not fit data {job.data!r}", map(str, source.fields)
-    return DataError(what, expected=expected, found=", ".join(found), remedy=remedy)
+    return DataError(what, expected, ", ".join(found), remedy)
 
 
 def _sizes(job: Job, source: Source) -> Mapping[str, object]:

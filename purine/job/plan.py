@@ -163,7 +163,10 @@ def _settled(
         weights=absolute_weights(job.weights) if job.weights else None,
         mean_file=str(expanded(job.mean_file).resolve()) if job.mean_file else None,
     )
-    job = fill(job, _fallbacks(job, mean_image))
+    replaced = {OPTIONS[name].instead_of for name in given_options(job)}
+    replaced |= set() if mean_image is None else {"mean"}
+    fallbacks = {name: item.fallback for name, item in OPTIONS.items() if name not in replaced}
+    job = fill(job, fallbacks)
     samples = _samples_per_iteration(job)
     if samples > len(data.train):
         product = f" (batch {job.batch} times accumulate {job.accumulate})"
@@ -175,7 +178,6 @@ def _settled(
 
 
 def _samples_per_iteration(job: Job) -> int:
-    """The samples that an iteration of a settled job reads."""
     assert job.batch is not None
     assert job.accumulate is not None
     return job.batch * job.accumulate
@@ -199,14 +201,6 @@ def rate_of(job: Job, iterations: int) -> Rate:
     assert job.lr is not None
     assert job.lr_policy is not None
     return parse_rate(job.lr_policy, lr=job.lr, iterations=max(1, iterations))
-
-
-def _fallbacks(job: Job, mean_image: Tensor | None) -> dict[str, object]:
-    """The fallbacks of the options that no other option replaces."""
-    replaced = {OPTIONS[name].instead_of for name in given_options(job)}
-    if mean_image is not None:
-        replaced.add("mean")
-    return {name: item.fallback for name, item in OPTIONS.items() if name not in replaced}
 
 
 def _with_own_solver(job: Job) -> Job:

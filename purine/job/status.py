@@ -16,12 +16,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from purine.arguments import check_fields
+from purine.errors import ConfigError
 from purine.files import put_in_place, read_bounded
 from purine.graph import Graph
 from purine.graph.names import copied_from
@@ -162,18 +164,13 @@ def _request(run: Path) -> str:
 
 def _answer(folder: Path, host: str, requests: set[str]) -> Answer:
     try:
-        raw: Mapping[str, object] = json.loads(read_bounded(folder / f"{host}.json", _LARGEST))
-        moment, iteration, does = raw["time"], raw["iteration"], raw["does"]
-        waits = raw["waits_for"]
-        assert isinstance(moment, float)
-        assert isinstance(iteration, int)
-        assert isinstance(does, list)
-        assert isinstance(waits, list)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raw = json.loads(read_bounded(folder / f"{host}.json", _LARGEST))
+        status = Status(raw["iteration"], tuple(raw["does"]), tuple(raw["waits_for"]))
+        check_fields(status)
+        fresh, age = raw["id"] in requests, max(0.0, time.time() - raw["time"])
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return Answer(host, fresh=False)
-    status = Status(iteration, tuple(map(str, does)), tuple(map(str, waits)))
-    fresh = raw.get("id") in requests
-    return Answer(host, fresh, max(0.0, time.time() - moment), status)
+    return Answer(host, fresh, age, status)
 
 
 def _text(host: str, status: Status) -> str:

@@ -38,15 +38,7 @@ from purine.runtime.result import Result
 from purine.runtime.run import Run
 from purine.transports.world import World
 
-__all__ = [
-    "Event",
-    "Measured",
-    "Saved",
-    "Tested",
-    "Trained",
-    "Training",
-    "measure",
-]
+__all__ = ["Event", "Measured", "Saved", "Tested", "Trained", "Training", "measure"]
 
 _RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
 _MOST_IN_A_ROW = 25
@@ -394,7 +386,6 @@ def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, 
 
 
 def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
-    """Raise `CheckpointError` for a checkpoint of a run with another identity."""
     extra = saved.extra.get(_RUN)  # that of an earlier version has only the seed
     stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
     for key, value in own.items():
@@ -406,21 +397,16 @@ def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> 
             raise CheckpointError(what, expected, found, remedy, where=str(saved.path))
 
 
-def _accuracy_of(net: Graph) -> str | None:
-    """The output of the net that is its accuracy; of several the last with the smallest `top_k`."""
-    best: tuple[int, str] | None = None
-    for op in net.ops.values():
-        top_k = op.attributes.get("top_k", 1)
-        if op.kind == "Accuracy" and op.outputs[0] in net.outputs and isinstance(top_k, int):
-            best = (top_k, op.outputs[0]) if best is None or top_k <= best[0] else best
-    return None if best is None else best[1]
-
-
 def _results_of(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """The loss and the accuracy among the means of a net's outputs; None where it has none."""
-    accuracy, losses = _accuracy_of(net), losses_of(net)
+    """The loss and the accuracy among the means of a net's outputs; None where it has none.
+
+    Of several accuracies the last with the smallest `top_k` counts.
+    """
+    ops = [op for op in net.ops.values() if op.kind == "Accuracy" and op.outputs[0] in net.outputs]
+    best = min(reversed(ops), key=lambda op: op.whole("top_k", 1), default=None)
+    losses = losses_of(net)
     loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
-    return loss, None if accuracy is None else means[accuracy]
+    return loss, None if best is None else means[best.outputs[0]]
 
 
 def _number(value: object) -> float:
@@ -452,7 +438,10 @@ def measure(
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
     graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
-    graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
+    # A run on a GPU is measured on it, but it may have been trained on another machine.
+    gpus = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
+    here = not gpus.isdisjoint(parse_devices(job.devices)[:1])
+    graph = laid_out(job, moved(job, graph) if here else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     forms = {name: saved.forms[name] for name in values}
     checkpoint.match(replace(saved, forms=forms), graph)
@@ -461,12 +450,6 @@ def measure(
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         loss, accuracy = _results_of(graph, run.evaluate(graph))
     return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
-
-
-def _has_gpus(job: Job) -> bool:
-    """Whether this machine has the first GPU of a run, which may have been trained on another."""
-    available = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
-    return not available.isdisjoint(parse_devices(job.devices)[:1])
 
 
 def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:

@@ -37,8 +37,7 @@ def available_memory(device: str = "cpu:0", *, root: Path = Path("/")) -> int:
 
 def missing_device(device: str, expected: str, found: str, remedy: str) -> ConfigError:
     """The error for a device that this machine does not have."""
-    what = f"device {device} is not there"
-    return ConfigError(what, location=device, expected=expected, found=found, remedy=remedy)
+    return ConfigError(f"device {device} is not there", expected, found, remedy, location=device)
 
 
 def _of_machine(root: Path) -> int:

@@ -30,9 +30,8 @@ def cores_of(
     gpus = torch.cuda.device_count()
     for device in devices:
         if device.startswith("cuda") and _number(device) >= gpus and not (share and gpus):
-            expected = f"one of the {gpus} GPUs that torch sees"
             remedy = "name what the machine has, for example cpu:0 (option --devices)"
-            raise missing_device(device, expected, device, remedy)
+            raise missing_device(device, f"one of the {gpus} GPUs that torch sees", device, remedy)
     cpus = [device for device in devices if device.startswith("cpu")]
     if len(cpus) < 2:
         return dict.fromkeys(cpus, ())

@@ -57,7 +57,8 @@ def hold(tf32: bool) -> None:
         _changed.wait_for(lambda: _holders == 0 or _held == tf32)
         if _holders == 0:
             older = _older()
-            _before = older, _newer(), torch.backends.cudnn.deterministic
+            newer = torch.backends.cuda.matmul.fp32_precision, _convolutions.fp32_precision
+            _before = older, newer, torch.backends.cudnn.deterministic
             word = "tf32" if tf32 else "ieee"
             _set(None if older is None else (tf32, tf32), (word, word), deterministic=True)
         _held = tf32
@@ -82,10 +83,6 @@ def _older() -> _Older:
         return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     except RuntimeError:
         return None
-
-
-def _newer() -> _Newer:
-    return torch.backends.cuda.matmul.fp32_precision, _convolutions.fp32_precision
 
 
 def _set(older: _Older, newer: _Newer, *, deterministic: bool) -> None:

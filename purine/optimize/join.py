@@ -79,10 +79,7 @@ def _join(builder: Builder, net: Graph, members: list[Op]) -> None:
         del builder.ops[op.name]
     shape = spec_of(net.blobs[first.outputs[0]]).shape
     whole = add(title, first.kind, inputs, (shape[0], sum(counts), *shape[2:]), **first.attributes)
-    split, outputs = (
-        builder.fresh(f"{whole}/parts"),
-        [name for op in members for name in op.outputs],
-    )
+    split, outputs = builder.fresh(f"{whole}/parts"), [n for op in members for n in op.outputs]
     settings: dict[str, Attribute] = {"split_sizes": tuple(counts), "dim": 1}
     at, lane = first.location, first.lane
     builder.op(split, "aten.split_with_sizes", [whole], outputs, settings, location=at, lane=lane)

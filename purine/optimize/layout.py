@@ -72,8 +72,11 @@ def _laid_out(graph: Graph) -> set[str]:
     given = {name for op in graph.ops.values() if op.kind == "Data" for name in op.outputs}
     laid_out = {name for name in (*graph.inputs, *given) if _is_image(graph, name)}
     filters = set(_filters(graph))
-    for name in [*filters]:
-        filters.update(_kept_for(graph, name))
+    for name in [*filters]:  # and the optimizer states of a filter, which its update reads
+        updates = [op for op in graph.consumers[name] if _role(op) not in _CONVOLUTIONS]
+        for other in (blob for op in updates if op.outputs for blob in op.inputs):
+            if other in graph.states and graph.blobs[other].shape == graph.blobs[name].shape:
+                filters.add(other)
     laid_out |= filters | {graph.states[name].next for name in filters}
     for name in graph.order:
         op = graph.ops[name]
@@ -95,15 +98,6 @@ def _filters(graph: Graph) -> Iterator[str]:
                 yield name
             elif maker is not None and _role(maker) in (Role.COPY, Role.CONCATENATION):
                 stack += maker.inputs
-
-
-def _kept_for(graph: Graph, name: str) -> Iterator[str]:
-    """The optimizer states of a filter: those of its shape that its update reads."""
-    for op in graph.consumers[name]:
-        if op.outputs and _role(op) not in _CONVOLUTIONS:
-            for other in op.inputs:
-                if other in graph.states and graph.blobs[other].shape == graph.blobs[name].shape:
-                    yield other
 
 
 def _role(op: Op) -> Role | None:

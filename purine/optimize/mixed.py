@@ -54,7 +54,7 @@ def mixed(
     if dtype not in DTYPES:
         what = f"there is no precision {dtype!r} to mix with float32"
         remedy = "use one of these, or leave mixed out to train in float32"
-        raise ConfigError(what, expected=" or ".join(DTYPES), found=repr(dtype), remedy=remedy)
+        raise ConfigError(what, " or ".join(DTYPES), repr(dtype), remedy)
     if loss_scale is not None:
         positive("loss_scale", loss_scale)
     at_least("growth_interval", growth_interval, 1)
@@ -174,7 +174,7 @@ def _refuse(net: Graph) -> None:
     if has_gradients(net):
         what = "the graph has gradients already, and the casts belong before them"
         found, remedy = f"blobs under {GRADIENT}/", "use the order sgd(backward(mixed(net)))"
-        raise GraphError(what, expected="a net of forward ops", found=found, remedy=remedy)
+        raise GraphError(what, "a net of forward ops", found, remedy)
     low = next((blob for blob in net.blobs.values() if blob.dtype in DTYPES.values()), None)
     if low is not None or LOSS_SCALE in net.blobs:
         raise GraphError(

@@ -32,9 +32,8 @@ def prune(
     for name in wanted:
         if name not in graph.blobs:
             what = f"there is no blob {name!r} to ask for"
-            expected = "the name of a blob of the graph"
             remedy = nearest_names(name, graph.blobs, "see `purine show` for the names")
-            raise GraphError(what, blob=name, expected=expected, found=repr(name), remedy=remedy)
+            raise GraphError(what, "the name of a blob of the graph", repr(name), remedy, blob=name)
     roots = graph.states if states is None else states
     stack = [*wanted, *roots, *(graph.states[name].next for name in roots)]
     blobs: set[str] = set()
@@ -50,9 +49,14 @@ def prune(
         if producer is not None and producer.name not in ops:
             ops.add(producer.name)
             stack += producer.inputs
+    kept: dict[str, Op] = {}
+    for name, op in graph.ops.items():
+        if name in ops:
+            results = tuple(blob if blob in blobs else NOTHING for blob in op.outputs)
+            kept[name] = op if results == op.outputs else replace(op, outputs=results)
     return Graph(
         {name: blob for name, blob in graph.blobs.items() if name in blobs},
-        {name: _without(op, blobs) for name, op in graph.ops.items() if name in ops},
+        kept,
         {name: state for name, state in graph.states.items() if name in blobs},
         frozenset((a, b) for a, b in graph.control if a in ops and b in ops),
         wanted,
@@ -110,17 +114,10 @@ def inference(net: Graph, outputs: Sequence[str]) -> Graph:
     """
     if not outputs:
         what, expected = "no outputs are asked for", "one or more names of blobs of the net"
-        remedy = f"name blobs, for example {list(net.sinks[:1])}"
-        raise ConfigError(what, expected=expected, found="none", remedy=remedy)
+        raise ConfigError(what, expected, "none", f"name blobs, for example {list(net.sinks[:1])}")
     measured = evaluation(net, outputs)
     builder = Builder(measured)
     for op in measured.ops.values():
         if op.kind == "Data":
             del builder.ops[op.name]
     return prune(builder.graph(), outputs, states=())
-
-
-def _without(op: Op, kept: set[str]) -> Op:
-    if all(name in kept or name == NOTHING for name in op.outputs):
-        return op
-    return replace(op, outputs=tuple(name if name in kept else NOTHING for name in op.outputs))

@@ -72,8 +72,7 @@ def _forward(step: Graph) -> list[Op]:
         refuse_fused(step, "recompute")
         what, expected = "the graph has no gradients", "a training step, or a net with its backward"
         found = f"{len(step.ops)} ops, none of them under {GRADIENT}/"
-        remedy = "run backward first: recompute(backward(net), ...)"
-        raise GraphError(what, expected=expected, found=found, remedy=remedy)
+        raise GraphError(what, expected, found, "run backward first: recompute(backward(net), ...)")
     readers = {
         op.name: [reader for blob in op.outputs for reader in step.consumers.get(blob, ())]
         for op in step.ops.values()
@@ -117,7 +116,7 @@ def _named_blocks(forward: Sequence[Op], names: Sequence[str]) -> list[list[str]
             if taken.setdefault(name, pattern) != pattern:
                 what, expected = f"op {name!r} is in two blocks", "blocks that have no op in common"
                 found, remedy = f"{taken[name]!r} and {pattern!r}", "leave one of them out"
-                raise ConfigError(what, op=name, expected=expected, found=found, remedy=remedy)
+                raise ConfigError(what, expected, found, remedy, op=name)
             block = (origin_of(op).parts, "/".join(parts[:depth]))
             blocks.setdefault(block, []).append(name)
         if not matched:
@@ -130,10 +129,9 @@ def _no_such_block(forward: Sequence[Op], pattern: str) -> ConfigError:
     for op in forward:
         parts = _name_in_net(op).split("/")
         known |= dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-    what = f"there is no block {pattern!r}"
     expected = "the first parts of names of forward ops, such as " + ", ".join([*known][:4])
     remedy = nearest_names(pattern, known, "see `purine show` for the names")
-    return ConfigError(what, expected=expected, found=repr(pattern), remedy=remedy)
+    return ConfigError(f"there is no block {pattern!r}", expected, repr(pattern), remedy)
 
 
 def _equal_blocks(step: Graph, forward: Sequence[Op], count: int) -> list[list[str]]:

@@ -158,12 +158,10 @@ def _planes(seen: Seen, sharding: Sharding) -> ShardedOp | None:
     """Ops on each image of each channel by itself."""
     if sharding.axis > 1 or len(seen.inputs[0]) != 4:
         return None
+    # Local response normalisation reads neighbouring channels, unless it is within one.
+    if shard_rule(seen.op) is ShardRule.LOCAL_RESPONSE and seen.setting("region") != "within":
+        return None
     return _sharded(seen, [sharding], [sharding] * len(seen.outputs))
-
-
-def _response(seen: Seen, sharding: Sharding) -> ShardedOp | None:
-    """Local response normalisation reads neighbouring channels, unless it is within one."""
-    return _planes(seen, sharding) if seen.setting("region") == "within" else None
 
 
 def _mean(seen: Seen, sharding: Sharding) -> ShardedOp | None:
@@ -320,7 +318,7 @@ _FOLLOW_FIRST: Mapping[ShardRule, Callable[[Seen, Sharding], ShardedOp | None]] 
     ShardRule.DROPOUT: _dropout,
     ShardRule.BATCH_NORM: _batch_norm,
     ShardRule.LAYER_NORM: _layer_norm,
-    ShardRule.LOCAL_RESPONSE: _response,
+    ShardRule.LOCAL_RESPONSE: _planes,
     ShardRule.POOL: _planes,
     ShardRule.MEAN: _mean,
     ShardRule.TRANSPOSE: _transposed,
@@ -400,9 +398,6 @@ def _summands(
     return (whole, *[bare] * (count - 1))
 
 
-_CONV = _Places(0, 1, 2, 0, 1)
-
-
 def _conv(seen: Seen, cut: Cut) -> ShardedOp:
     x, weight = seen.inputs[:2]
     if not seen.states[1] or len(x) != len(weight):
@@ -417,7 +412,7 @@ def _conv(seen: Seen, cut: Cut) -> ShardedOp:
         return _conv_columns(seen, Sharding(1, evenly(weight[0], cut.count)))
     wanted = (rows, rows, *[None] * (len(seen.inputs) - 2))
     absent: dict[str, Attribute] = {"bias": None} if seen.op.kind == "aten.convolution" else {}
-    pieces = _summands(seen, cut.count, _CONV, absent)
+    pieces = _summands(seen, cut.count, _LINEAR[ShardRule.LINEAR], absent)
     return ShardedOp(wanted, (None,), pieces)
 
 

@@ -76,10 +76,9 @@ class _Synchronised:
         if len(peers) == len(ops):
             return peers
         what = f"op {op.name!r} ({op.kind}) at {op.location} is not in all replicas"
-        expected = "steps that differ in their batch alone"
         found = f"{len(peers)} of {len(ops)} replicas that have it"
         remedy = "make all steps from one net; recompute behind replicate, or blocks by name"
-        raise GraphError(what, op=op, expected=expected, found=found, remedy=remedy)
+        raise GraphError(what, "steps that differ in their batch alone", found, remedy, op=op)
 
     def _forward(self, rest: str, peers: Sequence[Op]) -> None:
         builder, settings = self.builder, peers[0].attributes
@@ -195,6 +194,5 @@ def _refuse(op: Op) -> None:
     name = op.kind.lower().replace("_", "")
     if "batchnorm" in name and op.kind not in _PER_SAMPLE and train:
         what = f"op {op.name!r} ({op.kind}) at {op.location} cannot be synchronised"
-        expected = "batch norm of kind BatchNorm"
         remedy = 'use BatchNorm with Scale and Bias in it, or batch_norm="replica"'
-        raise GraphError(what, op=op, expected=expected, found=op.kind, remedy=remedy)
+        raise GraphError(what, "batch norm of kind BatchNorm", op.kind, remedy, op=op)

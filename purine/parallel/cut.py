@@ -47,7 +47,7 @@ def balanced_cut(
         what = f"the net cannot be cut into {stages} stages"
         expected = f"1 to {len(starts)} stages: it has {len(starts)} ops that compute"
         remedy = "ask for fewer stages" if stages > 1 else "ask for at least one stage"
-        raise ConfigError(what, expected=expected, found=str(stages), remedy=remedy)
+        raise ConfigError(what, expected, str(stages), remedy)
     spent = [0.0] * len(flow.forward)
     for name, position in flow.position.items():
         known = None if times is None else times.get(name)
@@ -83,25 +83,20 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
         for state, span in _carrying(step, flow).items():
             if span[0] < first <= span[1]:
                 opening, closing = (flow.forward[position] for position in span)
-                raise ConfigError(
-                    f"a cut before {name!r} parts ops that carry state {state!r} on",
-                    op=name,
-                    blob=state,
-                    expected=f"{opening!r} to {closing!r} in one stage",
-                    found=f"a cut before {flow.forward[first]!r}",
-                    remedy=f"cut before {opening!r}, or behind {closing!r}",
-                )
+                what = f"a cut before {name!r} parts ops that carry state {state!r} on"
+                expected = f"{opening!r} to {closing!r} in one stage"
+                found = f"a cut before {flow.forward[first]!r}"
+                remedy = f"cut before {opening!r}, or behind {closing!r}"
+                raise ConfigError(what, expected, found, remedy, op=name, blob=state)
         firsts.append(first)
     whole = [0, *firsts, len(flow.forward)]
     for k, (begin, end) in enumerate(pairwise(whole)):
         if not any(step.ops[op].lane == "compute" for op in flow.forward[begin:end]):
             before, behind = ["the beginning", *names, "the end"][k : k + 2]
-            raise ConfigError(
-                f"stage {k} of the cut is empty",
-                expected="names in the order in which the net computes them, each once",
-                found=f"nothing to compute between {before} and {behind}",
-                remedy="sort the names as in the net, without the first op, and each once",
-            )
+            expected = "names in the order in which the net computes them, each once"
+            found = f"nothing to compute between {before} and {behind}"
+            remedy = "sort the names as in the net, without the first op, and each once"
+            raise ConfigError(f"stage {k} of the cut is empty", expected, found, remedy)
     return _stages(flow, firsts)
 
 
@@ -129,7 +124,7 @@ def times_of_step(graph: Graph, times: Mapping[str, float]) -> dict[str, float]:
             expected = "a graph that `pipeline` made, and times of its own trace"
             found = f"a graph of {len(graph.ops)} ops without {name!r}"
             remedy = "pass the graph of the run whose trace it is"
-            raise ConfigError(what, op=name, expected=expected, found=found, remedy=remedy)
+            raise ConfigError(what, expected, found, remedy, op=name)
         adds = op.kind == "AddScaled"
         maker = graph.producers.get(op.inputs[1]) if adds else op
         origin = None if maker is None else origin_of(maker)

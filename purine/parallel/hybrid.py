@@ -66,7 +66,7 @@ def hybrid(
         what = f"the net is on {len(own)} devices already"
         found = ", ".join(location.device for location in own)
         remedy = "give the net as it was before it was placed"
-        raise GraphError(what, expected="a net on one device", found=found, remedy=remedy)
+        raise GraphError(what, "a net on one device", found, remedy)
     bare = complete(without_copies(net))
     parts = _Parts(bare, _rest(bare, split))
     return _Hybrid(bare, parts, places, cut=cut).graph()
@@ -77,12 +77,10 @@ def _rest(net: Graph, split: str | Sequence[str] | None) -> set[str]:
     if split is None:
         starts = {op.name for op in net.ops.values() if op.kind in _FULL}
         if not starts:
-            raise GraphError(
-                "the net has no inner products",
-                expected=f"an op of a kind such as {', '.join(_FULL[:2])}, or split=",
-                found="kinds " + ", ".join(sorted({op.kind for op in net.ops.values()})),
-                remedy="name the border with split, or use replicate",
-            )
+            what = "the net has no inner products"
+            expected = f"an op of a kind such as {', '.join(_FULL[:2])}, or split="
+            found = "kinds " + ", ".join(sorted({op.kind for op in net.ops.values()}))
+            raise GraphError(what, expected, found, "name the border with split, or use replicate")
     else:
         starts = set()
         for name in [split] if isinstance(split, str) else split:
@@ -123,12 +121,10 @@ class _Parts:
         self.axes = self._axes()
         real = any(net.blobs[name].dtype.startswith("float") for name in self.border)
         if not real or not any(lookup(op).loss for op in self.rest):
-            raise GraphError(
-                "the net has no two parts",
-                expected="convolutions, and behind them inner products and a loss",
-                found=f"{len(front)} ops before the border, {len(self.rest)} behind it",
-                remedy="name another border with split, or use shard or replicate",
-            )
+            expected = "convolutions, and behind them inner products and a loss"
+            found = f"{len(front)} ops before the border, {len(self.rest)} behind it"
+            remedy = "name another border with split, or use shard or replicate"
+            raise GraphError("the net has no two parts", expected, found, remedy)
 
     def _axes(self) -> dict[str, int]:
         """By blob of the border, the axis along which its parts are joined.

@@ -207,9 +207,8 @@ def interleaved(devices: int, micro: int, chunks: int) -> Schedule:
         return one_f_one_b(devices, micro)
     if micro % devices:
         what = f"{micro} micro-batches cannot be interleaved over {devices} devices"
-        expected = f"a multiple of {devices} micro-batches"
         remedy = f"use {(micro // devices + 1) * devices} micro-batches, or schedule 1f1b"
-        raise ConfigError(what, expected=expected, found=str(micro), remedy=remedy)
+        raise ConfigError(what, f"a multiple of {devices} micro-batches", str(micro), remedy)
     rows = []
     for device in range(devices):
         forwards, backwards = [], []
@@ -260,7 +259,7 @@ def named_schedule(name: str, devices: int, micro: int, *, chunks: int = 1) -> S
     if chunks != 1 and name != "interleaved":
         what = f"schedule {name!r} has one stage on each device"
         remedy = 'use schedule="interleaved" for several'
-        raise ConfigError(what, expected="chunks=1", found=f"chunks={chunks}", remedy=remedy)
+        raise ConfigError(what, "chunks=1", f"chunks={chunks}", remedy)
     return SCHEDULES[name](devices, micro, chunks)
 
 
@@ -366,7 +365,7 @@ def _refuse_wrong_units(schedule: Schedule) -> None:
 def _wrong(what: str, expected: str, found: str, remedy: str | None = None) -> ConfigError:
     what = f"the schedule cannot be run: {what}"
     remedy = remedy or "correct the grid, or use one of " + ", ".join(SCHEDULES)
-    return ConfigError(what, expected=expected, found=found, remedy=remedy)
+    return ConfigError(what, expected, found, remedy)
 
 
 def _parse_cell(cell: str, device: int) -> Unit:
@@ -380,9 +379,8 @@ def _parse_cell(cell: str, device: int) -> Unit:
 
 
 def _unreadable(found: str, expected: str) -> ConfigError:
-    what = "the text is no grid of a schedule"
     remedy = "write a row for each device: its number, a colon, and its cells"
-    return ConfigError(what, expected=expected, found=found, remedy=remedy)
+    return ConfigError("the text is no grid of a schedule", expected, found, remedy)
 
 
 def _at_least_one(**numbers: int) -> None:

@@ -25,6 +25,7 @@ from purine.parallel._sharding import Cannot, Sharding, reshaped_axis
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, wrong_devices
 from purine.placement.place import matching, refuse_casts, refuse_gradients
+from purine.placement.values import merged_spans
 from purine.registry.facts import ShardRule
 from purine.registry.fillers import Shard, shard_of
 
@@ -78,7 +79,7 @@ def _refuse(net: Graph, places: Sequence[Location]) -> None:
     if cut is not None:
         what, expected = "the net is sharded already", "a net whose parameters are whole"
         remedy = "shard the net once, over all devices"
-        raise GraphError(what, blob=cut, expected=expected, found=f"state {cut!r}", remedy=remedy)
+        raise GraphError(what, expected, f"state {cut!r}", remedy, blob=cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,14 @@ def _planned(
     for name, state in net.states.items():
         if state.next != name and planned.blobs.get(name) != planned.blobs.get(state.next):
             planned.blobs.pop(name, None)
-        if name in planned.blobs and not _is_partition(planned.blobs[name], _shape(net, name)):
+        cut = planned.blobs.get(name)
+        spans = () if cut is None else (span for part in cut.parts for span in part)
+        if cut is not None and merged_spans(spans) != ((0, _shape(net, name)[cut.axis]),):
             del planned.blobs[name]
     if not any(has_parameters(net.ops[name]) for name in planned.ops):
-        what = "nothing in the net can be cut"
         expected, remedy = f"{_SUCH}, of {count} or more outputs", "use fewer devices, or replicate"
         found = "kinds " + ", ".join(sorted({op.kind for op in net.ops.values()}))
-        raise GraphError(what, expected=expected, found=found, remedy=remedy)
+        raise GraphError("nothing in the net can be cut", expected, found, remedy)
     return planned
 
 
@@ -144,18 +146,7 @@ def _seen(net: Graph, op: Op, shardings: Mapping[str, Sharding]) -> Seen:
     )
 
 
-def _is_partition(sharding: Sharding, shape: tuple[int, ...]) -> bool:
-    """Whether the parts hold every place of the axis once."""
-    ends = 0
-    for start, end in sorted(span for part in sharding.parts for span in part):
-        if start != ends:
-            return False
-        ends = end
-    return ends == shape[sharding.axis]
-
-
 def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
-    """Which ops are to be cut in which way."""
     if by is None:
         return {}
     given: Mapping[str, By] = by if isinstance(by, Mapping) else {"*": by}
@@ -169,9 +160,8 @@ def _ways(net: Graph, by: By | Mapping[str, By] | None) -> dict[str, By]:
 
 def _refused(op: Op, reason: str) -> ConfigError:
     what = f"op {op.name!r} ({op.kind}) at {op.location} cannot be cut: {reason}"
-    expected = f"{_SUCH}, that can be laid over the devices"
     remedy = "leave it out of ops and by, or use other devices"
-    return ConfigError(what, op=op, expected=expected, found=reason, remedy=remedy)
+    return ConfigError(what, f"{_SUCH}, that can be laid over the devices", reason, remedy, op=op)
 
 
 def _shape(net: Graph, blob: str) -> tuple[int, ...]:
@@ -232,10 +222,13 @@ class _Emission:
         for name in net.order:
             before = set(builder.ops)
             sharded = self.planned.ops.get(name)
-            if sharded is None:
-                self._add_whole(net.ops[name])
-            else:
+            if sharded is not None:
                 self._add_pieces(net.ops[name], sharded)
+            else:
+                inputs = tuple(self._whole(blob) for blob in net.ops[name].inputs)
+                for blob in filter(None, net.ops[name].outputs):
+                    builder.add(net.blobs[blob])
+                builder.add(replace(net.ops[name], inputs=inputs))
             pieces_of[name] = [op for op in builder.ops if op not in before]
         for name, state in net.states.items():
             if name not in self.planned.blobs and state.next in self.planned.blobs:
@@ -277,13 +270,6 @@ class _Emission:
         shape = sharding.local(spec_of(blob).shape, number)
         self.builder.add(replace(blob, name=name, shape=shape, location=self.places[number]))
         return name
-
-    def _add_whole(self, op: Op) -> None:
-        inputs = tuple(self._whole(name) for name in op.inputs)
-        for name in op.outputs:
-            if name != NOTHING:
-                self.builder.add(self.net.blobs[name])
-        self.builder.add(replace(op, inputs=inputs))
 
     def _add_pieces(self, op: Op, sharded: ShardedOp) -> None:
         summands: list[str] = []

@@ -171,8 +171,10 @@ class _Copies:
         return self.copies[origin, location]
 
     def _add(self, blob: str, location: Location) -> None:
-        maker = self.producers.get(blob)
-        name = add_copy(self.builder, blob, location, self._beside(blob, location), maker)
+        maker, source = self.producers.get(blob), blob
+        if self.builder.blobs[blob].location.host != location.host:  # it goes to a host once
+            source = self.near.get((blob, location.host), blob)
+        name = add_copy(self.builder, blob, location, source, maker)
         self.origins[name] = self.builder.ops[name].inputs[0]
         self._note(name, location)
 
@@ -180,15 +182,6 @@ class _Copies:
         origin = self._origin(name)
         self.copies.setdefault((origin, location), name)
         self.near.setdefault((origin, location.host), name)
-
-    def _beside(self, blob: str, location: Location) -> str:
-        """What is copied: the copy that the location's host has already, or the blob itself.
-
-        A value goes to another host once.
-        """
-        if self.builder.blobs[blob].location.host == location.host:
-            return blob
-        return self.near.get((blob, location.host), blob)
 
     def _origin(self, name: str) -> str:
         while name in self.origins:

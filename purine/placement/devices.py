@@ -87,7 +87,7 @@ def wrong_devices(
     """The error for devices, as text or one by one, that are too few, too many or repeated."""
     if not isinstance(devices, str):
         devices = ", ".join(location.device for location in devices) or "none"
-    return ConfigError(what, expected=expected, found=devices, remedy=remedy)
+    return ConfigError(what, expected, devices, remedy)
 
 
 @checked

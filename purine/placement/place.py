@@ -58,8 +58,7 @@ def to_device(graph: Graph, device: str | Location) -> Graph:
     own = devices_of(bare)
     if len(own) > 1:
         remedy = "use place, or name the devices in the scheme of parallelism"
-        what = "the graph is on several devices"
-        raise wrong_devices(what, "a graph on one device", own, remedy)
+        raise wrong_devices("the graph is on several devices", "a graph on one device", own, remedy)
     used = (*own, *(blob.location for blob in bare.blobs.values()))
     return to_devices(bare, dict.fromkeys(used, target))
 
@@ -182,7 +181,7 @@ def refuse_gradients(net: Graph, transform: str) -> None:
     if has_gradients(net):
         what, expected = "the graph has gradients already", "a net of forward ops"
         remedy = f"change the net first: sgd(backward({transform}(net, ...)))"
-        raise GraphError(what, expected=expected, found=f"blobs under {GRADIENT}/", remedy=remedy)
+        raise GraphError(what, expected, f"blobs under {GRADIENT}/", remedy)
 
 
 def refuse_casts(net: Graph, transform: str) -> None:
@@ -191,19 +190,14 @@ def refuse_casts(net: Graph, transform: str) -> None:
         if op.kind != "aten._to_copy" or op.inputs[0] not in net.states:
             continue
         if net.states[op.inputs[0]].trainable and op.name.startswith(f"{op.inputs[0]}/"):
-            raise GraphError(
-                f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut",
-                op=op,
-                blob=op.inputs[0],
-                expected="a net in float32",
-                found=f"a cast to {op.attributes.get('dtype')}",
-                remedy=f"cut the net first: mixed({transform}(net, ...))",
-            )
+            what = f"parameter {op.inputs[0]!r} is cast before it is used, so it cannot be cut"
+            found = f"a cast to {op.attributes.get('dtype')}"
+            remedy = f"cut the net first: mixed({transform}(net, ...))"
+            raise GraphError(what, "a net in float32", found, remedy, op=op, blob=op.inputs[0])
 
 
 def no_match(graph: Graph, pattern: str) -> ConfigError:
     """The error that no op is called so, with the nearest names."""
-    what = f"no op is called {pattern!r}"
     expected = "the name of an op of the graph, or a pattern such as layer1/*"
     remedy = nearest_names(pattern.strip("*"), graph.ops, "see `purine show` for the names")
-    return ConfigError(what, op=pattern, expected=expected, found=repr(pattern), remedy=remedy)
+    return ConfigError(f"no op is called {pattern!r}", expected, repr(pattern), remedy, op=pattern)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from purine.graph import Blob, Graph
 from purine.graph.names import slot_of
 from purine.registry.fillers import Shard, shard_of
 
-__all__ = ["gather_values", "shard_values", "shards_of", "wholes_of"]
+__all__ = ["gather_values", "merged_spans", "shard_values", "shards_of", "wholes_of"]
 
 
 @checked
@@ -30,9 +30,8 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
             shape = tuple(values[whole].shape)
             if shape != part.whole:
                 what = f"the value of {whole!r} has another size than the net it is for"
-                expected = f"size {list(part.whole)}"
                 found, remedy = f"size {list(shape)}", "give the values of the net that was sharded"
-                raise ConfigError(what, blob=whole, expected=expected, found=found, remedy=remedy)
+                raise ConfigError(what, f"size {list(part.whole)}", found, remedy, blob=whole)
             pieces[name] = part.take(values[whole])
             used.add(whole)
     return {**{name: value for name, value in values.items() if name not in used}, **pieces}
@@ -61,6 +60,20 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
             wholes[whole] = value.new_empty(part.whole)
         part.put(value, wholes[whole])
     return wholes
+
+
+def merged_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Spans in order, with those that touch as one.
+
+    >>> merged_spans([(4, 6), (0, 2), (2, 4), (8, 9)])
+    ((0, 6), (8, 9))
+    """
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(spans):
+        if merged and merged[-1][1] == low:
+            low = merged.pop()[0]
+        merged.append((low, high))
+    return tuple(merged)
 
 
 def wholes_of(graph: Graph) -> dict[str, Blob]:

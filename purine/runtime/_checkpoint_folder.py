@@ -90,13 +90,9 @@ def only_writer(parent: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CheckpointError(
-                "another save is writing checkpoints here",
-                where=parent,
-                expected="one run for one folder",
-                found="a lock held by another save",
-                remedy="give each run a folder of its own",
-            ) from error
+            what, expected = "another save is writing checkpoints here", "one run for one folder"
+            found, remedy = "a lock held by another save", "give each run a folder of its own"
+            raise CheckpointError(what, expected, found, remedy, where=parent) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -128,11 +124,10 @@ def put_in_place(temporary: Path, target: Path) -> None:
     _remove(replaced)
 
 
-def remove_older(parent: Path, iteration: int, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints of the iterations up to `iteration`."""
-    older = sorted(number for number in checkpoints_in(parent) if number <= iteration)
-    for number in older[:-keep]:
-        path = path_of(parent, number)
+def remove_older(newest: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints of the iterations up to that of `newest`."""
+    numbers = (path_of(newest.parent, number) for number in sorted(checkpoints_in(newest.parent)))
+    for path in [path for path in numbers if path <= newest][:-keep]:
         # The replaced one first: it would count again once the other is gone.
         _remove(path.with_name(path.name + _REPLACED))
         _remove(path)

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from purine.errors import CheckpointError
 from purine.files import read_bounded
+from purine.placement.values import merged_spans
 from purine.registry.aten import dtype_name
 from purine.runtime._checkpoint_folder import iteration_of
 
@@ -116,7 +117,7 @@ def write_manifest(
     Python.
     """
     alone = [file.name for file in files] == [STATES]
-    entries = [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in files]
+    entries = [asdict(file) for file in files]
     head = {
         "version": 2 if alone else VERSION,
         **identity,
@@ -136,13 +137,8 @@ def write_manifest(
 
 
 def _state_entry(name: str, state: Stored, alone: bool) -> dict[str, object]:
-    """What the manifest says of a state."""
-    entry: dict[str, object] = {
-        "name": name,
-        "shape": list(state.form.shape),
-        "dtype": state.form.dtype,
-    }
-    (first, *_) = state.pieces
+    form, first = state.form, state.pieces[0]
+    entry: dict[str, object] = {"name": name, "shape": form.shape, "dtype": form.dtype}
     if alone:
         return entry
     if first.spans is None:
@@ -182,8 +178,7 @@ def read_manifest(path: Path) -> Manifest:
     if not 1 <= version <= VERSION:
         what, expected = f"the checkpoint has format version {version}", f"version 1 to {VERSION}"
         found = f"version {version}, written by purine {content.get('purine', 'unknown')}"
-        remedy = "read it with the purine that wrote it"
-        raise unusable(path, what, expected, found, remedy=remedy)
+        raise unusable(path, what, expected, found, remedy="read it with the purine that wrote it")
     if version > 1 or "sha256" in content:
         stated, actual = _field(content, "sha256", str, path), checksum(content)
         if stated != actual:
@@ -225,17 +220,15 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _read_files(content: Mapping[str, object], version: int, path: Path) -> dict[str, File]:
-    """The files of values by name."""
-    entries: Sequence[object] = (
-        _field(content, "files", list, path)
-        if version > 2
-        else [_field(content, "file", dict, path)]
-    )
+    alone = version < 3
     files: dict[str, File] = {}
-    for entry in entries:
+    listed = (
+        [_field(content, "file", dict, path)] if alone else _field(content, "files", list, path)
+    )
+    for entry in listed:
         fields = _entry(entry, "a file", "name, bytes and sha256", path)
-        name = STATES if version < 3 else _field(fields, "name", str, path)
-        if version > 2 and not _FILE.fullmatch(name):
+        name = STATES if alone else _field(fields, "name", str, path)
+        if not alone and not _FILE.fullmatch(name):
             raise unusable(path, "a file has another name", file_name(0), repr(name))
         size, sha256 = _field(fields, "bytes", int, path), _field(fields, "sha256", str, path)
         files[name] = File(name, size, sha256)
@@ -243,7 +236,6 @@ def _read_files(content: Mapping[str, object], version: int, path: Path) -> dict
 
 
 def _read_state(entry: object, files: Mapping[str, File], path: Path) -> tuple[str, Stored]:
-    """The name of a state, and how it is stored."""
     fields = _entry(entry, "a state", "name, shape and dtype", path)
     shape = _field(fields, "shape", list, path)
     if not all(type(size) is int and size >= 0 for size in shape):
@@ -281,12 +273,8 @@ def _read_piece(item: object, axis: int, path: Path) -> Piece:
 
 def cover(pieces: Sequence[Piece], size: int) -> bool:
     """Whether pieces have every index of an axis once."""
-    end = 0
-    for low, high in sorted(span for piece in pieces for span in piece.spans or ()):
-        if low != end:
-            return False
-        end = high
-    return end == size
+    spans = merged_spans(span for piece in pieces for span in piece.spans or ())
+    return (spans or ((0, 0),)) == ((0, size),)
 
 
 def _entry(entry: object, what: str, expected: str, path: Path) -> Mapping[str, object]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +36,7 @@ from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors, refusi
 from purine.runtime._checkpoint_manifest import (
     MANIFEST,
     STATES,
+    File,
     Form,
     Manifest,
     Stored,
@@ -48,7 +49,10 @@ __all__ = ["LARGEST", "Checkpoint", "checksum", "latest", "load", "match", "puri
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs (start, end) along an axis."""
-REMEDY = "free space there, or choose a folder that this user may write"
+FAILED, REMEDY = (
+    "cannot save a checkpoint",
+    "free space there, or choose a folder that this user may write",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,28 +94,18 @@ def save(
     """
     at_least("iteration", iteration, 0, LARGEST)
     at_least("keep", keep, 1)
-    parent = folder / FOLDER
-    target = folders.path_of(parent, iteration)
+    target = checkpoint_path(folder, iteration)
     identity = {"iteration": iteration, "seed": seed, "digest": digest}
     states = {name: Stored(manifests.form_of(value)) for name, value in values.items()}
-    with os_errors("cannot save a checkpoint", target, REMEDY), folders.only_writer(parent):
+    with os_errors(FAILED, target, REMEDY), folders.only_writer(target.parent):
         temporary = folders.start(target)
         try:
             temporary.mkdir()
-            write_values(temporary / STATES, values, target)
-            files = [manifests.described(temporary / STATES)]
-            with refusing_extra(target):
-                manifests.write_manifest(temporary, states, files, identity, extra or {})
-            # safetensors makes files that only their owner can read.
-            (temporary / STATES).chmod((temporary / MANIFEST).stat().st_mode)
-            for path in (temporary / STATES, temporary / MANIFEST, temporary):
-                folders.flush(path)
-            folders.put_in_place(temporary, target)
+            files = [write_values(temporary / STATES, values, target)]
+            finish(temporary, target, states, files, identity, extra, keep)
         except (OSError, CheckpointError, SafetensorError):
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        with os_errors("the checkpoint is saved, but not an older one removed", target):
-            folders.remove_older(parent, iteration, keep)
     return target
 
 
@@ -169,10 +163,39 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
             raise differ(what, name, str(blob), f"{name}: {form}")
 
 
-def write_values(file: Path, values: Mapping[str, Tensor], target: Path) -> None:
+def write_values(file: Path, values: Mapping[str, Tensor], target: Path) -> File:
     """Write values to a file of the checkpoint that will be at `target`."""
-    with _refusing_values(target):
+    what, expected = "a state cannot be stored", "dense values of a dtype that safetensors knows"
+    remedy = "give the state another dtype"
+    with refusing(what, target, expected, remedy, KeyError, ValueError):
         save_file(_separate(values), file)
+    # safetensors makes files that only their owner can read.
+    file.chmod(file.parent.stat().st_mode & 0o666)
+    folders.flush(file)
+    folders.flush(file.parent)
+    return manifests.described(file)
+
+
+def finish(
+    temporary: Path,
+    target: Path,
+    states: Mapping[str, Stored],
+    files: Sequence[File],
+    identity: Mapping[str, object],
+    extra: Mapping[str, object] | None,
+    keep: int,
+) -> None:
+    """Write the manifest, put the checkpoint in place and remove older ones."""
+    what = "extra cannot be stored"
+    expected = "None, bool, int, finite float, str, and lists and dicts of them"
+    remedy = "turn such values into text or numbers first"
+    with refusing(what, target, expected, remedy, TypeError, ValueError):
+        manifests.write_manifest(temporary, states, files, identity, extra or {})
+    folders.flush(temporary / MANIFEST)
+    folders.flush(temporary)
+    folders.put_in_place(temporary, target)
+    with os_errors("the checkpoint is saved, but not an older one removed", target):
+        folders.remove_older(target, keep)
 
 
 def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -188,20 +211,6 @@ def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _refusing_values(target: Path) -> AbstractContextManager[None]:
-    """Turn errors of safetensors about a dtype or a layout into `CheckpointError`."""
-    expected = "dense values of a dtype that safetensors knows"
-    remedy = "give the state another dtype"
-    return refusing("a state cannot be stored", target, expected, remedy, KeyError, ValueError)
-
-
-def refusing_extra(target: Path) -> AbstractContextManager[None]:
-    """Turn errors of JSON about `extra` into `CheckpointError`."""
-    expected = "None, bool, int, finite float, str, and lists and dicts of them"
-    remedy = "turn such values into text or numbers first"
-    return refusing("extra cannot be stored", target, expected, remedy, TypeError, ValueError)
-
-
 def _resolve(path: Path) -> Path:
     """The checkpoint that a path means: itself, or the newest of the run in that folder."""
     with os_errors("cannot read the checkpoint", path):
@@ -215,10 +224,9 @@ def _resolve(path: Path) -> Path:
         if newest is None:
             names = sorted(entry.name for entry in path.iterdir())
             what = "there is no checkpoint in this folder"
-            expected = f"{FOLDER}/<iteration>/{MANIFEST}"
             found = manifests.some_names(names) if names else "an empty folder"
             remedy = "check the path, or save a checkpoint first"
-            raise unusable(path, what, expected, found, remedy=remedy)
+            raise unusable(path, what, f"{FOLDER}/<iteration>/{MANIFEST}", found, remedy=remedy)
     return newest
 
 
@@ -303,7 +311,6 @@ class _Reader:
         return self._opened[name]
 
     def _check(self, name: str) -> None:
-        """Refuse a file that is not what was written."""
         path, file, stated = self._path, self._path / name, self._manifest.files[name]
         if not file.is_file():
             raise unusable(path, "the values are missing", name, "no such file")

@@ -26,18 +26,17 @@ from torch import Tensor
 from purine.arguments import at_least
 from purine.errors import PurineError
 from purine.graph import Graph
-from purine.placement.values import shards_of, wholes_of
+from purine.placement.values import merged_spans, shards_of, wholes_of
 from purine.runtime import _checkpoint_folder as folders
 from purine.runtime import _checkpoint_manifest as manifests
 from purine.runtime._checkpoint_folder import LARGEST, os_errors
-from purine.runtime._checkpoint_manifest import MANIFEST, File, Form, Piece, Stored, unusable
-from purine.runtime.checkpoint import REMEDY, checkpoint_path, refusing_extra, write_values
+from purine.runtime._checkpoint_manifest import File, Form, Piece, Stored, unusable
+from purine.runtime.checkpoint import FAILED, REMEDY, checkpoint_path, finish, write_values
 from purine.transports.world import World
 
 __all__ = ["save"]
 
 _OP = "save"
-_FAILED = "cannot save a checkpoint"
 
 
 def save(
@@ -70,11 +69,9 @@ def save(
             if world.first:
                 files = [File(**json.loads(written[host])) for host in world.hosts]
                 identity = {"iteration": iteration, "seed": seed, "digest": step.digest}
-                manifest = partial(
-                    manifests.write_manifest, temporary, states, files, identity, extra or {}
-                )
-                finish = partial(_finish, temporary, target, files, manifest, keep=keep)
-            world.jointly(finish if world.first else str, op=_OP)
+                done = partial(finish, temporary, target, states, files, identity, extra, keep)
+            checked = partial(_finish, temporary, target, files, done) if world.first else str
+            world.jointly(checked, op=_OP)
         except PurineError:
             if world.first:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -86,7 +83,7 @@ def _begin(target: Path, lock: ExitStack, *, first: bool) -> str:
     """On the first host: make a temporary folder whose name no other save has had."""
     if not first:
         return ""
-    with os_errors(_FAILED, target, REMEDY):
+    with os_errors(FAILED, target, REMEDY):
         lock.enter_context(folders.only_writer(target.parent))
         temporary = folders.start(target, f"-{secrets.token_hex(8)}")
         temporary.mkdir()
@@ -96,42 +93,24 @@ def _begin(target: Path, lock: ExitStack, *, first: bool) -> str:
 def _write(temporary: Path, world: World, values: Mapping[str, Tensor]) -> str:
     """Write the values of this host; returns the facts about its file."""
     if not temporary.is_dir():
-        raise unusable(
-            temporary,
-            "this host does not see the folder of the checkpoint",
-            f"the folder that {world.hosts[0]} made, on a file system that all hosts share",
-            "no such folder",
-            remedy="let all hosts share the file system of the run's folder",
-        )
+        what = "this host does not see the folder of the checkpoint"
+        expected = f"the folder that {world.hosts[0]} made, on a file system that all hosts share"
+        remedy = "let all hosts share the file system of the run's folder"
+        raise unusable(temporary, what, expected, "no such folder", remedy=remedy)
     file = temporary / manifests.file_name(world.hosts.index(world.host))
-    with os_errors(_FAILED, temporary, REMEDY):
-        write_values(file, values, temporary)
-        # safetensors makes files that only their owner can read.
-        file.chmod(temporary.stat().st_mode & 0o666)
-        folders.flush(file)
-        folders.flush(temporary)
-        return json.dumps(dataclasses.asdict(manifests.described(file)))
+    with os_errors(FAILED, temporary, REMEDY):
+        return json.dumps(dataclasses.asdict(write_values(file, values, temporary)))
 
 
-def _finish(
-    temporary: Path, target: Path, files: Sequence[File], manifest: partial[None], *, keep: int
-) -> str:
-    """On the first host: write the manifest and put the checkpoint in place."""
-    with os_errors(_FAILED, target, REMEDY):
+def _finish(temporary: Path, target: Path, files: Sequence[File], done: partial[None]) -> str:
+    """On the first host: see that all files are there, and complete the checkpoint."""
+    with os_errors(FAILED, target, REMEDY):
         for file in files:
             size = (temporary / file.name).stat().st_size
             if size != file.bytes:
                 what = f"{file.name} has another size here than where it was written"
                 raise unusable(target, what, f"{file.bytes} bytes", f"{size} bytes", remedy=REMEDY)
-        with refusing_extra(target):
-            manifest()
-        folders.flush(temporary / MANIFEST)
-        folders.flush(temporary)
-        folders.put_in_place(temporary, target)
-    iteration = folders.iteration_of(target)
-    assert iteration is not None
-    with os_errors("the checkpoint is saved, but not an older one removed", target):
-        folders.remove_older(target.parent, iteration, keep)
+        done()
     return ""
 
 
@@ -147,7 +126,7 @@ def _stored(step: Graph, hosts: Sequence[str]) -> dict[str, Stored]:
         whole, shard = shards[name]
         known = pieces.setdefault(whole, {})
         spans = known[file].spans or () if file in known else ()
-        known[file] = Piece(file, shard.axis, _merged([*spans, *shard.spans]))
+        known[file] = Piece(file, shard.axis, merged_spans([*spans, *shard.spans]))
     states: dict[str, Stored] = {}
     for name, blob in wholes_of(step).items():
         (first, *others) = parts = tuple(pieces[name].values())
@@ -178,13 +157,3 @@ def _own_values(step: Graph, host: str, values: Mapping[str, Tensor]) -> dict[st
         found.sort(key=lambda item: item[0])
         own[whole] = torch.cat([part for *_, part in found], found[0][1])
     return own
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Spans in order, with those that touch as one."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(spans):
-        if merged and merged[-1][1] == low:
-            low = merged.pop()[0]
-        merged.append((low, high))
-    return tuple(merged)

@@ -108,32 +108,33 @@ class Run:
             at_least("threads", threads, 1, _MOST_THREADS)
         self.graph = check(graph)
         if not self.graph.ops:
-            what, remedy = "the graph has no ops", "build a net first"
-            raise ConfigError(what, expected="at least one op", found="none", remedy=remedy)
+            remedy = "build a net first"
+            raise ConfigError("the graph has no ops", "at least one op", "none", remedy)
         self.data: DataSet | None = None if data is None else as_dataset(data)
         self.seed = seed
         self.credit = prefetch + 1
         self.threads = threads
         self.record = record
         self.world = world
-        part = self.graph if world is None else part_of(self.graph, world.host)
+        self._part = part = self.graph if world is None else part_of(self.graph, world.host)
+        """What runs here: the graph, or this host's part of it."""
         _refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
-        held = tf32_of(part, tf32)
-        if tf32 and held is None:
-            raise _no_tf32(part)
-        self._settings = Settings(self.credit, threads, cores, held, record=bool(record))
+        self._settings = Settings(self.credit, threads, cores, _held(part, tf32), bool(record))
         self._gpus = on_gpus(part)
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(part, self.data)
-        self._part = part
-        """What runs here: the graph, or this host's part of it."""
+        self._fused = _FusedKernels(compiled)
         if world is not None:
             facts = facts_of(self.data, seed=seed, prefetch=prefetch)
             world.compare({**facts, "record": str(record)})
             world.compare_step(self.graph)
-        self._fused = _FusedKernels(compiled)
+        self._begin()
+        if not self._gpus:
+            tune_heap(self.graph)
 
+    def _begin(self) -> None:
+        """The state of a run that has not stepped yet."""
         self._process = os.getpid()
         self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
@@ -149,8 +150,6 @@ class Run:
         self._readings: list[Reading] = []
         """The clock of this host against that of the first, each time that recording began."""
         self._failure: RunError | None = None
-        if not self._gpus:
-            tune_heap(self.graph)
 
     def __enter__(self) -> Run:
         return self
@@ -158,7 +157,10 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self.world is not None and kind is not None and self._executor is not None:
             # The other hosts may never complete the iterations in flight here.
-            self._failure = self._failure or _left(kind)
+            what = f"the run on several hosts was left by {kind.__name__}"
+            expected = "all hosts to close their runs at the same iteration"
+            found, remedy = f"{kind.__name__} on this one", "load the last checkpoint on all hosts"
+            self._failure = self._failure or RunError(what, expected, found, remedy)
             self._end_lanes()
         self.close()
 
@@ -367,12 +369,9 @@ class Run:
                 self._end_lanes()
 
     def __reduce__(self) -> NoReturn:
-        raise RunError(
-            "a run cannot be copied or sent to another process",
-            expected="a run in the process that made it",
-            found="a call of copy or pickle",
-            remedy="send run.graph and run.states(), and make a run of them there",
-        )
+        expected, found = "a run in the process that made it", "a call of copy or pickle"
+        remedy = "send run.graph and run.states(), and make a run of them there"
+        raise RunError("a run cannot be copied or sent to another process", expected, found, remedy)
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
@@ -383,12 +382,10 @@ class Run:
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
-            raise RunError(
-                "the run belongs to another process",
-                expected=f"calls in process {self._process}, which made the run",
-                found=f"process {os.getpid()}, forked from it: lanes do not survive a fork",
-                remedy="make a Run in the child; save and load carry states over",
-            )
+            expected = f"calls in process {self._process}, which made the run"
+            found = f"process {os.getpid()}, forked from it: lanes do not survive a fork"
+            remedy = "make a Run in the child; save and load carry states over"
+            raise RunError("the run belongs to another process", expected, found, remedy)
 
     def _settled(self) -> tuple[int, dict[str, Tensor]]:
         """Wait for the iterations in flight; the number of complete ones and the states then.
@@ -489,32 +486,17 @@ class Run:
             )
 
 
-def _left(kind: type[BaseException]) -> RunError:
-    return RunError(
-        f"the run on several hosts was left by {kind.__name__}",
-        expected="all hosts to close their runs at the same iteration",
-        found=f"{kind.__name__} on this one",
-        remedy="load the last checkpoint on all hosts",
-    )
-
-
 def _refuse_hosts(graph: Graph, world: World | None) -> None:
     """A step on several hosts needs a process on each of them."""
     hosts = hosts_of(graph)
     if world is None and len(hosts) > 1:
-        raise ConfigError(
-            f"the step is on {len(hosts)} hosts, and this process is alone",
-            expected="a process for each of " + ", ".join(hosts),
-            found="one process",
-            remedy=f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun",
-        )
+        what = f"the step is on {len(hosts)} hosts, and this process is alone"
+        remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
+        raise ConfigError(what, "a process for each of " + ", ".join(hosts), "one process", remedy)
     if world is not None and not set(hosts) <= set(world.hosts):
-        raise ConfigError(
-            "the step is not on the hosts that were started",
-            expected="devices of " + ", ".join(world.hosts),
-            found="devices of " + ", ".join(hosts),
-            remedy="name devices of all hosts, or start as many hosts as are named",
-        )
+        expected, found = "devices of " + ", ".join(world.hosts), "devices of " + ", ".join(hosts)
+        remedy = "name devices of all hosts, or start as many hosts as are named"
+        raise ConfigError("the step is not on the hosts that were started", expected, found, remedy)
 
 
 class _FusedKernels:
@@ -555,12 +537,15 @@ class _Steps(Iterator[Result]):
             return result
 
 
-def _no_tf32(graph: Graph) -> ConfigError:
+def _held(graph: Graph, tf32: bool) -> bool | None:
+    """The TF32 to hold while a graph runs; `ConfigError` if it is asked for and cannot be had."""
+    held = tf32_of(graph, tf32)
+    if not tf32 or held is not None:
+        return held
     if on_gpus(graph):
         what = "tf32 is asked for, and effect 'gpu-math' is declined"
-        expected = "tf32 without PURINE_DECLINE=gpu-math"
-        return ConfigError(what, expected=expected, found="both", remedy="leave one out")
+        raise ConfigError(what, "tf32 without PURINE_DECLINE=gpu-math", "both", "leave one out")
     what, expected = "tf32 is asked for, and no op is on a GPU", "a graph with ops on GPUs"
     found = "devices " + ", ".join(sorted({op.location.device for op in graph.ops.values()}))
     remedy = "leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')"
-    return ConfigError(what, expected=expected, found=found, remedy=remedy)
+    raise ConfigError(what, expected, found, remedy)

@@ -36,19 +36,15 @@ def parameters(graph: Graph) -> tuple[str, ...]:
         trainable = [name for name, state in graph.states.items() if state.trainable]
         what, expected = "the graph has no gradients", "a blob grad/NAME for the trainable states"
         found = f"trainable: {', '.join(trainable) or 'none'}; no gradient of any"
-        remedy = "run backward first: sgd(backward(net))"
-        raise GraphError(what, expected=expected, found=found, remedy=remedy)
+        raise GraphError(what, expected, found, "run backward first: sgd(backward(net))")
     for name in names:
         state = graph.states[name]
         if state.next != state.read:
-            raise GraphError(
-                f"parameter {name!r} is updated already",
-                where=state.where,
-                blob=name,
-                expected="a graph to which no solver was added",
-                found=f"a state that carries on to {state.next!r}",
-                remedy="add one solver, and accumulate or clip before it",
-            )
+            what = f"parameter {name!r} is updated already"
+            expected = "a graph to which no solver was added"
+            found = f"a state that carries on to {state.next!r}"
+            remedy = "add one solver, and accumulate or clip before it"
+            raise GraphError(what, expected, found, remedy, where=state.where, blob=name)
     return names
 
 

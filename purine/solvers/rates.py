@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 import purine.kinds.rates  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, check_fields, checked, not_negative, positive, wrong_value
 from purine.errors import ConfigError, given_twice
-from purine.graph import Attribute, Builder
+from purine.graph import Builder
 from purine.nearest import nearest_name, unknown_name
 from purine.registry.clock import ITERATION, add_clock
 
@@ -63,8 +63,7 @@ class MultiStep(_Policy):
         if list(self.steps) != sorted(set(self.steps)) or not self.steps:
             expected = "one or more iterations, each later than the one before"
             remedy = "write them in order, for example (1000, 2000)"
-            what, found = f"steps are {self.steps!r}", repr(self.steps)
-            raise ConfigError(what, expected=expected, found=found, remedy=remedy)
+            raise ConfigError(f"steps are {self.steps!r}", expected, repr(self.steps), remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,9 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     if isinstance(rate, int | float):
         rate = Fixed(float(rate))
     add_clock(builder)
-    location = builder.blobs[ITERATION].location
-    inputs, settings = [ITERATION], _settings(rate)
+    location, inputs = builder.blobs[ITERATION].location, [ITERATION]
+    values = {item.name: (getattr(rate, item.name), item.default) for item in fields(rate)}
+    settings = {key: v for key, (v, default) in values.items() if v != default and key != "rate"}
     if isinstance(rate, Warmup):
         inputs.insert(0, add_rate(builder, rate.rate, name=f"{name}/base"))
     builder.blob(name, (), "float64", location)
@@ -178,9 +178,8 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
         key, _, value = item.partition("=")
         if key not in types:
             what = f"policy {name!r} has no setting {key!r}"
-            expected = f"settings of {name}: {', '.join(types)}"
             remedy = nearest_name(key, types, "use one of these", cutoff=0.5)
-            raise ConfigError(what, expected=expected, found=repr(text), remedy=remedy)
+            raise ConfigError(what, f"settings of {name}: {', '.join(types)}", repr(text), remedy)
         if key in values:
             raise given_twice(ConfigError, key, "setting", found=repr(text))
         values[key] = _value(key, value, types[key])
@@ -193,23 +192,15 @@ def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     if missing:
         what = f"policy {name!r} needs {' and '.join(missing)}"
         expected = f"{name}:{','.join(f'{key}=...' for key in needed)}"
-        raise ConfigError(what, expected=expected, found=repr(text), remedy=f"add {missing[0]}=...")
+        raise ConfigError(what, expected, repr(text), f"add {missing[0]}=...")
     rate: Rate = policy(lr, **values)
     return Warmup(rate, iterations=warmup) if warmup else rate
 
 
-def _settings(rate: Rate) -> dict[str, Attribute]:
-    """The fields that differ from their defaults, as attributes of the op."""
-    values = {item.name: (getattr(rate, item.name), item.default) for item in fields(rate)}
-    return {key: v for key, (v, default) in values.items() if v != default and key != "rate"}
-
-
 def _value(key: str, text: str, hint: object) -> int | float | tuple[int, ...]:
     try:
-        if hint is int:
-            return int(text)
-        if hint is float:
-            return float(text)
+        if hint in (int, float):
+            return float(text) if hint is float else int(text)
         return tuple(int(item) for item in text.split("|"))
     except ValueError:
         expected, example = _FORMS.get(hint, ("whole numbers with bars between them", "100|200"))

@@ -34,7 +34,7 @@ def sgd(
     fraction("momentum", momentum)
     if nesterov and momentum == 0:
         what, remedy = "nesterov needs momentum", "pass momentum=0.9, or leave nesterov out"
-        raise ConfigError(what, expected="a momentum above 0", found="momentum=0.0", remedy=remedy)
+        raise ConfigError(what, "a momentum above 0", "momentum=0.0", remedy)
     if momentum == 0:
         return attach(graph, "SgdUpdate", [], lr, weight_decay)
     flags = {"nesterov": nesterov, "lr_in_momentum": lr_in_momentum}

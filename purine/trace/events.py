@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from purine.trace.tables import natural
 
-__all__ = ["ARRIVAL", "FETCH", "PUT", "Edge", "Event", "by_lane", "host_of"]
+__all__ = ["ARRIVAL", "FETCH", "PUT", "Edge", "Event", "by_lane", "covered", "host_of"]
 
 Edge: TypeAlias = tuple[str, str, int]
 """Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
@@ -46,6 +46,15 @@ def host_of(location: str) -> str:
     'host1'
     """
     return location.removeprefix("host ").rpartition(", ")[0]
+
+
+def covered(spans: Iterable[tuple[int, int]], begin: int) -> int:
+    """How much of the time after `begin` intervals cover; overlaps count once."""
+    total, until = 0, begin
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def by_lane(events: Sequence[Event]) -> dict[tuple[str, str], list[int]]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from purine.trace.events import Event, host_of
+from purine.trace.events import Event, covered, host_of
 from purine.trace.tables import natural
-from purine.trace.trace import Trace, causes, puts_of
+from purine.trace.trace import Trace, causes, puts_of, window
 
-__all__ = ["Gaps", "Piece", "Wait", "covered", "devices_of_trace"]
+__all__ = ["Gaps", "Piece", "Wait", "devices_of_trace"]
 
 Wait: TypeAlias = Literal["data", "transfers", "peers", "other"]
 
@@ -38,36 +38,40 @@ class Piece:
 class Gaps:
     """The gaps in the compute of each device of a trace, within a window of time."""
 
-    def __init__(self, trace: Trace, begin: int, end: int) -> None:
-        self.events, self.begin, self.end = trace.events, begin, end
+    def __init__(self, trace: Trace, skip: int | None) -> None:
+        self.events = trace.events
+        self.first, self.begin, self.end = window(trace, skip)
+        self.last = max(event.iteration for event in self.events)
         self.put_of: Mapping[int, int] = puts_of(trace)
         self._arrival_of = {put: arrival for arrival, put in self.put_of.items()}
         self._causes = causes(trace)
-        self._queues: dict[str, list[int]] = {name: [] for name in devices_of_trace(trace)}
+        queues: dict[str, list[int]] = {name: [] for name in devices_of_trace(trace)}
         for index, event in enumerate(self.events):
             if _computes(event):
-                self._queues[event.location].append(index)
+                queues[event.location].append(index)
+        self.pieces: dict[str, list[Piece]] = {name: [] for name in queues}
+        """By device all that it waited for."""
+        for location, queue in queues.items():
+            for gap in self._gaps(queue):
+                self.pieces[location] += self._blamed(*gap, host_of(location))
 
-    def transfers(self) -> dict[int, list[tuple[int, int]]]:
-        """By transfer and reduction the times in which it ran within the window."""
-        times: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    def transfers(self) -> tuple[dict[int, int], dict[int, int]]:
+        """By transfer and reduction how long it ran, and for how long a device waited for it."""
+        running: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        exposed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        transfer_of = self._arrival_of.get  # a put is part of the transfer that its arrival ends
         for index, event in enumerate(self.events):
             if _transfers(event):
-                start = max(event.start, self.begin)
-                times[self.transfer_of(index)].append((start, max(event.end, start)))
-        return times
-
-    def transfer_of(self, index: int) -> int:
-        """The transfer that an event is part of: its own, or that of the arrival of a put."""
-        return self._arrival_of.get(index, index)
-
-    def pieces(self) -> Iterator[tuple[str, list[Piece]]]:
-        """The devices, each with all that it waited for."""
-        for location, queue in self._queues.items():
-            pieces: list[Piece] = []
-            for start, end, cause in self._gaps(queue):
-                pieces += self._blamed(start, end, cause, host_of(location))
-            yield location, pieces
+                running[transfer_of(index, index)].append((event.start, event.end))
+        for piece in (piece for pieces in self.pieces.values() for piece in pieces):
+            if piece.sort == "transfers":
+                assert piece.event is not None
+                exposed[transfer_of(piece.event, piece.event)].append((piece.start, piece.end))
+        whole, waited = (
+            {index: covered(times, self.begin) for index, times in spans.items()}
+            for spans in (running, exposed)
+        )
+        return whole, waited
 
     def _gaps(self, queue: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
         """When no compute lane of a device is busy: start, end, and the cause of the next op."""
@@ -112,16 +116,6 @@ def _transfers(event: Event) -> bool:
     if event.lane.startswith(_TRANSFER_LANES):
         return True
     return event.kind in _TRANSFER_KINDS and not _computes(event)
-
-
-def covered(pieces: Sequence[tuple[int, int]]) -> int:
-    """The length of the union of intervals."""
-    ordered = sorted(pieces)
-    total, until = 0, ordered[0][0]
-    for start, stop in ordered:
-        total += max(0, stop - max(start, until))
-        until = max(until, stop)
-    return total
 
 
 def _sort(event: Event) -> Wait:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from purine.graph.names import copied_from
 from purine.trace.events import host_of
-from purine.trace.gaps import Gaps, Piece, covered
+from purine.trace.gaps import Gaps, Piece
 from purine.trace.tables import as_time
-from purine.trace.trace import Trace, window
+from purine.trace.trace import Trace
 
 __all__ = ["Awaited", "DeviceWaits", "HostReport", "between_hosts"]
 
@@ -115,22 +115,14 @@ def between_hosts(trace: Trace, *, skip: int | None = None) -> HostReport:
     >>> between_hosts(trace, skip=0).devices[1].peers
     (Awaited(host='a', blob='x', waited=30),)
     """
-    first, begin, end = window(trace, trace.warm_up if skip is None else skip)
-    last = max(event.iteration for event in trace.events)
-    gaps = Gaps(trace, begin, end)
-    exposed: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    devices = []
-    for location, pieces in gaps.pieces():
-        devices.append(_waits(gaps, location, pieces))
-        for piece in pieces:
-            if piece.sort == "transfers":
-                assert piece.event is not None
-                exposed[gaps.transfer_of(piece.event)].append((piece.start, piece.end))
-    moving, waited = (
-        sum(covered(times) for index, times in spans.items() if index in gaps.put_of)
-        for spans in (gaps.transfers(), exposed)
+    gaps = Gaps(trace, skip)
+    devices = tuple(_waits(gaps, location, pieces) for location, pieces in gaps.pieces.items())
+    moving, exposed = (
+        sum(time for index, time in times.items() if index in gaps.put_of)
+        for times in gaps.transfers()
     )
-    return HostReport(last - first + 1, end - begin, tuple(devices), moving, waited)
+    iterations, wall = gaps.last - gaps.first + 1, gaps.end - gaps.begin
+    return HostReport(iterations, wall, devices, moving, exposed)
 
 
 def _waits(gaps: Gaps, location: str, pieces: list[Piece]) -> DeviceWaits:

@@ -7,12 +7,12 @@ transfer is exposed while the compute of a device waits for it, and hidden other
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 
-from purine.trace.gaps import Gaps, Wait, covered
+from purine.trace.gaps import Gaps, Wait
 from purine.trace.tables import as_table, as_time
-from purine.trace.trace import Trace, window
+from purine.trace.trace import Trace
 
 __all__ = ["DeviceTime", "Report", "overlap"]
 
@@ -111,22 +111,18 @@ def overlap(trace: Trace, *, skip: int | None = None) -> Report:
     >>> [(d.busy, d.transfers, d.peers) for d in overlap(trace, skip=0).devices]
     [(20, 6, 4), (4, 6, 20)]
     """
-    first, begin, end = window(trace, trace.warm_up if skip is None else skip)
-    last, wall = max(event.iteration for event in trace.events), end - begin
-    gaps = Gaps(trace, begin, end)
+    gaps = Gaps(trace, skip)
+    wall = gaps.end - gaps.begin
+    running, exposed = gaps.transfers()
     moving: Counter[str] = Counter()
-    for index, times in gaps.transfers().items():
-        moving[trace.events[index].location] += covered(times)
-    exposed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for index, time in running.items():
+        moving[trace.events[index].location] += time
     devices = []
-    for location, waited in gaps.pieces():
+    for location, waited in gaps.pieces.items():
         waits: Counter[Wait] = Counter()
         for piece in waited:
             waits[piece.sort] += piece.end - piece.start
-            if piece.sort == "transfers":
-                assert piece.event is not None
-                exposed[gaps.transfer_of(piece.event)].append((piece.start, piece.end))
         spent = waits["data"], waits["transfers"], waits["peers"], waits["other"]
         devices.append(DeviceTime(location, wall, wall - waits.total(), *spent, moving[location]))
-    total = sum(map(covered, exposed.values()))
-    return Report(first, last, wall, tuple(devices), moving.total(), total)
+    total = sum(exposed.values())
+    return Report(gaps.first, gaps.last, wall, tuple(devices), moving.total(), total)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from purine.trace.events import Event, by_lane
+from purine.trace.events import Event, by_lane, covered
 from purine.trace.tables import as_table, as_time
 from purine.trace.trace import Trace, causes, window
 
@@ -94,7 +94,17 @@ class Summary:
             f"{as_time(self.waited)} waiting\n" + _kind_table(self.path_kinds, top),
         ]
         if waits:
-            sections.append("longest waits on it\n" + _wait_table(waits[:top]))
+            head = ("op", "location", "iteration", "waited")
+            rows = [
+                (
+                    step.event.op,
+                    step.event.location,
+                    f"{step.event.iteration}",
+                    as_time(step.waited),
+                )
+                for step in waits[:top]
+            ]
+            sections.append(f"longest waits on it\n{as_table([head, *rows], left=2)}")
         return "\n\n".join(sections) + "\n"
 
     def _left_out(self) -> str:
@@ -134,38 +144,25 @@ def summary(trace: Trace) -> Summary:
         iteration_time=span / turns,
         kinds=_by_kind(event for event in events if event.iteration >= first),
         lanes=tuple(
-            LaneTime(location, lane, _busy([events[index] for index in queue], begin), span)
-            for (location, lane), queue in by_lane(events).items()
+            LaneTime(*lane, covered(((events[i].start, events[i].end) for i in queue), begin), span)
+            for lane, queue in by_lane(events).items()
         ),
         path=path,
-        path_kinds=_by_kind(_from(begin, step.event) for step in path),
+        path_kinds=_by_kind((step.event for step in path), begin),
     )
 
 
-def _from(begin: int, event: Event) -> Event:
-    """The part of an event after `begin`."""
-    return event if event.start >= begin else replace(event, start=min(begin, event.end))
-
-
-def _by_kind(events: Iterable[Event]) -> tuple[KindTime, ...]:
-    """Times by kind, the longest first."""
+def _by_kind(events: Iterable[Event], begin: int | None = None) -> tuple[KindTime, ...]:
+    """Times by kind, the longest first; of events that start before `begin` the part after it."""
     counts: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     for event in events:
+        start = event.start if begin is None else max(event.start, begin)
         counts[event.kind] += 1
-        totals[event.kind] += event.end - event.start
+        totals[event.kind] += max(0, event.end - start)
     every = totals.total() or 1
     rows = (KindTime(kind, counts[kind], time, time / every) for kind, time in totals.items())
     return tuple(sorted(rows, key=lambda row: (-row.total, row.kind)))
-
-
-def _busy(queue: Sequence[Event], begin: int) -> int:
-    """The time after `begin` that events, sorted by start, cover; overlaps count once."""
-    busy, covered = 0, begin
-    for event in queue:
-        busy += max(0, event.end - max(event.start, covered))
-        covered = max(covered, event.end)
-    return busy
 
 
 def _critical_path(trace: Trace, begin: int) -> tuple[PathStep, ...]:
@@ -205,11 +202,3 @@ def _lane_table(lanes: Sequence[LaneTime], top: int) -> str:
         for row in rows
     ]
     return as_table([("location", "lane", "busy", "of", "share"), *cells], left=2)
-
-
-def _wait_table(steps: Sequence[PathStep]) -> str:
-    cells = [
-        (step.event.op, step.event.location, str(step.event.iteration), as_time(step.waited))
-        for step in steps
-    ]
-    return as_table([("op", "location", "iteration", "waited"), *cells], left=2)

@@ -152,13 +152,15 @@ def edges_of(graph: Graph) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-def window(trace: Trace, skip: int) -> tuple[int, int, int]:
+def window(trace: Trace, skip: int | None) -> tuple[int, int, int]:
     """What is left without the first `skip` iterations: the first iteration, begin and end in ns.
 
+    `skip` defaults to the warm-up of the trace.
     Iterations overlap: events of counted iterations may run before the begin, but no event of a
     skipped iteration runs after it.
     """
     events, iterations = trace.events, trace.iterations
+    skip = trace.warm_up if skip is None else skip
     if not 0 <= skip < len(iterations):
         what = f"cannot skip {skip} iterations of a trace of {len(iterations)}"
         expected = f"0 to {len(iterations) - 1}" if iterations else "a trace with events"

@@ -32,20 +32,5 @@ __all__ = [
     "vit",
 ]
 
-_ALL = (
-    alexnet,
-    densenet121,
-    googlenet,
-    gpt2,
-    lenet,
-    mlp,
-    mobilenet_v2,
-    nin,
-    resnet50,
-    unet,
-    vgg16,
-    vit,
-)
-
-NETS: Mapping[str, Callable[..., Graph]] = {net.__name__: net for net in _ALL}
+NETS: Mapping[str, Callable[..., Graph]] = {name: globals()[name] for name in __all__[1:]}
 """The nets by the names the command line knows."""

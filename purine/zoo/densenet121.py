@@ -27,18 +27,15 @@ def densenet121(
     for block, depth in enumerate(layers, 1):
         for layer in range(1, depth + 1):
             name = f"block{block}/layer{layer}"
-            x = concat([x, _dense(x, growth, name=name)], name=f"{name}/concat")
+            y = _norm_relu_conv(x, 4 * growth, kernel=1, name=f"{name}/bottleneck")
+            y = _norm_relu_conv(y, growth, kernel=3, pad=1, name=f"{name}/conv")
+            x = concat([x, y], name=f"{name}/concat")
         if block < len(layers):
             x = _norm_relu_conv(x, x.shape[1] // 2, kernel=1, name=f"transition{block}")
             x = pool(x, kernel=2, stride=2, method="average", name=f"transition{block}/pool")
     x = relu(batch_norm(x, name="bn"), name="relu")
     x = inner_product(global_pool(x, name="pool5"), classes, name="fc")
     return classifier(net, x, label)
-
-
-def _dense(x: Var, growth: int, *, name: str) -> Var:
-    x = _norm_relu_conv(x, 4 * growth, kernel=1, name=f"{name}/bottleneck")
-    return _norm_relu_conv(x, growth, kernel=3, pad=1, name=f"{name}/conv")
 
 
 def _norm_relu_conv(x: Var, outputs: int, *, kernel: int, pad: int = 0, name: str) -> Var:

@@ -67,7 +67,8 @@ def googlenet(
             x = pool(x, kernel=3, stride=2, ceil=True, name=f"pool{module[0]}")
         if auxiliary and module in ("4a", "4d"):
             name = "aux1" if module == "4a" else "aux2"
-            y = _auxiliary_pool(x, name=f"{name}/pool")
+            kernel = (min(5, x.shape[2]), min(5, x.shape[3]))  # images may be smaller than 5x5
+            y = pool(x, kernel=kernel, stride=3, method="average", name=f"{name}/pool")
             y = layer(y, 2 * width, kernel=1, name=f"{name}/conv")
             y = relu(inner_product(y, hidden, name=f"{name}/fc1"), name=f"{name}/relu")
             y = drop(y, auxiliary_dropout, name=f"{name}/drop")
@@ -89,9 +90,3 @@ def _inception(x: Var, sizes: list[int], layer: _Conv, *, name: str) -> Var:
     d = pool(x, kernel=3, pad=1, name=f"{name}/pool")
     d = layer(d, behind, kernel=1, name=f"{name}/pool/1x1")
     return concat([a, b, c, d], name=f"{name}/concat")
-
-
-def _auxiliary_pool(x: Var, *, name: str) -> Var:
-    """The average over windows of 5x5, or over all of an image that is smaller than that."""
-    kernel = (min(5, x.shape[2]), min(5, x.shape[3]))
-    return pool(x, kernel=kernel, stride=3, method="average", name=name)

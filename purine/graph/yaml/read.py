@@ -77,7 +77,6 @@ def load_yaml(path: str | os.PathLike[str]) -> Graph:
 
 
 def _read_entry(node: Node, file: str, builder: Builder) -> str:
-    """Add the node of an entry, and return the type of the entry."""
     entry = _Fields(node, "an entry", file)
     kind = entry.text("type")
     if kind not in _ENTRIES:
@@ -137,8 +136,9 @@ class _Fields:
         for item in self.items(key):
             size = item.value if isinstance(item, Scalar) else None
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                wrong = f"has a {key!r} with a wrong item"
-                raise self.wrong(item, wrong, "whole numbers from 0 up")
+                raise self.wrong(
+                    item, f"has a {key!r} with a wrong item", "whole numbers from 0 up"
+                )
             sizes.append(size)
         return tuple(sizes)
 
