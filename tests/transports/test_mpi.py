@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runs import metrics
-from tests.runtime.test_hosts import SCRIPT, serial
+from tests.runtime.test_hosts import SCRIPT, serial, step_in
 from tests.transports.mpi_ranks import MPIEXEC
 
 pytest.importorskip("mpi4py")
@@ -49,8 +49,8 @@ def mpiexec() -> list[str]:
     return [str(MPIEXEC), "-n", "2"]
 
 
-def test_two_hosts_train_as_one_device() -> None:
-    code, out, err = ran(mpiexec(), "-c", SCRIPT, "mpi", 5)
+def test_two_hosts_train_as_one_device(tmp_path: Path) -> None:
+    code, out, err = ran(mpiexec(), "-c", SCRIPT, "mpi", 5, step_in(tmp_path))
     assert code == 0, err
     expected = sorted([*serial().losses, *serial().losses])
     for found, loss in zip(sorted(map(float, out.split())), expected, strict=True):
@@ -86,15 +86,15 @@ def failing(number: signal.Signals) -> str:
     return SCRIPT.replace(start, f"{line}\n            {start}")
 
 
-def test_a_host_that_hangs_is_named() -> None:
-    code, _, err = ran(mpiexec(), "-c", failing(signal.SIGSTOP), "mpi", 100_000)
+def test_a_host_that_hangs_is_named(tmp_path: Path) -> None:
+    code, _, err = ran(mpiexec(), "-c", failing(signal.SIGSTOP), "mpi", 100_000, step_in(tmp_path))
     assert code != 0
     assert "host 'host1' is lost" in err
 
 
-def test_a_host_that_dies_ends_the_job() -> None:
+def test_a_host_that_dies_ends_the_job(tmp_path: Path) -> None:
     """By `mpiexec`, which may end the others before they notice."""
-    code, _, _ = ran(mpiexec(), "-c", failing(signal.SIGKILL), "mpi", 100_000)
+    code, _, _ = ran(mpiexec(), "-c", failing(signal.SIGKILL), "mpi", 100_000, step_in(tmp_path))
     assert code != 0
 
 
