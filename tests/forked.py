@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -34,8 +36,10 @@ ROOT = Path(__file__).parents[1]
 class Child:
     """A process that `start` began; `out` and `err` are its output, where they were asked for."""
 
-    def __init__(self, status: socket.socket, out: TextIO | None, err: TextIO | None) -> None:
-        self._status, self._out, self._err = status, out, err
+    def __init__(
+        self, status: socket.socket, out: TextIO | None, err: TextIO | None, session: bool
+    ) -> None:
+        self._status, self._out, self._err, self._session = status, out, err, session
         self._code: int | None = None
         self.pid = int(status.recv(100))
 
@@ -43,6 +47,10 @@ class Child:
     def out(self) -> TextIO:
         assert self._out is not None
         return self._out
+
+    @property
+    def runs(self) -> bool:
+        return self._code is None and not select.select([self._status], [], [], 0)[0]
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, or minus the number of the signal that ended it."""
@@ -53,17 +61,22 @@ class Child:
         return self._code
 
     def ended(self, timeout: float) -> tuple[int, str, str]:
-        """The exit code, and what it wrote that is not read yet: less than pipes can hold."""
+        """The exit code, and what it wrote that is not read yet; it is killed when time is up."""
         assert self._err is not None
-        code = self.wait(timeout)
-        with self.out as out, self._err as err:
-            return code, out.read(), err.read()
+        with self.out as out, self._err as err, ThreadPoolExecutor(2) as readers:
+            texts = [readers.submit(stream.read) for stream in (out, err)]
+            try:
+                code = self.wait(timeout)
+            except TimeoutError:
+                self.kill()
+                raise
+            return code, texts[0].result(), texts[1].result()
 
     def kill(self) -> None:
-        """End it, if it runs."""
+        """End it, if it runs, with all processes of its session."""
         if self._code is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                (os.killpg if self._session else os.kill)(self.pid, signal.SIGKILL)
             self.wait()
 
 
@@ -73,15 +86,18 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
     prelude: str = "",
+    session: bool = False,
 ) -> Child:
     """Begin `python ARGUMENTS` with these descriptors as standard streams; `env` is added.
 
     Without `streams` the output goes through pipes to the child that is returned. `prelude` is code
-    that imports what the program needs, and is run before the fork.
+    that imports what the program needs, and is run before the fork. A process with a `session` of
+    its own leads a group, which signals of a terminal would reach.
     """
     environment = {**os.environ, **(env or {})}
     server = _server(environment.get("TRITON_INTERPRET", ""), prelude)
     request = {"arguments": [*map(str, arguments)], "env": environment, "cwd": str(cwd)}
+    request["session"] = session
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own, out, err = [theirs.fileno()], None, None
     if streams is None:
@@ -93,7 +109,7 @@ def start(
     theirs.detach()
     for descriptor in own:
         os.close(descriptor)
-    return Child(ours, out, err)
+    return Child(ours, out, err, session)
 
 
 def start_hosts(
@@ -205,8 +221,12 @@ def end(function: Callable[..., object], *arguments: Any, **options: Any) -> NoR
     os._exit(code or 0)
 
 
-def run(descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: str) -> None:
+def run(
+    descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: str, session: bool
+) -> None:
     """Do what `python ARGUMENTS` does."""
+    if session:
+        os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
