@@ -85,17 +85,15 @@ def start(
     streams: tuple[int, int, int] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
-    prelude: str = "",
     session: bool = False,
 ) -> Child:
     """Begin `python ARGUMENTS` with these descriptors as standard streams; `env` is added.
 
-    Without `streams` the output goes through pipes to the child that is returned. `prelude` is code
-    that imports what the program needs, and is run before the fork. A process with a `session` of
-    its own leads a group, which signals of a terminal would reach.
+    Without `streams` the output goes through pipes to the child that is returned. A process with a
+    `session` of its own leads a group, which signals of a terminal would reach.
     """
     environment = {**os.environ, **(env or {})}
-    server = _server(environment.get("TRITON_INTERPRET", ""), prelude)
+    server = _server(environment.get("TRITON_INTERPRET", ""))
     request = {"arguments": [*map(str, arguments)], "env": environment, "cwd": str(cwd)}
     request["session"] = session
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,19 +110,14 @@ def start(
     return Child(ours, out, err, session)
 
 
-def start_hosts(
-    *arguments: str | Path, count: int = 2, prelude: str = "", **variables: str
-) -> list[Child]:
+def start_hosts(*arguments: str | Path, count: int = 2) -> list[Child]:
     """Begin `python ARGUMENTS` as several hosts, with one thread each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
-    return [
-        start(*arguments, env={**shared, "RANK": str(rank)}, prelude=prelude)
-        for rank in range(count)
-    ]
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return [start(*arguments, env={**shared, "RANK": str(rank)}) for rank in range(count)]
 
 
 def _pipe() -> tuple[TextIO, int]:
@@ -150,14 +143,14 @@ def python(
 
 
 @cache
-def _server(interpret: str, prelude: str) -> socket.socket:
+def _server(interpret: str) -> socket.socket:
     """The connection to the program below, which ends when this process does.
 
     There is one for each value of `TRITON_INTERPRET`, which Triton reads when it is imported.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     subprocess.Popen(
-        [sys.executable, "-m", "tests.forked", str(theirs.fileno()), prelude],
+        [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "TRITON_INTERPRET": interpret},
@@ -258,9 +251,11 @@ def _stream(descriptor: int, mode: str) -> Any:
 
 
 if __name__ == "__main__":
-    import purine.cli.progress  # noqa: F401  (which the command imports when it is called)
+    import purine.cli.launch  # (commands import these when they are called)
+    import purine.cli.progress
+    import purine.runtime.run
+    import purine.transports.processes  # noqa: F401
     from tests.command import call
 
     call("show", "--net", "mlp")  # imports the rest, with fake tensors alone
-    exec(sys.argv[2], {})
     serve(socket.socket(fileno=int(sys.argv[1])))

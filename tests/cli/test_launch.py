@@ -26,7 +26,6 @@ pytestmark = pytest.mark.multiprocess
 JOB = ["--net", "mlp", "--data", "fashion-mini", "--iters", "24", "--save-every", "6"]
 JOB += ["--log-every", "1", "--seed", "0", "--lr", "0.05"]
 HOSTS = ["--devices", "host0-1:cpu:0", "--share-cores"]
-PRELUDE = "import purine.cli.launch, purine.runtime.run, purine.transports.processes"
 
 
 def started(*words: object) -> Child:
@@ -34,7 +33,7 @@ def started(*words: object) -> Child:
 
     Its hosts are forked.
     """
-    return start("-m", "tests.cli.forking", *map(str, words), session=True, prelude=PRELUDE)
+    return start("-m", "tests.cli.forking", *map(str, words), session=True)
 
 
 def ended(process: Child) -> tuple[int, str, str]:

@@ -24,7 +24,7 @@ from purine.runtime import checkpoint, checkpoint_hosts
 from purine.transports.inproc import InprocWorld
 from tests.forked import start_hosts
 from tests.parallel.nets import images
-from tests.runtime.test_hosts import PRELUDE, composed, names_of, on_hosts, serial
+from tests.runtime.test_hosts import composed, names_of, on_hosts, serial
 
 HOSTS = ("host0", "host1")
 
@@ -328,9 +328,7 @@ except pu.PurineError as error:
 def test_a_host_that_is_killed_in_a_save_leaves_the_previous_checkpoint(
     victim: str, tmp_path: Path
 ) -> None:
-    processes = dict(
-        zip(HOSTS, start_hosts("-c", SCRIPT, tmp_path, victim, prelude=PRELUDE), strict=True)
-    )
+    processes = dict(zip(HOSTS, start_hosts("-c", SCRIPT, tmp_path, victim), strict=True))
     try:
         for host, process in processes.items():
             code, _, text = process.ended(120)

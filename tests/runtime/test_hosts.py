@@ -343,7 +343,6 @@ except pu.PurineError as error:
     print(error, file=sys.stderr, flush=True)
     os._exit(2)  # a thread may wait for the lost host
 """
-PRELUDE = "import purine.transports.processes, tests.runtime.host_cases"
 
 
 def step_in(folder: Path) -> Path:
@@ -357,7 +356,7 @@ def step_in(folder: Path) -> Path:
 def test_processes_train_as_one_device(transport: str, tmp_path: Path) -> None:
     if transport == "gaspi":
         needs_gpi2()
-    for host in start_hosts("-c", SCRIPT, transport, "5", step_in(tmp_path), prelude=PRELUDE):
+    for host in start_hosts("-c", SCRIPT, transport, "5", step_in(tmp_path)):
         code, out, err = host.ended(120)
         assert code == 0, err
         for found, expected in zip(map(float, out.split()), serial().losses, strict=True):
@@ -368,7 +367,7 @@ def test_processes_train_as_one_device(transport: str, tmp_path: Path) -> None:
 def test_four_processes_train_as_one_device() -> None:
     cases = ["module/data-pipeline", "lenet/data-model"]
     program = ("-m", "tests.runtime.host_cases", "shm", *cases)
-    for host in start_hosts(*program, count=4, prelude=PRELUDE):
+    for host in start_hosts(*program, count=4):
         code, out, err = host.ended(120)
         assert code == 0, err
         told = [json.loads(line) for line in out.splitlines()]
@@ -395,7 +394,7 @@ def test_a_host_that_dies_or_hangs_is_named(
     if transport == "gaspi":
         needs_gpi2()
     words = ("-c", SCRIPT, transport, "100000", step_in(tmp_path))
-    one, other = start_hosts(*words, prelude=PRELUDE)
+    one, other = start_hosts(*words)
     try:
         assert one.out.readline(), "it trains"
         os.kill(other.pid, number)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.inproc import InprocWorld, inproc_worlds
 from tests.forked import start_hosts
-from tests.runtime.test_hosts import PRELUDE
 
 DELAYS = st.lists(st.integers(0, 1_000_000), min_size=2 * ROUNDS, max_size=2 * ROUNDS)
 
@@ -109,7 +108,7 @@ os._exit(0)
 
 @pytest.mark.multiprocess
 def test_processes_tell_each_other_the_time_and_large_texts() -> None:
-    processes = start_hosts("-c", SCRIPT, prelude=PRELUDE)
+    processes = start_hosts("-c", SCRIPT)
     try:
         for process, printed in zip(processes, ("lost\n", ""), strict=True):
             code, out, err = process.ended(120)
