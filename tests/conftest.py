@@ -11,35 +11,40 @@ settings.register_profile("purine", deadline=None)  # a busy machine is no mista
 settings.load_profile("purine")
 
 SLOW = (
-    "cli",
-    "compile",
-    "gpu",
-    "importers",
-    "kernels",
+    "parallel/test_schemes.py",
+    "cli/test_launch.py",
+    "test_benchmarks.py",
+    "runtime/test_hosts.py",
+    "parallel/test_shard.py",
+    "parallel/test_random_schemes.py",
+    "wrong_inputs",
+    "parallel/test_whole_batch.py",
+    "zoo",
+    "transports/test_mpi.py",
+    "parallel/test_pipeline.py",
     "kinds/test_add_at.py",
     "lowering/test_segments.py",
-    "optimize/test_fuse.py",
-    "optimize/test_mixed.py",
-    "parallel/test_batch_norm.py",
-    "parallel/test_pipeline.py",
-    "parallel/test_random_nets.py",
-    "parallel/test_random_schemes.py",
     "parallel/test_replicate.py",
-    "parallel/test_schemes.py",
-    "parallel/test_shard.py",
-    "parallel/test_whole_batch.py",
-    "runtime/test_checkpoint.py",
-    "runtime/test_races.py",
     "runtime/test_run.py",
-    "test_benchmarks.py",
+    "runtime/test_races.py",
+    "runtime/test_checkpoint.py",
+    "runtime/test_checkpoint_hosts.py",
+    "optimize/test_mixed.py",
+    "importers",
+    "cli",
+    "compile",
+    "parallel/test_batch_norm.py",
+    "parallel/test_accumulate.py",
+    "parallel/test_random_nets.py",
+    "gpu",
+    "kernels",
+    "optimize/test_fuse.py",
     "test_docs.py",
     "test_examples.py",
     "test_tutorial.py",
     "trace",
-    "wrong_inputs",
-    "zoo",
 )
-"""Folders and files of tests that `make test-quick` leaves out."""
+"""Folders and files of tests that `make test-quick` leaves out, those that take longest first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,11 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests; workers begin with them, so that they end at about the same time."""
+    """Mark slow tests; workers begin with the longest, so that they end at about the same time."""
     tests = Path(__file__).parent
-    slow = {tests / name for name in SLOW}
+    places = {tests / name: place for place, name in enumerate(SLOW)}
+    place_of: dict[pytest.Item, int] = {}
     for item in items:
-        if not slow.isdisjoint((item.path, *item.path.parents)):
+        above = (item.path, *item.path.parents)
+        place_of[item] = min(places.get(path, len(SLOW)) for path in above)
+        if place_of[item] < len(SLOW):
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=place_of.__getitem__)

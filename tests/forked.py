@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -19,42 +20,109 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
-__all__ = ["Child", "python", "start"]
+import torch
+
+__all__ = ["Child", "python", "start", "start_hosts"]
 
 ROOT = Path(__file__).parents[1]
 
 
 class Child:
-    """A process that `start` began."""
+    """A process that `start` began; `out` and `err` are its output, where they were asked for."""
 
-    def __init__(self, server: socket.socket) -> None:
-        self._server = server
-        self.pid = int(server.recv(100))
+    def __init__(
+        self, status: socket.socket, out: TextIO | None, err: TextIO | None, session: bool
+    ) -> None:
+        self._status, self._out, self._err, self._session = status, out, err, session
+        self._code: int | None = None
+        self.pid = int(status.recv(100))
 
-    def wait(self) -> int:
-        """The exit code, or minus the number of the signal that ended it; to be called once."""
-        return os.waitstatus_to_exitcode(int(self._server.recv(100)))
+    @property
+    def out(self) -> TextIO:
+        assert self._out is not None
+        return self._out
+
+    @property
+    def runs(self) -> bool:
+        return self._code is None and not select.select([self._status], [], [], 0)[0]
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, or minus the number of the signal that ended it."""
+        if self._code is None:
+            self._status.settimeout(timeout)
+            self._code = os.waitstatus_to_exitcode(int(self._status.recv(100)))
+            self._status.close()
+        return self._code
+
+    def ended(self, timeout: float) -> tuple[int, str, str]:
+        """The exit code, and what it wrote that is not read yet; it is killed when time is up."""
+        assert self._err is not None
+        with self.out as out, self._err as err, ThreadPoolExecutor(2) as readers:
+            texts = [readers.submit(stream.read) for stream in (out, err)]
+            try:
+                code = self.wait(timeout)
+            except TimeoutError:
+                self.kill()
+                raise
+            return code, texts[0].result(), texts[1].result()
+
+    def kill(self) -> None:
+        """End it, if it runs, with all processes of its session."""
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                (os.killpg if self._session else os.kill)(self.pid, signal.SIGKILL)
+            self.wait()
 
 
 def start(
     *arguments: str | Path,
-    streams: tuple[int, int, int],
+    streams: tuple[int, int, int] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
+    session: bool = False,
 ) -> Child:
     """Begin `python ARGUMENTS` with these descriptors as standard streams; `env` is added.
 
-    One child runs at a time: it is waited for before the next one begins.
+    Without `streams` the output goes through pipes to the child that is returned. A process with a
+    `session` of its own leads a group, which signals of a terminal would reach.
     """
     environment = {**os.environ, **(env or {})}
     server = _server(environment.get("TRITON_INTERPRET", ""))
     request = {"arguments": [*map(str, arguments)], "env": environment, "cwd": str(cwd)}
-    socket.send_fds(server, [json.dumps(request).encode()], streams)
-    return Child(server)
+    request["session"] = session
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own, out, err = [theirs.fileno()], None, None
+    if streams is None:
+        own.append(os.open(os.devnull, os.O_RDONLY))
+        (out, write), (err, error) = _pipe(), _pipe()
+        own += write, error
+        streams = own[1], write, error
+    socket.send_fds(server, [json.dumps(request).encode()], [*streams, theirs.fileno()])
+    theirs.detach()
+    for descriptor in own:
+        os.close(descriptor)
+    return Child(ours, out, err, session)
+
+
+def start_hosts(*arguments: str | Path, count: int = 2) -> list[Child]:
+    """Begin `python ARGUMENTS` as several hosts, with one thread each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return [start(*arguments, env={**shared, "RANK": str(rank)}) for rank in range(count)]
+
+
+def _pipe() -> tuple[TextIO, int]:
+    read, write = os.pipe()
+    return open(read), write
 
 
 def python(
@@ -93,19 +161,34 @@ def _server(interpret: str) -> socket.socket:
 
 
 def serve(connection: socket.socket) -> None:
-    """Run what comes, one at a time: answer the process id at the start, the status at the end."""
+    """Run what comes; a process between this one and the child waits for its end."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 1_000_000, 3)
+        message, descriptors, _, _ = socket.recv_fds(connection, 1_000_000, 4)
         if not message:
             return
-        child = os.fork()
-        if child == 0:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if os.fork() == 0:
             connection.close()
-            end(run, descriptors, **json.loads(message))
+            watch(json.loads(message), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
-        connection.send(str(child).encode())
-        connection.send(str(os.waitpid(child, 0)[1]).encode())
+
+
+def watch(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """Fork the child; tell its process id at the start and its status at the end."""
+    *streams, status = descriptors
+    child = os.fork()
+    if child == 0:
+        os.close(status)
+        end(run, streams, **request)
+    for stream in streams:
+        os.close(stream)
+    with suppress(BrokenPipeError), socket.socket(fileno=status) as told:
+        told.send(str(child).encode())
+        told.send(str(os.waitpid(child, 0)[1]).encode())
+    os._exit(0)
 
 
 def end(function: Callable[..., object], *arguments: Any, **options: Any) -> NoReturn:
@@ -131,8 +214,12 @@ def end(function: Callable[..., object], *arguments: Any, **options: Any) -> NoR
     os._exit(code or 0)
 
 
-def run(descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: str) -> None:
+def run(
+    descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: str, session: bool
+) -> None:
     """Do what `python ARGUMENTS` does."""
+    if session:
+        os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -143,6 +230,8 @@ def run(descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: 
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    if "OMP_NUM_THREADS" in env:  # which the library of threads has read before the fork
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     first, *rest = arguments
     if first == "-m":
         sys.argv = rest
@@ -162,7 +251,10 @@ def _stream(descriptor: int, mode: str) -> Any:
 
 
 if __name__ == "__main__":
-    import purine.cli.progress  # noqa: F401  (which the command imports when it is called)
+    import purine.cli.launch  # (commands import these when they are called)
+    import purine.cli.progress
+    import purine.runtime.run
+    import purine.transports.processes  # noqa: F401
     from tests.command import call
 
     call("show", "--net", "mlp")  # imports the rest, with fake tensors alone

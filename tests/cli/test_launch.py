@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from purine.runtime import checkpoint
 from purine.trace.trace import Trace, puts_of
 from tests.cli.runs import metrics, same_bits
 from tests.command import call
+from tests.forked import Child, start
 
 pytestmark = pytest.mark.multiprocess
 
@@ -25,30 +28,51 @@ JOB += ["--log-every", "1", "--seed", "0", "--lr", "0.05"]
 HOSTS = ["--devices", "host0-1:cpu:0", "--share-cores"]
 
 
-def started(*words: object, module: str = "purine", **variables: str) -> subprocess.Popen[str]:
-    """A command that leads a group of processes, so that a signal reaches the hosts too."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, words)],
+def started(*words: object) -> Child:
+    """A command that leads a group of processes, so that a signal reaches the hosts too.
+
+    Its hosts are forked.
+    """
+    return start("-m", "tests.cli.forking", *map(str, words), session=True)
+
+
+def ended(process: Child) -> tuple[int, str, str]:
+    return process.ended(180)
+
+
+def launched(*words: object, transport: str = "shm") -> tuple[int, str, str]:
+    return ended(started("launch", "--hosts", 2, "--transport", transport, "--", *words))
+
+
+@contextmanager
+def unforked(*words: object, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of Python whose hosts start as those of a user do."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *map(str, words)],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         cwd=Path(__file__).parents[2],
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return process.returncode, out, err
+def begun(process: Child | subprocess.Popen[str], run: Path) -> list[int]:
+    """The hosts of a command, when their run has its first checkpoint."""
 
+    def runs() -> bool:
+        return process.runs if isinstance(process, Child) else process.poll() is None
 
-def launched(*words: object, transport: str = "shm") -> tuple[int, str, str]:
-    return ended(started("launch", "--hosts", 2, "--transport", transport, "--", *words))
+    while runs() and not list(run.glob("checkpoints/0*")):
+        select.select([], [], [], 0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [*map(int, children.split())]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +85,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_hosts_train_as_two_devices_do(undisturbed: Path, tmp_path: Path) -> None:
     devices = ["--devices", "cpu:0-1", "--share-cores"]
-    code, _, err = ended(started("train", *JOB, *devices, "--out", tmp_path / "one"))
-    assert code == 0, err
+    assert call("train", *JOB, *devices, "--out", tmp_path / "one").code == 0
     expected, found = metrics(tmp_path / "one"), metrics(undisturbed)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -74,9 +97,12 @@ def test_two_hosts_train_as_two_devices_do(undisturbed: Path, tmp_path: Path) ->
 
 
 def test_a_transport_changes_no_bit(undisturbed: Path, tmp_path: Path) -> None:
+    """Nor do hosts that are no forks of one process."""
     out = tmp_path / "gloo"
-    code, _, err = launched("train", *JOB, *HOSTS, "--out", out, transport="torchdist")
-    assert code == 0, err
+    words = ["launch", "--hosts", 2, "--transport", "torchdist", "--", "train", *JOB, *HOSTS]
+    with unforked("purine", *words, "--out", out) as process:
+        _, err = process.communicate(timeout=180)
+        assert process.returncode == 0, err
     assert same_bits(out, undisturbed)
 
 
@@ -84,8 +110,7 @@ def test_an_interrupted_run_stops_on_all_hosts_at_one_iteration(tmp_path: Path) 
     out = tmp_path / "interrupted"
     job = [word if word != "24" else "100000" for word in JOB]
     process = started("launch", "--hosts", 2, "--", "train", *job, *HOSTS, "--out", out)
-    while process.poll() is None and not list(out.glob("checkpoints/0*")):
-        select.select([], [], [], 0.05)
+    begun(process, out)
     os.killpg(process.pid, signal.SIGINT)
     code, text, err = ended(process)
     assert code == 128 + signal.SIGINT, err
@@ -111,10 +136,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_with_a_killed_host_goes_on_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     process = started("launch", "--hosts", 2, "--", "train", *LONGER, *HOSTS, "--out", out)
-    while process.poll() is None and not list(out.glob("checkpoints/0*")):
-        select.select([], [], [], 0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
+    os.kill(begun(process, out)[1], signal.SIGKILL)
     code, _, err = ended(process)
     assert code in (2, 128 + signal.SIGKILL)
     assert "host 'host1' is lost" in err
@@ -132,15 +154,11 @@ def test_torchrun_starts_a_run_with_a_killed_host_again(whole: Path, tmp_path: P
         port = probe.getsockname()[1]
     words = ["--nproc-per-node=2", "--max-restarts=1", f"--master-port={port}", "-m", "purine"]
     variables = {"PURINE_TRANSPORT": "tcp", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    process = started(
-        *words, "train", *LONGER, *HOSTS, "--out", out, module="torch.distributed.run", **variables
-    )
-    while process.poll() is None and not list(out.glob("checkpoints/0*")):
-        select.select([], [], [], 0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
-    code, _, err = ended(process)
-    assert code == 0, err
+    words += ["train", *LONGER, *HOSTS, "--out", str(out)]
+    with unforked("torch.distributed.run", *words, **variables) as process:
+        os.kill(begun(process, out)[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=180)
+        assert process.returncode == 0, err
     assert same_bits(out, whole)
 
 
@@ -159,11 +177,9 @@ def test_all_hosts_end_within_ten_seconds_of_a_loss(
     job = [{"24": "1000000", "6": "100", "1": "100"}.get(word, word) for word in JOB]
     words = ["--hosts", 2, "--transport", transport, "--", "train", *job, *HOSTS]
     process = started("launch", *words, "--out", tmp_path / "run")
-    while process.poll() is None and not list(tmp_path.glob("run/checkpoints/0*")):
-        select.select([], [], [], 0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    other = os.pidfd_open(int(children[1 - victim]))
-    os.kill(int(children[victim]), number)
+    children = begun(process, tmp_path / "run")
+    other = os.pidfd_open(children[1 - victim])
+    os.kill(children[victim], number)
     try:
         assert select.select([other], [], [], 10.0)[0], "what is promised"
     finally:
@@ -203,10 +219,10 @@ def test_one_trace_has_the_events_of_all_hosts(tmp_path: Path) -> None:
 
 
 def test_a_number_of_hosts_that_the_devices_do_not_name_is_refused(tmp_path: Path) -> None:
-    code, _, err = ended(started("train", *JOB, *HOSTS, "--out", tmp_path / "alone"))
-    assert code == 2
-    assert "the devices are those of 2 hosts, and 1 were started" in err
-    assert "purine launch --hosts 2" in err
+    called = call("train", *JOB, *HOSTS, "--out", tmp_path / "alone")
+    assert called.code == 2
+    assert "the devices are those of 2 hosts, and 1 were started" in called.err
+    assert "purine launch --hosts 2" in called.err
     assert not (tmp_path / "alone").exists()
 
 
@@ -215,7 +231,7 @@ def test_wrong_options_of_launch_are_named() -> None:
         (["--hosts", 0, "--", "train"], "1 to 64 hosts"),
         (["--transport", "pigeon", "--", "train"], "torchdist"),
     ):
-        code, _, err = ended(started("launch", *words))
-        assert code == 2
-        assert message in err
-        assert "Traceback" not in err
+        called = call("launch", *map(str, words))
+        assert called.code == 2
+        assert message in called.err
+        assert "Traceback" not in called.err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from purine.job.status import Status, answering, ask
-from tests.cli.test_launch import HOSTS, JOB, ended, started
+from tests.cli.test_launch import HOSTS, JOB, begun, ended, started
 from tests.command import call
 
 LONG = [{"24": "1000000", "6": "200", "1": "50"}.get(word, word) for word in JOB]
@@ -62,8 +62,7 @@ def test_all_hosts_of_a_job_answer(hosts: int, tmp_path: Path) -> None:
         words = ["launch", "--hosts", hosts, "--", *words, *HOSTS]
     process = started(*words)
     try:
-        while process.poll() is None and not list(out.glob("checkpoints/0*")):
-            select.select([], [], [], 0.05)
+        begun(process, out)
         answer = call("status", out, "--json", "--wait", "30")
         assert answer.code == 0, answer.err
         answers = json.loads(answer.out)["hosts"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
 from purine.machine.threads import release_host_pool, set_kernel_threads
+from tests.forked import python
 
 
 def tasks() -> int:
@@ -70,5 +69,5 @@ with pu.Run(pu.solvers.sgd(pu.backward(net), lr=0.1), data=data) as run:
     next(run.steps(1))
     print(run._executor.threads)
 """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    found = python("-c", script)
     assert found.stdout.strip() == "1", found.stderr

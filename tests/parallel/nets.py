@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ __all__ = [
     "Trained",
     "agree",
     "float64",
+    "googlenet",
     "images",
     "in_order",
     "lenet",
@@ -45,6 +49,14 @@ def lenet(batch: int) -> Graph:
     return pu.solvers.sgd(
         pu.solvers.clip_by_norm(pu.backward(net), 0.5), lr=0.05, momentum=0.9, weight_decay=1e-3
     )
+
+
+def googlenet(batch: int, **options: Any) -> Graph:
+    """GoogLeNet with four of its nine inception modules: pools and auxiliary losses follow them."""
+    module = import_module("purine.zoo.googlenet")
+    kept = {name: module._MODULES[name] for name in ("3b", "4a", "4d", "4e")}
+    with patch.object(module, "_MODULES", kept):
+        return pu.zoo.googlenet(batch, classes=10, **options)
 
 
 def float64(net: Graph) -> Graph:

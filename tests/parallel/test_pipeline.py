@@ -19,6 +19,7 @@ from purine.parallel.schedule import Unit
 from purine.placement.copies import insert_copies
 from tests.importers.models import CASES
 from tests.importers.torch.test_imported import imported_from, made
+from tests.parallel import nets
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
 
 MICRO = 4
@@ -33,7 +34,7 @@ def nin() -> Graph:
 
 def googlenet() -> Graph:
     """Branches, and two auxiliary losses."""
-    net = pu.zoo.googlenet(batch=1, image=(3, 64, 64), classes=10, width=16, hidden=32)
+    net = nets.googlenet(1, image=(3, 64, 64), width=16, hidden=32)
     return pu.solvers.sgd(pu.backward(float64(net)), lr=0.01, momentum=0.9)
 
 

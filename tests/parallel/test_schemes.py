@@ -30,7 +30,7 @@ from purine.placement.devices import devices_of
 from purine.placement.values import gather_values, shard_values
 from tests.importers.models import CASES as MODULES
 from tests.importers.torch.test_imported import imported_from
-from tests.parallel.nets import Trained, agree, float64, in_order, same_bits
+from tests.parallel.nets import Trained, agree, float64, googlenet, in_order, same_bits
 
 STEPS, BATCH, MICRO, COUNT = 5, 8, 2, 32
 
@@ -94,10 +94,9 @@ CASES = {
     "nin": Case(of_zoo(lambda b: pu.zoo.nin(b, image=(3, 4, 4))), lambda: images(3, 4, 4)),
     "googlenet": Case(
         of_zoo(
-            lambda b: pu.zoo.googlenet(
+            lambda b: googlenet(
                 b,
                 image=(3, 32, 32),
-                classes=10,
                 width=4,
                 hidden=8,
                 batch_norm=True,

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +22,7 @@ from purine.placement.values import shards_of
 from purine.registry.fillers import Shard
 from purine.runtime import checkpoint, checkpoint_hosts
 from purine.transports.inproc import InprocWorld
+from tests.forked import start_hosts
 from tests.parallel.nets import images
 from tests.runtime.test_hosts import composed, names_of, on_hosts, serial
 
@@ -331,31 +328,17 @@ except pu.PurineError as error:
 def test_a_host_that_is_killed_in_a_save_leaves_the_previous_checkpoint(
     victim: str, tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = {
-        host: subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path), victim],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **shared, "RANK": str(rank)},
-        )
-        for rank, host in enumerate(HOSTS)
-    }
+    processes = dict(zip(HOSTS, start_hosts("-c", SCRIPT, tmp_path, victim), strict=True))
     try:
         for host, process in processes.items():
-            _, text = process.communicate(timeout=120)
+            code, _, text = process.ended(120)
             if host == victim:
-                assert process.returncode == -signal.SIGKILL, text
+                assert code == -signal.SIGKILL, text
             else:
-                assert process.returncode == 2, text
+                assert code == 2, text
                 assert f"host {victim!r} is lost" in text
     finally:
         for process in processes.values():
             process.kill()
-            process.wait()
     assert [name for name in names(tmp_path) if not name.startswith(".")] == ["000000002"]
     assert checkpoint.load(tmp_path).iteration == 2

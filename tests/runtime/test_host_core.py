@@ -37,6 +37,9 @@ def parts(scheme: str) -> dict[str, Graph]:
     return {host: part_of(step, host) for host in hosts_of(step)}
 
 
+plan_of = cache(compile_plan)
+
+
 class Simulation:
     """Hosts without kernels. Whatever may happen next happens in a random order."""
 
@@ -49,7 +52,7 @@ class Simulation:
         self.puts: dict[tuple[str, str], tuple[str, int]] = {}
         arrivals: dict[tuple[str, str, int], str] = {}
         for host, part in parts.items():
-            plan = compile_plan(part)
+            plan = plan_of(part)
             number = self.numbers[host] = {name: index for index, name in enumerate(plan.ops)}
             incoming, outgoing = channels_of(part, host)
             self.cores[host] = HostCore(

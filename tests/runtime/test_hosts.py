@@ -6,11 +6,7 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,10 +18,11 @@ import torch
 import purine as pu
 from purine.data.source import Indices, Source
 from purine.errors import ConfigError, DataError, PurineError, RunError
-from purine.graph import Graph
+from purine.graph import Graph, save_yaml
 from purine.parallel.reduce import Topology
 from purine.runtime import checkpoint
 from purine.transports.inproc import InprocWorld, inproc_worlds
+from tests.forked import start_hosts
 from tests.parallel.nets import Trained, agree, float64, images, lenet, trained
 from tests.runtime.host_cases import SCHEMES, difference, step_of, train
 from tests.transports.gpi2 import needs_gpi2
@@ -286,17 +283,22 @@ def test_hosts_of_unequal_batch_train_as_one_device(topology: Topology) -> None:
         agree(found, serial())
 
 
-def test_all_hosts_stop_at_one_iteration() -> None:
-    """Though one of them wants it, and they are at different iterations then."""
+@pytest.mark.parametrize("lead", [-5, -1, 0, 3, 9])
+def test_all_hosts_stop_at_one_iteration(lead: int) -> None:
+    """Though one of them wants it at iteration 5, when the other is `lead` iterations before it."""
+    one, other = inproc_worlds(HOSTS)
 
-    def work(world: InprocWorld) -> int:
-        iteration = 0 if world.host == "host1" else 3
-        while not world.stops(iteration, wanted=world.host == "host1" and iteration == 5, ahead=9):
-            iteration += 1
-            time.sleep(0.001)
-        return iteration
+    def stopped(world: InprocWorld, iterations: range, wanted: int | None = None) -> list[int]:
+        return [
+            iteration
+            for iteration in iterations
+            if world.stops(iteration, wanted=iteration == wanted, ahead=9)
+        ]
 
-    assert on_hosts(work) == [15, 15]
+    assert not stopped(one, range(5 + lead))
+    assert not stopped(other, range(6), wanted=5)
+    assert stopped(one, range(5 + lead, 20), wanted=11)[0] == 15
+    assert stopped(other, range(6, 20))[0] == 15
 
 
 def test_a_process_alone_cannot_run_two_hosts() -> None:
@@ -324,14 +326,16 @@ def test_a_host_that_fails_ends_the_others_by_name() -> None:
 SCRIPT = """
 import os, sys
 import purine as pu
+from purine.graph import load_yaml
 from purine.transports.processes import ProcessWorld
-from tests.runtime.test_hosts import composed, images
-world = ProcessWorld(sys.argv[1])
+from tests.parallel.nets import images
+transport, steps, step = sys.argv[1:]
+world = ProcessWorld(transport)
 try:
     with pu.Run(
-        composed({}), data=images(), seed=3, threads=1, share_cores=True, world=world
+        load_yaml(step), data=images(), seed=3, threads=1, share_cores=True, world=world
     ) as run:
-        for result in run.steps(int(sys.argv[2])):
+        for result in run.steps(int(steps)):
             if result.iteration < 5:
                 print(result.loss, flush=True)
     world.close()
@@ -341,41 +345,20 @@ except pu.PurineError as error:
 """
 
 
-def started(
-    transport: str, *words: str, hosts: int = 2, program: Sequence[str] = ("-c", SCRIPT)
-) -> list[subprocess.Popen[str]]:
-    if transport == "gaspi":
-        needs_gpi2()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [
-        subprocess.Popen(
-            [sys.executable, *program, transport, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(hosts),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        for rank in range(hosts)
-    ]
+def step_in(folder: Path) -> Path:
+    """The file of a step on two hosts."""
+    save_yaml(composed({}), folder / "step.yaml")
+    return folder / "step.yaml"
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("transport", ["shm", "tcp", "torchdist", "gaspi"])
-def test_processes_train_as_one_device(transport: str) -> None:
-    processes = started(transport, "5")
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
+def test_processes_train_as_one_device(transport: str, tmp_path: Path) -> None:
+    if transport == "gaspi":
+        needs_gpi2()
+    for host in start_hosts("-c", SCRIPT, transport, "5", step_in(tmp_path)):
+        code, out, err = host.ended(120)
+        assert code == 0, err
         for found, expected in zip(map(float, out.split()), serial().losses, strict=True):
             assert abs(found - expected) < 1e-9
 
@@ -383,10 +366,10 @@ def test_processes_train_as_one_device(transport: str) -> None:
 @pytest.mark.multiprocess
 def test_four_processes_train_as_one_device() -> None:
     cases = ["module/data-pipeline", "lenet/data-model"]
-    program = ("-m", "tests.runtime.host_cases")
-    for process in started("shm", *cases, hosts=4, program=program):
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
+    program = ("-m", "tests.runtime.host_cases", "shm", *cases)
+    for host in start_hosts(*program, count=4):
+        code, out, err = host.ended(120)
+        assert code == 0, err
         told = [json.loads(line) for line in out.splitlines()]
         assert [row["case"] for row in told] == cases
         assert not [row["wrong"] for row in told if row["wrong"]]
@@ -405,22 +388,23 @@ def test_four_processes_train_as_one_device() -> None:
         ("gaspi", signal.SIGKILL),
     ],
 )
-def test_a_host_that_dies_or_hangs_is_named(transport: str, number: signal.Signals) -> None:
-    one, other = started(transport, "100000")
+def test_a_host_that_dies_or_hangs_is_named(
+    transport: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    if transport == "gaspi":
+        needs_gpi2()
+    words = ("-c", SCRIPT, transport, "100000", step_in(tmp_path))
+    one, other = start_hosts(*words)
     try:
-        assert one.stdout is not None
-        assert one.stdout.readline(), "it trains"
-        other.send_signal(number)
-        begun = time.monotonic()
-        _, err = one.communicate(timeout=120)
-        assert time.monotonic() - begun < 10.0, "what is promised"
-        assert one.returncode == 2
+        assert one.out.readline(), "it trains"
+        os.kill(other.pid, number)
+        code, _, err = one.ended(10.0)  # what is promised
+        assert code == 2
         assert "host 'host1' is lost" in err
         assert re.search("expected: blob '.+' of iteration [0-9]+, for which op '.+' waits", err)
     finally:
-        for process in (one, other):
-            process.kill()
-            process.wait()
+        for host in (one, other):
+            host.kill()
 
 
 @pytest.mark.parametrize("topology", ["sharded", "tree", "ring"])

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +11,7 @@ from hypothesis import strategies as st
 
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.inproc import InprocWorld, inproc_worlds
+from tests.forked import start_hosts
 
 DELAYS = st.lists(st.integers(0, 1_000_000), min_size=2 * ROUNDS, max_size=2 * ROUNDS)
 
@@ -112,31 +108,12 @@ os._exit(0)
 
 @pytest.mark.multiprocess
 def test_processes_tell_each_other_the_time_and_large_texts() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": "lo",
-            },
-        )
-        for rank in range(2)
-    ]
-    for process, printed in zip(processes, ("lost\n", ""), strict=True):
-        try:
-            out, err = process.communicate(timeout=120)
-        finally:
+    processes = start_hosts("-c", SCRIPT)
+    try:
+        for process, printed in zip(processes, ("lost\n", ""), strict=True):
+            code, out, err = process.ended(120)
+            assert code == 0, err
+            assert out == printed
+    finally:
+        for process in processes:
             process.kill()
-        assert process.returncode == 0, err
-        assert out == printed

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runs import metrics
-from tests.runtime.test_hosts import SCRIPT, serial
+from tests.command import call
+from tests.forked import python
+from tests.runtime.test_hosts import SCRIPT, step_in
 from tests.transports.mpi_ranks import MPIEXEC
 
 pytest.importorskip("mpi4py")
@@ -21,14 +23,14 @@ pytestmark = pytest.mark.multiprocess
 JOB = ["--net", "mlp", "--data", "fashion-mini", "--iters", "6", "--log-every", "1", "--seed", "0"]
 
 
-def ran(launcher: list[str], *words: object, **variables: str) -> tuple[int, str, str]:
-    """A Python command, with all processes that it starts ended after it."""
+def ran(*words: object, **variables: str) -> tuple[int, str, str]:
+    """A Python command as two ranks, with all processes that it starts ended after it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(
-        [*launcher, sys.executable, *map(str, words)],
+        [MPIEXEC, "-n", "2", sys.executable, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -45,34 +47,23 @@ def ran(launcher: list[str], *words: object, **variables: str) -> tuple[int, str
     return process.returncode, out, err
 
 
-def mpiexec() -> list[str]:
-    return [str(MPIEXEC), "-n", "2"]
-
-
 def test_two_hosts_train_as_one_device() -> None:
-    code, out, err = ran(mpiexec(), "-c", SCRIPT, "mpi", 5)
+    cases = ["lenet/data", "gpt2/data-pipeline"]
+    code, out, err = ran("-m", "tests.runtime.host_cases", "mpi", *cases)
     assert code == 0, err
-    expected = sorted([*serial().losses, *serial().losses])
-    for found, loss in zip(sorted(map(float, out.split())), expected, strict=True):
-        assert abs(found - loss) < 1e-9
-
-
-def test_a_net_of_two_replicas_with_two_stages_trains_as_on_one_device() -> None:
-    case = "gpt2/data-pipeline"
-    code, out, err = ran(mpiexec(), "-m", "tests.runtime.host_cases", "mpi", case)
-    assert code == 0, err
-    told = sorted(map(json.loads, out.splitlines()), key=lambda row: row["host"])
-    hosts = ("host0", "host1")
-    assert told == [{"case": case, "host": host, "wrong": None} for host in hosts]
+    told = [json.loads(line) for line in out.splitlines()]
+    for host in ("host0", "host1"):
+        own = [row for row in told if row["host"] == host]
+        assert own == [{"case": case, "host": host, "wrong": None} for case in cases]
+    assert len(told) == 4
 
 
 def test_a_job_trains_on_two_hosts(tmp_path: Path) -> None:
     hosts = ["--devices", "host0-1:cpu:0", "--share-cores", "--out", tmp_path / "two"]
-    code, _, err = ran(mpiexec(), "-m", "purine", "train", *JOB, *hosts, PURINE_TRANSPORT="mpi")
+    code, _, err = ran("-m", "purine", "train", *JOB, *hosts, PURINE_TRANSPORT="mpi")
     assert code == 0, err
     devices = ["--devices", "cpu:0-1", "--share-cores", "--out", tmp_path / "one"]
-    code, _, err = ran([], "-m", "purine", "train", *JOB, *devices)
-    assert code == 0, err
+    assert call("train", *JOB, *devices).code == 0
     found, expected = metrics(tmp_path / "two"), metrics(tmp_path / "one")
     assert [row["loss"] for row in found if "loss" in row] == pytest.approx(
         [row["loss"] for row in expected if "loss" in row], rel=1e-4
@@ -86,29 +77,29 @@ def failing(number: signal.Signals) -> str:
     return SCRIPT.replace(start, f"{line}\n            {start}")
 
 
-def test_a_host_that_hangs_is_named() -> None:
-    code, _, err = ran(mpiexec(), "-c", failing(signal.SIGSTOP), "mpi", 100_000)
+def test_a_host_that_hangs_is_named(tmp_path: Path) -> None:
+    code, _, err = ran("-c", failing(signal.SIGSTOP), "mpi", 100_000, step_in(tmp_path))
     assert code != 0
     assert "host 'host1' is lost" in err
 
 
-def test_a_host_that_dies_ends_the_job() -> None:
+def test_a_host_that_dies_ends_the_job(tmp_path: Path) -> None:
     """By `mpiexec`, which may end the others before they notice."""
-    code, _, _ = ran(mpiexec(), "-c", failing(signal.SIGKILL), "mpi", 100_000)
+    code, _, _ = ran("-c", failing(signal.SIGKILL), "mpi", 100_000, step_in(tmp_path))
     assert code != 0
 
 
 def test_hosts_of_another_launcher_are_refused() -> None:
     script = "from purine.transports.processes import ProcessWorld; ProcessWorld('mpi')"
-    code, _, err = ran([], "-c", script, RANK="0", WORLD_SIZE="2")
-    assert code == 1
-    assert "start with mpiexec -n 2" in err
-    assert "expected: process 0 of an MPI job of 2" in err
+    done = python("-c", script, env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert done.returncode == 1
+    assert "start with mpiexec -n 2" in done.stderr
+    assert "expected: process 0 of an MPI job of 2" in done.stderr
 
 
 def test_without_mpi4py_the_extra_is_named() -> None:
     script = "import sys; sys.modules['mpi4py'] = None\n"
     script += "from purine.transports.processes import ProcessWorld; ProcessWorld('mpi')"
-    code, _, err = ran([], "-c", script)
-    assert code == 1
-    assert "pip install 'purine[mpi]'" in err
+    done = python("-c", script)
+    assert done.returncode == 1
+    assert "pip install 'purine[mpi]'" in done.stderr

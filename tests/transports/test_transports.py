@@ -132,7 +132,7 @@ def opened(ends: Ends, blobs: Sequence[Blob | None]) -> Ends:
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=[pytest.mark.multiprocess] if name == "gaspi" else [])
+        pytest.param(name, marks=[pytest.mark.multiprocess] if name in ("gaspi", "mpi") else [])
         for name in ENGINES
     ]
 )

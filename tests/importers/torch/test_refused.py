@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from purine.errors import ConfigError, GraphError
 from purine.importers.torch import from_torch
+from tests.forked import python
 from tests.importers.models import Mlp
 
 
@@ -48,13 +47,8 @@ def test_torch_prints_nothing_of_its_own_about_a_branch_on_a_value() -> None:
         "try: from_torch(Telling(), lambda y: y.mean(), torch.ones(2, 3), targets=())\n"
         "except PurineError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
     assert "the path of module Telling depends on the values of tensors" in done.stdout
     assert "GuardOnDataDependentSymNode" not in done.stdout
     words = [line for line in done.stderr.splitlines() if "other news" not in line]
