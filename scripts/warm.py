@@ -227,8 +227,9 @@ def _rank(path: str, arguments: Sequence[str]) -> NoReturn:
     """Be a rank of `mpiexec`, whose work a child of the warm process does."""
     numbers = [int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ]
     child = _ask(path, arguments, os.environ, [0, 1, 2, *numbers], numbers=numbers)
-    with open(os.environ[PIDS] + os.environ["PMI_RANK"], "w") as file:
-        file.write(str(child.pid))
+    if PIDS in os.environ:
+        with open(os.environ[PIDS] + os.environ["PMI_RANK"], "w") as file:
+            file.write(str(child.pid))
     code = child.wait()
     if code < 0:
         os.kill(os.getpid(), -code)
