@@ -40,6 +40,7 @@ from warm import Child, Warm  # noqa: E402
 
 from purine.errors import PurineError  # noqa: E402
 from purine.graph import Graph  # noqa: E402
+from purine.runtime.run import Run  # noqa: E402, F401  (hosts need it)
 from purine.transports.inproc import InprocWorld, inproc_worlds  # noqa: E402
 from tests.parallel.nets import Trained  # noqa: E402
 from tests.runtime.host_cases import (  # noqa: E402
