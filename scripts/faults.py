@@ -16,7 +16,8 @@ Over `mpi`, `mpiexec` kills the other hosts when one dies, often before they can
 after a kill no message is asked for, and any exit code but 0 is right.
 
 Hosts are forked from a process that has imported torch and built the step once (`warm.py`).
-Several cases at a time (`--jobs 3` on two cores) use the seconds in which a loss is not noticed yet.
+With several cases at a time (`--jobs 3` on two cores) one runs while another waits for a loss to be
+noticed.
 
 Over `inproc` the cases are schedules: hosts are threads, and messages are delayed, overtake each
 other and are lost. A run must give the numbers of one device, or every host must end with an error
@@ -46,7 +47,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # hosts are forked, with torch as it is here
 
-import torch  # noqa: E402
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -312,7 +312,7 @@ def _set_data_port(library: ctypes.CDLL, port: int, count: int) -> None:
         if taken:
             raise RunError(
                 "GPI-2 cannot have its ports for data on this machine",
-                expected=f"free ports {_DATA_PORT} to {_DATA_PORT + count - 1}, which it always uses",
+                expected=f"free ports {_DATA_PORT} to {_DATA_PORT + count - 1}",
                 found=f"{taken[0]} is in use, perhaps by another job over GPI-2",
                 remedy="wait for that job, use another transport, or a GPI-2 that exports "
                 f"{_SETTINGS}",
