@@ -193,6 +193,11 @@ def watch(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
 def end(function: Callable[..., object], *arguments: Any, **options: Any) -> NoReturn:
     """Call the function and end this process as Python does, except that nothing is freed."""
+    os._exit(finish(function, *arguments, **options))
+
+
+def finish(function: Callable[..., object], *arguments: Any, **options: Any) -> int:
+    """Call the function and do what Python does at its end; returns the exit code."""
     code: object = 0
     try:
         function(*arguments, **options)
@@ -211,7 +216,7 @@ def end(function: Callable[..., object], *arguments: Any, **options: Any) -> NoR
     except OSError:
         code = 120  # as Python has it
     sys.stderr.flush()
-    os._exit(code or 0)
+    return code or 0
 
 
 def run(

@@ -13,6 +13,7 @@ A new release of torch may change its private modules. Purine uses these:
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from purine.registry.kind import Kernel
 from purine.registry.spec import Inferred, Spec
 
 __all__ = [
+    "ONE_AT_A_TIME",
     "Call",
     "Inferred",
     "Joint",
@@ -47,6 +49,10 @@ __all__ = [
     "trace_joint",
     "written_by",
 ]
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held while torch records, compiles or runs under a mode: it changes state of the whole process,
+so that two threads would see each other's."""
 
 _META = "meta"
 
@@ -102,13 +108,13 @@ def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> I
     """
     devices = {spec.device for spec in inputs}
     if len(devices) == 1:
-        with suppress(Exception):
+        with suppress(Exception), ONE_AT_A_TIME if watch else nullcontext():
             result = _inferred(function, [replace(spec, device=_META) for spec in inputs], watch)
             if all(spec is None or spec.device == _META for spec in result.specs):
                 (device,) = devices
                 specs = (spec and replace(spec, device=device) for spec in result.specs)
                 return replace(result, specs=tuple(specs))
-    with _quiet(), FakeTensorMode():
+    with ONE_AT_A_TIME, _quiet(), FakeTensorMode():
         return _inferred(function, inputs, watch)
 
 
@@ -141,7 +147,8 @@ def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
     """The floating-point operations of a call, as torch's flop counter has them."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with _quiet(), FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    with ONE_AT_A_TIME, _quiet(), FakeTensorMode(), torch.no_grad(), counter:
         function(*map(_empty, inputs))
     return int(counter.get_total_flops())
 
@@ -152,6 +159,11 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
     Calls that do not depend on a cotangent are the forward part, saved values included; the others
     are the backward part.
     """
+    with ONE_AT_A_TIME:
+        return _traced(function, inputs, wanted)
+
+
+def _traced(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]) -> Joint:
     count = len(inputs)
     fake = FakeTensorMode()
     with _quiet(), fake:

@@ -9,7 +9,6 @@ our own code (see `cache_key`). The folder is `PURINE_CACHE`, or `purine` among 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -22,6 +21,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._config_module import ConfigModule
 
+from purine.analysis.tracing import ONE_AT_A_TIME
 from purine.compile.cache_key import own_code
 from purine.compile.rewrites import apply_rewrites
 from purine.compile.rewrites.cached_weights import WeightCache
@@ -39,9 +39,6 @@ _OPTIONS: Mapping[str, object] = {
 
 _CAREFUL: Mapping[str, object] = {"loop_ordering_after_fusion": False}
 """torch 2.11 fails without it where updates and norms read the same gradients."""
-
-_one_at_a_time = threading.Lock()
-"""Recording and compiling change settings of torch that all threads share."""
 
 _log = logging.getLogger("purine.compile")
 
@@ -74,7 +71,7 @@ def compile_function(
     With `cache` (by default on a GPU) it caches copies in low precision of weights it updates.
     """
     gpu = any(value.is_cuda for value in arguments)
-    with _one_at_a_time, torch.no_grad():
+    with ONE_AT_A_TIME, torch.no_grad():
         use_compile_cache()
         module = make_fx(function, tracing_mode="fake")(*arguments)
         recorded = apply_rewrites(module, gpu=gpu, cache=cache)

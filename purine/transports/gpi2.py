@@ -66,6 +66,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
+_SETTINGS = "glb_gaspi_cfg"
+"""Where GPI-2 keeps its settings, which `gaspi_config_get` copies."""
+_DATA_PORT = 19_000
+"""The first port for data in the settings of GPI-2 over TCP. `gaspi_config_set` passes it over."""
+
+
 class _Config(ctypes.Structure):
     """The settings of GPI-2, of which only the two ports are read and changed."""
 
@@ -277,8 +283,10 @@ def _set_up(library: ctypes.CDLL, store: Store, rank: int, size: int) -> None:
     port, data_port = json.loads(store.get("gpi2/ports"))
     config = _Config()
     library.gaspi_config_get(byref(config))
-    config.port, config.data_port = port, data_port
-    _check(library.gaspi_config_set(config), "gaspi_config_set", f"ports {port} and {data_port}")
+    config.port = port
+    _check(library.gaspi_config_set(config), "gaspi_config_set", f"ports from {port} up")
+    if config.data_port == _DATA_PORT:
+        _set_data_port(library, data_port, min(size, _PER_MACHINE))
     descriptor, name = tempfile.mkstemp(prefix="purine-gaspi-")
     with os.fdopen(descriptor, "w") as file:
         file.writelines(f"{host}\n" for host in hosts)
@@ -293,6 +301,22 @@ def _set_up(library: ctypes.CDLL, store: Store, rank: int, size: int) -> None:
         _start(library, size)
     finally:
         Path(name).unlink()
+
+
+def _set_data_port(library: ctypes.CDLL, port: int, count: int) -> None:
+    """Set the first port for data where GPI-2 keeps it, so that several jobs fit on a machine."""
+    try:
+        _Config.in_dll(library, _SETTINGS).data_port = port
+    except ValueError as error:  # this build shows no variables, and keeps its port
+        taken = [number for number in range(_DATA_PORT, _DATA_PORT + count) if not _free(number)]
+        if taken:
+            raise RunError(
+                "GPI-2 cannot have its ports for data on this machine",
+                expected=f"free ports {_DATA_PORT} to {_DATA_PORT + count - 1}",
+                found=f"{taken[0]} is in use, perhaps by another job over GPI-2",
+                remedy="wait for that job, use another transport, or a GPI-2 that exports "
+                f"{_SETTINGS}",
+            ) from error
 
 
 def _start(library: ctypes.CDLL, size: int) -> None:

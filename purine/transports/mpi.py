@@ -12,12 +12,14 @@ them is gone. Here they are made only when all hosts are known to be there, with
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
+from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
@@ -158,6 +160,7 @@ class MpiTransport(Transport):
             with self._guard:
                 self._comm, copied = MPI.COMM_WORLD.Idup()
             self._complete(copied)  # from here on all hosts are there
+            _unlink_shared_files()
             self._comm.Set_errhandler(MPI.ERRORS_RETURN)
             size = sum(region.size for region in self._incoming.values())
             with self._guard:
@@ -326,6 +329,17 @@ class MpiTransport(Transport):
             self._window.Unlock_all()
             self._window.Free()
             self._comm.Free()
+
+
+def _unlink_shared_files() -> None:
+    """Unlink the files by which MPICH shares memory, so that nothing is left if hosts are killed.
+
+    MPICH removes them when it is finalized. The processes of this machine have mapped them before
+    they come here, and need their names no more.
+    """
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        for name in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read())):
+            Path(name).unlink(missing_ok=True)
 
 
 def _reason(error: MPI.Exception) -> str:

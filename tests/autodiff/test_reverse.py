@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import purine as pu
 from purine.analysis.infer import check
 from purine.autodiff import backward, gradient_of, reverse
 from purine.errors import GraphError
@@ -300,3 +303,17 @@ def test_ops_that_say_the_same_are_traced_once(monkeypatch: pytest.MonkeyPatch, 
     loss = total(x)
     backward(net.graph(), losses={loss: 1.0})
     assert len(traced) == 3  # the first of the layers, whose input has no gradient; the rest; sum
+
+
+def test_several_threads_differentiate_at_once() -> None:
+    """What torch changes in the whole process while it records belongs to one thread at a time."""
+    nets = [pu.zoo.lenet(batch) for batch in range(1, 7)]
+    ready = threading.Barrier(len(nets))
+
+    def differentiate(net: Graph) -> Graph:
+        ready.wait()
+        return backward(net)
+
+    with ThreadPoolExecutor(len(nets)) as pool:
+        together = list(pool.map(differentiate, nets))
+    assert together == [backward(net) for net in nets]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -23,7 +23,16 @@ from purine.transports.world import World
 from tests.parallel.nets import Trained, agree, float64, images
 from tests.runtime import test_host_core
 
-__all__ = ["CASES", "SCHEMES", "difference", "expected", "step_of", "train"]
+__all__ = [
+    "CASES",
+    "EXPECTED",
+    "SCHEMES",
+    "difference",
+    "expected",
+    "run_host",
+    "step_of",
+    "train",
+]
 
 BATCH, STEPS = 8, 4
 SCHEMES: dict[str, dict[str, object]] = {
@@ -108,16 +117,23 @@ def _solver(net: Graph) -> Graph:
     return pu.solvers.sgd(net, lr=0.05, momentum=0.9, weight_decay=1e-3)
 
 
+@cache
 def step_of(net: str, scheme: str, hosts: int) -> Graph:
-    """The step of a net by a scheme. Not to be called by several threads: torch traces ops."""
+    """The step of a net by a scheme."""
     settings, devices = SCHEMES[scheme], DEVICES[hosts]
     return pu.compose(subject(net).net, solver=_solver, devices=devices, clip=0.5, **settings)
 
 
-@cache
+EXPECTED: dict[str, Trained] = {}
+"""What nets give on one device, as far as it is known."""
+
+
 def expected(net: str) -> Trained:
     """What a net gives on one device."""
-    return train(net, _solver(pu.solvers.clip_by_norm(pu.backward(subject(net).net), 0.5)))
+    if net not in EXPECTED:
+        step = _solver(pu.solvers.clip_by_norm(pu.backward(subject(net).net), 0.5))
+        EXPECTED[net] = train(net, step)
+    return EXPECTED[net]
 
 
 def train(net: str, step: Graph, world: World | None = None) -> Trained:
@@ -139,26 +155,26 @@ def difference(net: str, found: Trained) -> str | None:
     return None
 
 
-def main(transport: str, cases: list[str]) -> None:
+def run_host(transport: str, cases: Sequence[str]) -> None:
     """Run cases as one of several hosts that are processes, and print a line of JSON for each."""
     torch.set_num_threads(1)
-    world = ProcessWorld(transport)
-    for case in cases:
-        net, scheme = case.split("/")
-        try:
-            step = step_of(net, scheme, len(world.hosts))
-        except pu.PurineError as error:  # on all hosts alike
-            wrong: str | None = f"{type(error).__name__}: {error}"
-        else:
-            wrong = difference(net, train(net, step, world))
-        line = json.dumps({"case": case, "host": world.host, "wrong": wrong})
-        os.write(1, f"{line}\n".encode())  # whole, though all hosts write into one pipe
-    world.close()
-
-
-if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2:])
+        world = ProcessWorld(transport)
+        for case in cases:
+            net, scheme = case.split("/")
+            try:
+                step = step_of(net, scheme, len(world.hosts))
+            except pu.PurineError as error:  # on all hosts alike
+                wrong: str | None = f"{type(error).__name__}: {error}"
+            else:
+                wrong = difference(net, train(net, step, world))
+            line = json.dumps({"case": case, "host": world.host, "wrong": wrong})
+            os.write(1, f"{line}\n".encode())  # whole, though all hosts write into one pipe
+        world.close()
     except pu.PurineError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(2)  # a thread may wait for another host
+
+
+if __name__ == "__main__":
+    run_host(sys.argv[1], sys.argv[2:])

@@ -346,6 +346,25 @@ def test_strangers_are_sent_away() -> None:
     together([end.close for end in ends.values()])
 
 
+@pytest.mark.multiprocess
+def test_two_jobs_over_gpi2_run_on_one_machine() -> None:
+    blob = Blob("x", (4,))
+    first = opened(gaspi(), [blob])
+    second = Processes(HOSTS)
+    try:
+        jobs = [first, opened(second.ends(), [blob])]
+        for number, ends in enumerate(jobs):
+            ends["host0"].put("host1", 0, 0, value(blob, number))
+        for number, ends in enumerate(jobs):
+            assert events_of(ends["host1"], 1) == [Arrived("host0", 0, 0)]
+            arrived = ends["host1"].slot("host0", 0, 0)
+            assert arrived is not None
+            assert torch.equal(arrived, value(blob, number))
+            together([end.close for end in ends.values()])
+    finally:
+        second.end()
+
+
 def test_a_missing_gpi2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURINE_GPI2", "/nowhere/libGPI2.so")
     with pytest.raises(ConfigError, match="needs the library GPI-2") as caught:
