@@ -26,7 +26,7 @@ from purine.job.caffe import is_prototxt
 from purine.job.config import Job
 from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
-from purine.job.placing import compiles, laid_out, measuring_threads, moved
+from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu
 from purine.job.plan import JobPlan, measuring, open_for
 from purine.job.status import TRAINS, Status, status_of
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
@@ -452,7 +452,7 @@ def measure(
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
     graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
-    graph = laid_out(job, moved(job, graph) if _has_gpus(job) else graph)
+    graph = laid_out(job, moved(job, graph) if _has_gpu(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     forms = {name: saved.forms[name] for name in values}
     checkpoint.match(replace(saved, forms=forms), graph)
@@ -463,10 +463,9 @@ def measure(
     return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
 
 
-def _has_gpus(job: Job) -> bool:
+def _has_gpu(job: Job) -> bool:
     """Whether this machine has the first GPU of a run, which may have been trained on another."""
-    available = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
-    return not available.isdisjoint(parse_devices(job.devices)[:1])
+    return own_gpu(job) in {f"cuda:{number}" for number in range(torch.cuda.device_count())}
 
 
 def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:

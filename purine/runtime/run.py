@@ -120,8 +120,8 @@ class Run:
         _refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
         held = tf32_of(part, tf32)
-        if tf32 and held is None:
-            raise _no_tf32(part)
+        if tf32 and held is None and (on_gpus(part) or not on_gpus(self.graph)):
+            raise _no_tf32(part)  # of several hosts, one with a GPU is enough
         self._settings = Settings(self.credit, threads, cores, held, record=bool(record))
         self._gpus = on_gpus(part)
         self._losses = reported_losses(self.graph)
@@ -452,10 +452,9 @@ class Run:
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self._part, name, value)
             single = self.record not in (False, "segments")
-            options = Options() if single else options_for(self.graph)
+            host = None if self.world is None else self.world.host
+            options = Options(host=host) if single else options_for(self.graph, host)
             sources, exchange, states = self._sources, None, self._states
-            if self.world is not None:
-                options = replace(options, host=self.world.host)
             lowered = lower(self.graph, options)
             if self.world is not None:
                 plain, world = lowered.unsegmented or lowered.graph, self.world

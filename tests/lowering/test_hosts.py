@@ -120,9 +120,7 @@ def test_ops_with_a_path_through_another_host_are_not_one_segment() -> None:
 
 @pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring"])
 @pytest.mark.parametrize("sizes", [{"unit": 1 << 13}, {"bucket": 0}], ids=["units", "blobs"])
-def test_segments_of_hosts_do_not_wait_for_each_other(
-    topology: str, sizes: dict[str, int]
-) -> None:
+def test_segments_of_hosts_do_not_wait_for_each_other(topology: str, sizes: dict[str, int]) -> None:
     """Sums of different parameters go around four hosts from different starts."""
     step = pu.compose(
         pu.zoo.mlp(batch=8),
