@@ -161,7 +161,8 @@ def compose(
     None for the net as it is. `compress` is what `parallel.compress` takes for a step on several
     hosts, or None. With `host`, the step is what this host needs of replicas on several hosts:
     its own part, and what it exchanges with the others. Without settings every device has a
-    replica; the settings are those of `Scheme`.
+    replica; the settings are those of `Scheme`, such as `data=2, shares=(3, 1)` for two replicas
+    with three and one quarter of the batch.
 
     >>> import purine as pu
     >>> step = compose(
