@@ -8,7 +8,7 @@ micro-batches of the same schedule: a pipeline is filled and emptied once for an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -24,6 +24,7 @@ from purine.graph import Graph, Location
 from purine.optimize import fuse, join, layout, mixed, recompute
 from purine.parallel.accumulate import accumulate as accumulated
 from purine.parallel.compress import compress as compressed
+from purine.parallel.cut import balanced_cut, first_ops
 from purine.parallel.halves import samples_of
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
@@ -49,7 +50,8 @@ class Settings:
     Caffe's setting of that name. `precision` is an argument of `mixed`, `form` one of `layout`;
     None leaves the graph as it is. `compress` is the method by which gradients go between
     hosts. `compiled` fuses the ops between two transfers into one. With `host`, the step is what
-    this host needs of replicas on several hosts, where their scheme allows it.
+    this host needs of replicas on several hosts, where their scheme allows it. `share` is the
+    number of a scheme's equal parts of the batch that a replica has.
     """
 
     solver: Callable[[Graph], Graph]
@@ -63,6 +65,7 @@ class Settings:
     compress: str | None = None
     compiled: bool = False
     host: str | None = None
+    share: int = 1
 
     def __post_init__(self) -> None:
         refuse_devices(self.scheme, self.devices)
@@ -86,11 +89,41 @@ class Stage:
 
 
 def make_step(net: Graph, settings: Settings) -> Graph:
-    """The training step of a net: the stages of `RECIPE` that apply, one after the other."""
-    for stage in RECIPE:
+    """The training step of a net: the stages of `RECIPE` that apply, one after the other.
+
+    Where replicas have unequal shares of the batch, a step is made for each share, up to the stage
+    that puts them on their devices.
+    """
+    ratio = settings.scheme.ratio
+    if len(set(ratio)) == 1:
+        return _through(RECIPE, net, settings)
+    names = [stage.name for stage in RECIPE]
+    place, pipe = names.index("place"), names.index("pipeline")
+    settings = replace(settings, share=max(ratio))
+    if settings.scheme.pipeline > 1 and not settings.scheme.cut:
+        step = _through(RECIPE[:pipe], net, settings)
+        scheme = replace(settings.scheme, cut=_cut_of(step, settings))
+        settings = replace(settings, scheme=scheme)
+    steps = {
+        share: _through(RECIPE[:place], net, replace(settings, share=share))
+        for share in sorted(set(ratio))
+    }
+    placed = _placed([steps[share] for share in ratio], settings)
+    return _through(RECIPE[place + 1 :], placed, settings)
+
+
+def _through(stages: Iterable[Stage], graph: Graph, settings: Settings) -> Graph:
+    """A graph after the stages that apply."""
+    for stage in stages:
         if stage.applies(settings):
-            net = stage.transform(net, settings)
-    return net
+            graph = stage.transform(graph, settings)
+    return graph
+
+
+def _cut_of(step: Graph, settings: Settings) -> tuple[str, ...]:
+    """The names with which the stages of a pipeline begin, the same for replicas of any batch."""
+    count = settings.scheme.grid(settings.accumulate).stages
+    return first_ops(step, balanced_cut(step, count))
 
 
 def describe(settings: Settings) -> tuple[str, ...]:
@@ -128,7 +161,8 @@ def compose(
     None for the net as it is. `compress` is what `parallel.compress` takes for a step on several
     hosts, or None. With `host`, the step is what this host needs of replicas on several hosts:
     its own part, and what it exchanges with the others. Without settings every device has a
-    replica; the settings are those of `Scheme`.
+    replica; the settings are those of `Scheme`, such as `data=2, shares=(3, 1)` for two replicas
+    with three and one quarter of the batch.
 
     >>> import purine as pu
     >>> step = compose(
@@ -168,20 +202,50 @@ def refuse_devices(scheme: Scheme, locations: tuple[Location, ...]) -> None:
 
 def _part_of_batch(net: Graph, settings: Settings) -> Graph:
     """The net for one of the parts that the batch is cut into."""
-    shares = settings.scheme.shares
+    scheme = settings.scheme
     whole = rest = samples_of(net)
-    for name, count in shares.items():
+    for name, count in scheme.parts.items():
         if rest % count:
-            cut = " * ".join(f"{key} {value}" for key, value in shares.items() if value > 1)
-            parts = prod(shares.values())
-            raise ConfigError(
-                f"a batch of {whole} cannot be cut by {cut}: {name} {count} does not divide {rest}",
-                expected=f"a multiple of {parts} samples",
-                found=f"a batch of {whole}",
-                remedy=f"use a batch of {-(-whole // parts) * parts}, or another {name}",
-            )
+            raise _indivisible(scheme, whole, rest, name)
         rest //= count
-    return with_batch(net, rest)
+    return with_batch(net, rest * settings.share)
+
+
+def _indivisible(scheme: Scheme, whole: int, rest: int, name: str) -> ConfigError:
+    """The error for a batch of which `rest` samples cannot be cut by a setting of the scheme."""
+    parts, named = scheme.parts, {key: f"{key} {value}" for key, value in scheme.parts.items()}
+    count, other = prod(parts.values()), f"another {name}"
+    why = f"{named[name]} does not divide {rest}"
+    if scheme.shares:
+        named["data"] = f"shares {_text(scheme.shares)}"
+    if scheme.shares and name == "data":
+        why = f"{' + '.join(map(str, scheme.ratio))} = {parts[name]} does not divide {rest}"
+        units, left = divmod(whole, count // parts[name])
+        fits = not left and units >= scheme.data
+        other = f"shares={_text(_nearest(scheme.ratio, units))}" if fits else "other shares"
+    cut = " * ".join(named[key] for key, value in parts.items() if value > 1)
+    return ConfigError(
+        f"a batch of {whole} cannot be cut by {cut}: {why}",
+        expected=f"a multiple of {count} samples",
+        found=f"a batch of {whole}",
+        remedy=f"use a batch of {-(-whole // count) * count}, or {other}",
+    )
+
+
+def _text(shares: Sequence[int]) -> str:
+    return ":".join(map(str, shares))
+
+
+def _nearest(ratio: tuple[int, ...], units: int) -> tuple[int, ...]:
+    """Whole numbers, 1 or more, whose sum is `units`, nearly in this proportion."""
+    exact = [units * share / sum(ratio) for share in ratio]
+    counts = [max(1, int(value)) for value in exact]
+    while sum(counts) != units:
+        step = 1 if sum(counts) < units else -1
+        open_to = [k for k, count in enumerate(counts) if count + step > 0]
+        k = max(open_to, key=lambda k: step * (exact[k] - counts[k]))
+        counts[k] += step
+    return tuple(counts)
 
 
 def _always(settings: Settings) -> bool:
@@ -200,6 +264,14 @@ def _gathered(net: Graph, settings: Settings) -> Graph:
     synchronised = scheme.batch_norm == "synchronised" and normalises
     if not mixes or batch.reduced or synchronised:
         return net
+    if len(set(scheme.ratio)) > 1:
+        raise ConfigError(
+            "the net reads the samples of a batch together, and the shares are unequal",
+            op=batch.mixing[0],
+            expected="equal shares of the batch, or ops that treat samples one by one",
+            found=f"shares={_text(scheme.shares)}",
+            remedy="leave shares out",
+        )
     return hybrid(net, _first(scheme.data), split=batch.mixing, cut=False)
 
 
@@ -214,11 +286,11 @@ def _pipelined(step: Graph, settings: Settings) -> Graph:
     )
 
 
-def _placed(step: Graph, settings: Settings) -> Graph:
-    """The step on its devices, which must all have work."""
+def _placed(steps: Sequence[Graph], settings: Settings) -> Graph:
+    """The step, or those of all replicas, on their devices, which must all have work."""
     scheme, locations = settings.scheme, settings.devices
     stands_for = as_locations(_first(scheme.pipeline * scheme.model))
-    used = devices_of(step)
+    used = devices_of(steps[0])
     idle = [k for k, location in enumerate(stands_for) if location not in used]
     if idle:  # they would be taken for the devices of further replicas
         pipes = scheme.pipeline > 1
@@ -229,9 +301,9 @@ def _placed(step: Graph, settings: Settings) -> Graph:
             remedy="ask for fewer devices" + ", or name the stages with cut" * pipes,
         )
     if scheme.data == 1:
-        return to_devices(step, dict(zip(used, locations, strict=True)))
+        return to_devices(steps[0], dict(zip(used, locations, strict=True)))
     return replicate(
-        step,
+        steps,
         locations,
         topology=scheme.topology,
         bucket=scheme.bucket,
@@ -255,7 +327,7 @@ RECIPE: tuple[Stage, ...] = (
     Stage(
         "part",
         "gives the net the batch of one micro-batch of one replica",
-        lambda s: prod(s.scheme.shares.values()) > 1,
+        lambda s: prod(s.scheme.parts.values()) > 1,
         _part_of_batch,
     ),
     Stage(
@@ -327,7 +399,7 @@ RECIPE: tuple[Stage, ...] = (
         "place",
         "puts a replica on each group of devices, and all-reduces gradients between them",
         lambda s: s.devices != _HERE,
-        _placed,
+        lambda step, s: _placed([step], s),
     ),
     Stage(
         "layout",

@@ -45,6 +45,11 @@ def serial() -> Trained:
         "data=2,pipeline=2,micro=3,recompute=4,schedule=zero-bubble",
         "pipeline=2,chunks=2,schedule=interleaved,recompute=3",
         "data=2,model=2,hybrid=true,micro=2",
+        "data=3,shares=1:2:3,topology=tree,micro=2",
+        "shares=2:1,topology=native",
+        "data=2,shares=1:2,pipeline=2,model=2,micro=2",
+        "shares=1:2,pipeline=2,chunks=2,schedule=interleaved,micro=4",
+        "shares=1:2,model=2,hybrid=true",
         "pipeline=3,cut=conv2|fc1",
     ],
 )
@@ -83,6 +88,10 @@ def test_devices_are_used_in_the_order_given() -> None:
         ({"data": 5}, "data 5 does not divide 24"),
         ({"data": 2, "micro": 5}, "micro 5 does not divide 12"),
         ({"model": 5, "hybrid": True}, "model 5 does not divide 24"),
+        ({"data": 2, "shares": (3, 2)}, r"use a batch of 25, or shares=14:10"),
+        ({"data": 2, "shares": (3, 4), "micro": 2}, r"use a batch of 28, or shares=5:7"),
+        ({"data": 2, "shares": (3, 1), "micro": 5}, "micro 5 does not divide 6"),
+        ({"data": 2, "shares": (50, 1), "micro": 24}, r"use a batch of 1224, or other shares"),
     ],
 )
 def test_a_batch_that_cannot_be_cut_is_refused(settings: dict[str, int], text: str) -> None:
@@ -114,12 +123,54 @@ def test_stages_without_layers_to_cut_are_refused(text: str, idle: str) -> None:
         Scheme(pipeline=2, cut=("fc1",), recompute=("conv1", "conv2")),
         Scheme(model=2, hybrid=True, batch_norm="synchronised", bucket=0, recompute=4),
         Scheme(pipeline=2, schedule="0: F0 F1 B0 B1\n1: F0 F1 B0 B1"),
+        Scheme(data=2, shares=(3, 1), pipeline=2),
     ],
 )
 def test_a_scheme_reads_back_from_its_text_and_settings(scheme: Scheme) -> None:
     assert Scheme.parse(str(scheme)) == scheme
     assert Scheme.of(scheme.settings) == scheme
     assert scheme.settled().settled() == scheme.settled()
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("data=3,shares=3:1", "there are 2 shares for 3 replicas"),
+        ("shares=3:x", "shares is '3:x'"),
+        ("shares=3:0", r"shares is \(3, 0\)"),
+        ("shares=3:-1", "shares is '3:-1'"),
+        (f"shares=3:{'9' * 5000}", "shares is '3:999"),
+    ],
+)
+def test_wrong_shares_are_refused(text: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        Scheme.parse(text)
+
+
+def test_shares_tell_the_number_of_replicas() -> None:
+    assert str(Scheme.parse("shares=3:1")) == "data=2,shares=3:1"
+    step = compose(net(), solver=SOLVER, devices="cpu:0-1", shares=(3, 1))
+    assert [step.blobs[f"replica{k}/data"].shape for k in range(2)] == [
+        (18, 1, 28, 28),
+        (6, 1, 28, 28),
+    ]
+    assert [step.ops[f"replica{k}/data"].attributes["offset"] for k in range(2)] == [0, 18]
+
+
+def test_all_replicas_of_a_pipeline_are_cut_alike() -> None:
+    """Stages that are even for one batch need not be so for another."""
+    scheme = Scheme(data=2, shares=(1, 11), pipeline=3, micro=2)
+    step = compose(net(), solver=SOLVER, devices="cpu:0-5", scheme=scheme)
+    stages = [
+        {
+            op.name.removeprefix(f"replica{k}/"): op.origin.stage
+            for op in step.ops.values()
+            if op.name.startswith(f"replica{k}/micro") and op.origin and op.kind != "Copy"
+        }
+        for k in range(2)
+    ]
+    assert stages[0] == stages[1]
+    assert set(stages[0].values()) >= {0, 1, 2}
 
 
 LENET = float64(pu.zoo.lenet(batch=8))

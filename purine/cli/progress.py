@@ -20,7 +20,7 @@ from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
 from purine.job.hosts import folder_on, hosts_of_job, join_hosts
 from purine.job.launch import job_layers, plan_run, started_again
-from purine.job.placing import megabytes, placement, scheme_of
+from purine.job.placing import megabytes, own_host, placement, scheme_of
 from purine.job.status import answering
 from purine.placement.devices import parse_devices
 from purine.transports.processes import rank_and_size
@@ -122,15 +122,20 @@ def _headline(plan: JobPlan) -> str:
 
 def _placement_text(plan: JobPlan) -> str:
     """Memory of each device, bytes moved, and the schedule of a pipeline."""
-    job, needs = plan.job, placement(plan.step)
+    job, needs = plan.job, placement(plan.step, own_host(plan.job))
+    several = len({at.host for at in needs.peaks}) > 1
     lines = [
         _headline(plan),
         "memory at the worst moment of an iteration, without what kernels need for themselves:",
-        *(f"  {at.device:<8} {megabytes(size):>12}" for at, size in needs.peaks.items()),
+        *(
+            f"  {f'{at.host}:{at.device}' if several else at.device:<8} {megabytes(size):>12}"
+            for at, size in needs.peaks.items()
+        ),
     ]
     for memory, size in needs.available.items():
         needed = megabytes(needs.needed(memory))
-        lines.append(f"  all {needed} of {megabytes(size)} available ({memory})")
+        which = f"{memory} of {needs.host}" if several else memory
+        lines.append(f"  all {needed} of {megabytes(size)} available ({which})")
     if len(needs.peaks) > 1:
         lines.append(f"between devices: {megabytes(needs.moved)} an iteration")
     scheme = scheme_of(job)

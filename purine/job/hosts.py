@@ -93,7 +93,8 @@ def _followed(path: str, first: str) -> FollowerFolder:
 def _facts(plan: JobPlan) -> dict[str, str]:
     """What is the same on all hosts of a job, besides what their runs compare.
 
-    Paths may differ; what was read from them may not.
+    Paths may differ; what was read from them may not. Graphs for tests are on devices of their
+    hosts; they follow from the nets, the options and the data.
     """
     options = {
         name: str(getattr(plan.job, name))
@@ -104,7 +105,8 @@ def _facts(plan: JobPlan) -> dict[str, str]:
         **options,
         "number of iterations": str(plan.iterations),
         "net": plan.net.digest,
-        "test net": "none" if plan.test is None else plan.test.digest,
+        "test net": "none" if plan.test_net is None else plan.test_net.digest,
+        "tests": "no" if plan.test is None else "yes",
         "first values": _hash_of(plan.values),
     }
 

@@ -208,7 +208,8 @@ class JobOptions:
         resume=PLACE,
     ).field("cpu:0")
     parallel: str | None = Option(
-        "How several devices train: data=N replicas, each a pipeline of pipeline=N "
+        "How several devices train: data=N replicas (shares=3:1 for batches in this "
+        "proportion), each a pipeline of pipeline=N "
         "devices, each of which is cut over model=N (hybrid=true: convolutions share out the "
         "batch). Also micro=N micro-batches of a replica's batch (twice the pipeline's "
         "devices), schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N "

@@ -12,8 +12,9 @@ from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.job.config import Job
-from purine.lowering import lower, options_for
+from purine.lowering import Options, lower, options_for
 from purine.lowering.host_rules import host_problems
+from purine.lowering.hosts import hosts_of, part_of
 from purine.machine import capacity
 from purine.machine.cores import cores_of, on_gpus, threads_of, threads_of_all
 from purine.optimize import layout
@@ -23,6 +24,7 @@ from purine.placement.devices import as_locations, is_cpu, parse_devices
 from purine.placement.place import to_device
 from purine.recipe import refuse_devices
 from purine.registry.aten import device_of
+from purine.transports.processes import rank_and_size
 
 __all__ = [
     "Placement",
@@ -34,6 +36,8 @@ __all__ = [
     "measuring_threads",
     "megabytes",
     "moved",
+    "own_gpu",
+    "own_host",
     "placement",
     "refuse_unfit",
     "scheme_of",
@@ -43,15 +47,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Peak bytes of a step on each device, free bytes of each memory, and bytes moved."""
+    """Peak bytes of a step on each device, free bytes of each memory of `host`, and bytes moved."""
 
     peaks: Mapping[Location, int]
     available: Mapping[str, int]
     moved: int
+    host: str
+
+    def here(self, memory: str) -> list[Location]:
+        """The devices of the host that have a memory."""
+        return [at for at in self.peaks if at.host == self.host and _memory(at) == memory]
 
     def needed(self, memory: str) -> int:
         """The bytes needed of a memory."""
-        return sum(size for location, size in self.peaks.items() if _memory(location) == memory)
+        return sum(self.peaks[location] for location in self.here(memory))
 
 
 def scheme_of(job: Job) -> Scheme | None:
@@ -66,9 +75,22 @@ def scheme_of(job: Job) -> Scheme | None:
     return scheme.settled()
 
 
+def own_host(job: Job) -> str:
+    """The host that this process is; the first of the job where no launcher tells."""
+    hosts = list(dict.fromkeys(location.host for location in as_locations(job.devices)))
+    rank, size = rank_and_size()
+    name = f"host{rank}"
+    return name if size == len(hosts) and name in hosts else hosts[0]
+
+
+def _devices_here(job: Job) -> list[Location]:
+    host = own_host(job)
+    return [location for location in as_locations(job.devices) if location.host == host]
+
+
 def threads_for(job: Job) -> int:
-    """The default number of threads of each device."""
-    devices = sorted({location.device for location in as_locations(job.devices)})
+    """The default number of threads of each device of this host."""
+    devices = sorted({location.device for location in _devices_here(job)})
     return threads_of_all() if len(devices) == 1 else threads_of(devices)
 
 
@@ -110,10 +132,15 @@ def laid_out(job: Job, graph: Graph) -> Graph:
     return graph if form is None else layout(graph, form)
 
 
+def own_gpu(job: Job) -> str | None:
+    """The first GPU that a job has on this host."""
+    return next((at.device for at in _devices_here(job) if not is_cpu(at)), None)
+
+
 def moved(job: Job, graph: Graph) -> Graph:
-    """A graph of one device on the first GPU of a job, if it has one."""
-    gpus = [at.device for at in as_locations(job.devices) if not is_cpu(at)]
-    return to_device(graph, gpus[0]) if gpus else graph
+    """A graph of one device on the first GPU that a job has on this host, if there is one."""
+    gpu = own_gpu(job)
+    return graph if gpu is None else to_device(graph, gpu)
 
 
 def compiles(job: Job, step: Graph) -> bool:
@@ -122,12 +149,16 @@ def compiles(job: Job, step: Graph) -> bool:
 
 
 def refuse_unfit(step: Graph, job: Job) -> None:
-    """Raise `ConfigError` if a device is missing or has too little memory for a step."""
-    cores_of(step, threads=job.threads, share=job.share_cores)
-    _refuse_prefetch(step, job.prefetch)
-    all_blobs = sum(map(size_in_bytes, lower(step).graph.blobs.values()))
-    if all_blobs > min(map(_available, {_memory(op.location) for op in step.ops.values()})):
-        placement(step)
+    """Raise `ConfigError` if a device of this host is missing or has too little memory."""
+    host = own_host(job)
+    several = len(hosts_of(step)) > 1
+    part = part_of(step, host) if several else step
+    cores_of(part, threads=job.threads, share=job.share_cores)
+    _refuse_prefetch(part, job.prefetch)
+    lowered = lower(step, Options(host=host) if several else None)
+    all_blobs = sum(map(size_in_bytes, lowered.graph.blobs.values()))
+    if all_blobs > min(map(_available, {_memory(op.location) for op in part.ops.values()})):
+        placement(step, host)
 
 
 def _refuse_prefetch(step: Graph, prefetch: int) -> None:
@@ -142,16 +173,19 @@ def _refuse_prefetch(step: Graph, prefetch: int) -> None:
         raise ConfigError(what, expected, found, remedy)
 
 
-def placement(step: Graph) -> Placement:
-    """What a step needs of its devices.
+def placement(step: Graph, host: str | None = None) -> Placement:
+    """What a step needs of its devices, and what the host that is here has of it: by default the
+    first one.
 
-    Refuses a step that their memory is too small for, or whose hosts do not fit each other.
+    Refuses a step that this memory is too small for, or whose hosts do not fit each other.
     """
+    host = host or hosts_of(step)[0]
     for error in host_problems(step):
         raise error
     peaks = lower(step, options_for(step)).peak_memory()
-    available = {memory: _available(memory) for memory in sorted(set(map(_memory, peaks)))}
-    needs = Placement(peaks, available, bytes_moved(step))
+    memories = sorted({_memory(location) for location in peaks if location.host == host})
+    available = {memory: _available(memory) for memory in memories}
+    needs = Placement(peaks, available, bytes_moved(step), host)
     for memory, size in available.items():
         if needs.needed(memory) > size:
             raise _too_large(needs, memory)
@@ -159,7 +193,7 @@ def placement(step: Graph) -> Placement:
 
 
 def _too_large(needs: Placement, memory: str) -> ConfigError:
-    locations = [location for location in needs.peaks if _memory(location) == memory]
+    locations = needs.here(memory)
     worst = max(locations, key=needs.peaks.__getitem__)
     peak = f", {megabytes(needs.peaks[worst])} of it on {worst.device}"
     share = f" on {len(locations)} devices{peak}" if len(locations) > 1 else ""

@@ -26,7 +26,7 @@ from purine.job.caffe import is_prototxt
 from purine.job.config import Job
 from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
-from purine.job.placing import compiles, laid_out, measuring_threads, moved
+from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu
 from purine.job.plan import JobPlan, measuring, open_for
 from purine.job.status import TRAINS, Status, status_of
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
@@ -438,10 +438,7 @@ def measure(
     saved = checkpoint.load(_checkpoint(folder, iteration))
     net = folder.read_test_net() or folder.read_net()
     graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
-    # A run on a GPU is measured on it, but it may have been trained on another machine.
-    gpus = {f"cuda:{number}" for number in range(torch.cuda.device_count())}
-    here = not gpus.isdisjoint(parse_devices(job.devices)[:1])
-    graph = laid_out(job, moved(job, graph) if here else graph)
+    graph = laid_out(job, moved(job, graph) if _has_gpu(job) else graph)
     values = {name: saved.values[name] for name in graph.states if name in saved.values}
     forms = {name: saved.forms[name] for name in values}
     checkpoint.match(replace(saved, forms=forms), graph)
@@ -450,6 +447,11 @@ def measure(
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         loss, accuracy = _results_of(graph, run.evaluate(graph))
     return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
+
+
+def _has_gpu(job: Job) -> bool:
+    """Whether this machine has the first GPU of a run, which may have been trained on another."""
+    return own_gpu(job) in {f"cuda:{number}" for number in range(torch.cuda.device_count())}
 
 
 def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:

@@ -100,13 +100,15 @@ LOWERING: tuple[Pass, ...] = (
 """The passes, in the order in which they run."""
 
 
-def options_for(step: Graph) -> Options:
-    """The options with which a step runs fastest.
+def options_for(step: Graph, host: str | None = None) -> Options:
+    """The options with which a step runs fastest, on this host of several.
 
     Ops of GPUs are enqueued one by one: enqueueing is cheap, and streams overlap them.
     """
-    on_gpus = any(device_of(op.location).type != "cpu" for op in step.ops.values())
-    return Options(segments=not on_gpus and pays(step))
+    locations = {op.location for op in step.ops.values()}
+    own = [location for location in locations if host in (None, location.host)]
+    on_gpus = any(device_of(location).type != "cpu" for location in own)
+    return Options(segments=not on_gpus and pays(step), host=host)
 
 
 def lower(step: Graph, options: Options | None = None, *, after: str | None = None) -> Lowered:

@@ -27,6 +27,7 @@ from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
 from purine.graph import Builder, Graph, Op
+from purine.graph.names import origin_of
 from purine.lowering.lowered import Lowered
 from purine.optimize.fuse import boundary
 from purine.registry.kind import Kernel, Kind, Results, register
@@ -74,10 +75,13 @@ def joined(graph: Graph) -> Lowered:
 
 
 def _behind_arrivals(graph: Graph) -> set[str]:
-    """Ops beside the compute lanes that wait for a large value from another host.
+    """Ops beside the compute lanes that wait for a large value from another host, or pass one on.
 
-    In one segment they would wait for the last of these values.
+    In one segment they would wait for the last of these values. Sums that hosts pass on to each
+    other, along different routes, would wait for each other: host 0 for one of host 1, and host 1
+    for another one of host 0.
     """
+    passed = _passed_on(graph)
     behind: set[str] = set()
     for name in graph.order:
         op = graph.ops[name]
@@ -85,9 +89,21 @@ def _behind_arrivals(graph: Graph) -> set[str]:
             maker = graph.producers.get(blob)
             late = maker is not None and (maker.kind == "Arrival" or maker.name in behind)
             large = size_in_bytes(graph.blobs[blob]) > _WORTH_WAITING
-            if late and large and not op.lane.startswith("compute"):
+            if late and (large or name in passed) and not op.lane.startswith("compute"):
                 behind.add(name)
     return behind
+
+
+def _passed_on(graph: Graph) -> set[str]:
+    """Ops whose results go to another host, as they are or encoded; not behind an update."""
+    passed: set[str] = set()
+    for name in reversed(graph.order):
+        readers = (op for blob in graph.ops[name].outputs for op in graph.consumers.get(blob, ()))
+        if origin_of(graph.ops[name]).role != "update" and any(
+            reader.kind == "Put" or reader.name in passed for reader in readers
+        ):
+            passed.add(name)
+    return passed
 
 
 def _team(op: Op) -> object:

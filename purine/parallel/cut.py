@@ -19,7 +19,7 @@ from purine.nearest import unknown_name
 from purine.parallel.flow import Flow, flow_of
 from purine.parallel.halves import halve
 
-__all__ = ["balanced_cut", "cut_at", "times_of_step"]
+__all__ = ["balanced_cut", "cut_at", "first_ops", "times_of_step"]
 
 _SLACK = 1.01  # how much longer than the best possible the longest stage may take to move less
 
@@ -98,6 +98,13 @@ def cut_at(step: Graph, names: Sequence[str]) -> Mapping[str, int]:
             remedy = "sort the names as in the net, without the first op, and each once"
             raise ConfigError(f"stage {k} of the cut is empty", expected, found, remedy)
     return _stages(flow, firsts)
+
+
+def first_ops(step: Graph, stage: Mapping[str, int]) -> tuple[str, ...]:
+    """The names with which the stages behind the first begin: the same cut for `cut_at`."""
+    flow = flow_of(step, halve(step))
+    firsts = {stage[name]: name for name in reversed(flow.forward)}
+    return tuple(firsts[number] for number in sorted(firsts) if number)
 
 
 @checked

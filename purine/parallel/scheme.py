@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, get_args
 
@@ -22,11 +22,12 @@ from purine.parallel.schedule import SCHEDULES, Schedule, bubble, bubble_formula
 
 __all__ = ["Scheme", "Setting"]
 
-Setting: TypeAlias = int | bool | str | tuple[str, ...]
+Setting: TypeAlias = int | bool | str | tuple[str, ...] | tuple[int, ...]
 """A value of a scheme's setting, as people write it."""
 
 _NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0, "unit": 0}
 _MOST = 4096  # parts of anything: a schedule has an entry for each
+_DIGITS = 18  # of a share
 _SIZES = ("bucket", "unit")  # in bytes
 _NAMES = ("cut", "recompute")
 _OF_PIPELINES = ("schedule", "chunks", "cut")
@@ -39,7 +40,8 @@ class Scheme:
     """How a net is trained on `data * pipeline * model` devices; None is a setting left open.
 
     There are `data` replicas; each is a pipeline of `pipeline` devices, and what is on one of these
-    is cut over `model` devices (with `hybrid`, convolutions share out the batch instead).
+    is cut over `model` devices (with `hybrid`, convolutions share out the batch instead). The
+    replicas have equal parts of the batch, or parts in proportion to `shares`.
     `schedule` is a name or the text of a grid. `micro` is the number of micro-batches that a
     replica's batch is cut into, by default twice the pipeline's devices. `recompute` is a number
     of blocks or their names, `cut` the names with which the stages behind the first begin.
@@ -52,6 +54,7 @@ class Scheme:
     """
 
     data: int = 1
+    shares: tuple[int, ...] = ()
     pipeline: int = 1
     model: int = 1
     hybrid: bool = False
@@ -72,6 +75,7 @@ class Scheme:
                 raise wrong_value(ConfigError, name, value, f"a whole number, {least} or more")
             if value is not None and value > _MOST and name not in _SIZES:
                 raise wrong_value(ConfigError, name, value, f"{_MOST} or fewer")
+        self._refuse_shares()
         if type(self.hybrid) is not bool:
             raise wrong_value(ConfigError, "hybrid", self.hybrid, "true or false")
         blocks = self.recompute
@@ -85,6 +89,20 @@ class Scheme:
         if self.schedule is not None and not _is_grid(self.schedule):
             _choose("schedule", self.schedule, tuple(SCHEDULES))
         self._refuse_what_does_not_go_together()
+
+    def _refuse_shares(self) -> None:
+        shares: object = self.shares
+        numbers = isinstance(shares, tuple) and all(type(n) is int and n > 0 for n in shares)
+        if not numbers:
+            expected = "whole numbers, 1 or more, such as 3:1 (in a file [3, 1])"
+            raise wrong_value(ConfigError, "shares", shares, expected)
+        if self.shares and len(self.shares) != self.data:
+            raise ConfigError(
+                f"there are {len(self.shares)} shares for {self.data} replicas",
+                expected=f"{self.data} shares, one for each of the replicas (data={self.data})",
+                found=f"shares={_text(self.shares)}",
+                remedy=f"write data={len(self.shares)}, or name {self.data} shares",
+            )
 
     def _refuse_what_does_not_go_together(self) -> None:
         def refuse(what: str, expected: str, found: str, remedy: str) -> NoReturn:
@@ -148,7 +166,10 @@ class Scheme:
         """A scheme from settings by name, whose values may be texts."""
         for key in settings:
             cls.refuse_unknown(key)
-        return cls(**{key: _read(key, value) for key, value in settings.items()})
+        given = {key: _read(key, value) for key, value in settings.items()}
+        if isinstance(given.get("shares"), tuple):  # there is a replica for each
+            given.setdefault("data", max(1, len(given["shares"])))
+        return cls(**given)
 
     @classmethod
     def refuse_unknown(cls, key: str) -> None:
@@ -177,9 +198,15 @@ class Scheme:
         return 2 * self.pipeline if self.pipeline > 1 else 1
 
     @property
-    def shares(self) -> Mapping[str, int]:
-        """By setting, into how many parts it cuts the batch."""
-        own = {"data": self.data, "micro": self.micro_batches}
+    def ratio(self) -> tuple[int, ...]:
+        """The smallest whole numbers in proportion to the batches of the replicas."""
+        shares = self.shares or (1,) * self.data
+        return tuple(share // gcd(*shares) for share in shares)
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """By setting, into how many equal parts it cuts the batch; a replica may have several."""
+        own = {"data": sum(self.ratio), "micro": self.micro_batches}
         return {**own, "model": self.model} if self.hybrid else own
 
     @property
@@ -207,8 +234,8 @@ class Scheme:
         return replace(self, micro=self.micro_batches) if self.pipeline > 1 else self
 
     def over(self, devices: int) -> Scheme:
-        """The same for another number of devices, if it consists of replicas alone."""
-        if self.pipeline == self.model == 1:
+        """The same for another number of devices, if it consists of equal replicas alone."""
+        if self.pipeline == self.model == 1 and not self.shares:
             return replace(self, data=devices)
         return self
 
@@ -219,7 +246,8 @@ class Scheme:
 
 def _text(value: Setting) -> str:
     if isinstance(value, tuple):
-        return "|".join(value)
+        numbers = all(isinstance(item, int) for item in value)
+        return (":" if numbers else "|").join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -231,6 +259,12 @@ def _read(key: str, value: Any) -> Any:
     """A setting's value from what people write."""
     if key in _NAMES and isinstance(value, list | tuple):
         return tuple(map(str, value))
+    if key == "shares" and isinstance(value, list):
+        return tuple(value)
+    if key == "shares" and isinstance(value, str):
+        numbers = [item.strip() for item in value.split(":")]
+        whole = all(item.isdecimal() and len(item) < _DIGITS for item in numbers)
+        return tuple(map(int, numbers)) if whole else value
     if not isinstance(value, str):
         return str(value) if key == "schedule" else value
     if key in _NUMBERS or (key == "recompute" and value.isdigit()):

@@ -120,7 +120,8 @@ class Run:
         """What runs here: the graph, or this host's part of it."""
         _refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
-        self._settings = Settings(self.credit, threads, cores, _held(part, tf32), bool(record))
+        held = _held(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
+        self._settings = Settings(self.credit, threads, cores, held, bool(record))
         self._gpus = on_gpus(part)
         self._losses = reported_losses(self.graph)
         self._sources = read_stream(part, self.data)
@@ -449,10 +450,9 @@ class Run:
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self._part, name, value)
             single = self.record not in (False, "segments")
-            options = Options() if single else options_for(self.graph)
+            host = None if self.world is None else self.world.host
+            options = Options(host=host) if single else options_for(self.graph, host)
             sources, exchange, states = self._sources, None, self._states
-            if self.world is not None:
-                options = replace(options, host=self.world.host)
             lowered = lower(self.graph, options)
             if self.world is not None:
                 plain, world = lowered.unsegmented or lowered.graph, self.world
@@ -537,10 +537,13 @@ class _Steps(Iterator[Result]):
             return result
 
 
-def _held(graph: Graph, tf32: bool) -> bool | None:
-    """The TF32 to hold while a graph runs; `ConfigError` if it is asked for and cannot be had."""
+def _held(graph: Graph, tf32: bool, *, needed: bool) -> bool | None:
+    """The TF32 to hold while a graph runs; `ConfigError` if it is asked for and cannot be had.
+
+    Of several hosts, one with a GPU is enough: the others do not need it.
+    """
     held = tf32_of(graph, tf32)
-    if not tf32 or held is not None:
+    if not (tf32 and needed) or held is not None:
         return held
     if on_gpus(graph):
         what = "tf32 is asked for, and effect 'gpu-math' is declined"

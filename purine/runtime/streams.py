@@ -1,9 +1,10 @@
 """Execution on GPUs: a lane is a stream, and an op is complete when it is enqueued.
 
-One thread enqueues all ops of all GPUs. An event is recorded behind each op that another stream or
-a CPU lane waits for. Copies from the host have a stream of their own, so that batches arrive while
-the rest of the `inbound` lane waits for other devices. Outputs of the graph are copied to the host
-on the `outbound` stream.
+One thread enqueues all ops of all GPUs, but for what goes to other hosts or comes from them. An
+event is recorded behind each op that another stream or a CPU lane waits for. Copies from the host,
+of batches and of what other hosts send, have a stream of their own, so that they arrive while the
+rest of the `inbound` lane waits for other devices. Outputs of the graph are copied to the host on
+the `outbound` stream.
 
 Memory belongs to the stream that allocated it. An op of another stream that reads it tells torch's
 allocator. An op that writes over a value waits for the other streams that read it.
@@ -138,8 +139,10 @@ def _fetched(graph: Graph, ops: Sequence[Op]) -> tuple[tuple[tuple[str, int], ..
 
 def _from_host(graph: Graph, op: Op) -> bool:
     """Whether an op on a GPU copies something from the host."""
-    copies = op.kind == "Copy" and is_gpu(op.location)
-    return copies and not is_gpu(graph.blobs[op.inputs[0]].location)
+    if not is_gpu(op.location):
+        return False
+    arrives = op.kind == "Arrival" and bool(op.outputs)
+    return arrives or (op.kind == "Copy" and not is_gpu(graph.blobs[op.inputs[0]].location))
 
 
 class Streams:

@@ -138,11 +138,11 @@ class Region:
         return line.view(shape)
 
     def flat(self, channel: int, value: Tensor) -> Tensor:
-        """The bytes of a value in the order in which the slot has them."""
+        """The bytes of a value, in memory of the host and in the order of the slot."""
         blob = self._blobs[channel]
         if blob is not None and blob.layout == CHANNELS_LAST:
             value = value.movedim(1, -1)
-        return bytes_of(value)
+        return bytes_of(value).cpu()
 
 
 def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:

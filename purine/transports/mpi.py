@@ -185,7 +185,7 @@ class MpiTransport(Transport):
             return
         try:
             if value is not None and value.numel():
-                payload = region.flat(channel, value.detach()).cpu()
+                payload = region.flat(channel, value.detach())
                 start = self._remote[peer] + region.offset(channel, version)
                 memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.numel())
                 with self._guard:

@@ -25,6 +25,7 @@ SCHEMES = {
     "pipeline": ("cpu:0-3", "data=2,pipeline=2"),
     "model": ("cpu:0-1", "model=2"),
     "hybrid": ("cpu:0-1", "model=2,hybrid=true"),
+    "shares": ("cpu:0-1", "data=2,shares=5:3"),
 }
 
 
@@ -105,6 +106,12 @@ def test_a_config_repeats_its_run(runs: Path, tmp_path: Path) -> None:
     [
         ("data", "--devices cpu:0-3 --share-cores", {"data": 4}),
         ("data", "--devices cpu:0", None),
+        ("data", "--parallel shares=3:1 --share-cores", {"data": 2, "shares": [3, 1]}),
+        (
+            "shares",
+            "--devices cpu:0-2 --parallel shares=1:2:1 --share-cores",
+            {"data": 3, "shares": [1, 2, 1]},
+        ),
         ("serial", "--devices cpu:0-1 --share-cores", {"data": 2}),
         ("model", "--devices cpu:0-1 --parallel data=2", {"data": 2}),
         ("pipeline", "--devices cpu:0-1 --parallel model=2", {"model": 2}),
@@ -112,7 +119,7 @@ def test_a_config_repeats_its_run(runs: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_run_goes_on_elsewhere(
-    runs: Path, tmp_path: Path, begun: str, options: str, parallel: dict[str, int] | None
+    runs: Path, tmp_path: Path, begun: str, options: str, parallel: dict[str, object] | None
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(runs / begun, out)

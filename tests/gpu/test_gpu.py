@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ from purine.kinds import (
 from purine.parallel import pipeline, replicate
 from purine.registry.aten import KERNELS
 from purine.trace.overlap import overlap
+from purine.transports.inproc import InprocWorld
 from tests.gpu.states import trained
+from tests.runtime.test_hosts import on_hosts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -194,6 +197,42 @@ def test_checkpoints_and_evaluation_leave_the_gpu(tmp_path: object) -> None:
         assert other.iteration == 30
         for name, value in other.states().items():
             assert torch.equal(value, states[name]), name
+
+
+@pytest.mark.parametrize("topology", ["sharded", "server", "ring"])
+@pytest.mark.parametrize("form", [lambda step: step, fused], ids=["op by op", "captured"])
+def test_a_gpu_and_the_cores_of_another_host_train_as_one_device(
+    form: Callable[[Graph], Graph], topology: str, tmp_path: Path
+) -> None:
+    """The hosts are threads. Each measures on its own device, and both write the checkpoint."""
+    data, net = pu.data.fashion_mini(), pu.zoo.lenet(batch=32)
+    ready = pu.data.prepare(net, data.train)
+    test = pu.evaluation(pu.data.prepare(net, data.test or data.train))
+    tests = {"host0": pu.to_device(test, "cuda:0"), "host1": test}
+    step = form(
+        pu.compose(
+            ready,
+            solver=partial(pu.solvers.sgd, lr=0.005, momentum=0.9),
+            devices="host0:cuda:0,host1:cpu:0",
+            shares=(3, 1),
+            topology=topology,
+        )
+    )
+
+    def work(world: InprocWorld) -> tuple[list[float], float]:
+        with pu.Run(step, data=data, seed=1, world=world) as run:
+            found = [result.loss for result in run.steps(20)]
+            loss = run.evaluate(tests[world.host])["loss"]
+            run.save(tmp_path)
+            return found, loss
+
+    one, other = on_hosts(work)
+    assert isinstance(one, tuple), one
+    assert one == other
+    assert one[0] == pytest.approx(losses(step_of()), rel=2e-3)
+    with pu.Run(step_of(), data=data) as alone:
+        assert alone.load(tmp_path) == 20
+        assert alone.evaluate(test)["loss"] == pytest.approx(one[1], rel=2e-3)
 
 
 @pytest.mark.parametrize(("net", "rate"), [("lenet", 3e-4), ("nin", 1e-4)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from graphlib import TopologicalSorter
+
 import pytest
 
 import purine as pu
@@ -114,6 +116,34 @@ def test_ops_with_a_path_through_another_host_are_not_one_segment() -> None:
     assert ("put/there", "back") in part.control
     order = part.order
     assert order.index("make") < order.index("put/there") < order.index("back")
+
+
+@pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring"])
+@pytest.mark.parametrize("sizes", [{"unit": 1 << 13}, {"bucket": 0}], ids=["units", "blobs"])
+def test_segments_of_hosts_do_not_wait_for_each_other(topology: str, sizes: dict[str, int]) -> None:
+    """Sums of different parameters go around four hosts from different starts."""
+    step = pu.compose(
+        pu.zoo.mlp(batch=8),
+        solver=lambda net: pu.solvers.sgd(pu.solvers.clip_by_norm(net, 1.0), lr=0.1),
+        devices="host0-3:cpu:0",
+        data=4,
+        topology=topology,
+        **sizes,
+    )
+    waits: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    sent: dict[tuple[str, str, int], tuple[str, str]] = {}
+    expected: dict[tuple[str, str, int], tuple[str, str]] = {}
+    for host in hosts_of(step):
+        graph = lower(step, Options(segments=True, host=host)).graph
+        for name, following in graph.successors.items():
+            for after in following:
+                waits.setdefault((host, after), set()).add((host, name))
+        for ends, channels in zip((expected, sent), channels_of(graph, host), strict=True):
+            ends |= {(c.source, c.target, c.number): (host, c.op) for c in channels}
+    assert expected.keys() == sent.keys() != set()
+    for key, arrival in expected.items():
+        waits.setdefault(arrival, set()).add(sent[key])
+    TopologicalSorter(waits).prepare()  # raises CycleError
 
 
 def test_lowering_has_a_pass_for_it() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import purine as pu
 from purine.analysis.infer import with_batch
-from purine.errors import GraphError
+from purine.errors import ConfigError, GraphError
 from purine.graph import Graph
 from purine.importers.torch import Imported
 from tests.parallel.nets import agree, float64, in_order, trained
@@ -212,6 +212,15 @@ def test_other_schemes_refuse_to_cut_what_mixes_samples(loss: str, scheme: str) 
     assert error.value.where is not None
     assert "test_whole_batch.py" in error.value.where
     assert "mixes the samples" in str(error.value)
+
+
+@pytest.mark.parametrize("loss", MIXING)
+def test_unequal_shares_of_what_mixes_samples_are_refused(loss: str) -> None:
+    imported, _ = case(loss)
+    with pytest.raises(ConfigError, match="reads the samples of a batch together") as error:
+        composed(devices="cpu:0-1", shares=(2, 1))(imported.net)
+    assert error.value.found == "shares=2:1"
+    assert error.value.remedy == "leave shares out"
 
 
 def test_synchronised_batch_norm_before_what_mixes_samples_is_refused() -> None:

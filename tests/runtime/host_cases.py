@@ -38,6 +38,8 @@ BATCH, STEPS = 8, 4
 SCHEMES: dict[str, dict[str, object]] = {
     **test_host_core.SCHEMES,
     "hybrid": {"model": 4, "hybrid": True},
+    "shares": {"data": 4, "shares": (3, 1, 2, 2)},
+    "shares-pipeline": {"data": 2, "shares": (3, 1), "pipeline": 2, "micro": 2},
 }
 """Settings of schemes for four devices."""
 DEVICES = {1: "cpu:0-3", 2: "host0-1:cpu:0-1", 4: "host0-3:cpu:0"}
