@@ -33,6 +33,7 @@ __all__ = [
     "reduced_of",
     "replica",
     "restored",
+    "result_of",
     "shard_name",
     "slot_of",
     "unit_of",
@@ -112,6 +113,11 @@ def again_of(name: str, parts: str) -> str:
 def copy_of(blob: str, location: str) -> str:
     """The name of the copy of a blob at a location."""
     return f"{blob}@{location}"
+
+
+def result_of(blob: str, host: str) -> str:
+    """The name of the copy of a scalar that a step returns, at a host that does not compute it."""
+    return copy_of(blob, f"{host}/results")
 
 
 def encoded_of(blob: str, part: str) -> str:

@@ -16,8 +16,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from itertools import chain
+from operator import or_
 
 from torch import Tensor
 
@@ -64,12 +65,13 @@ def joined(graph: Graph) -> Lowered:
         if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
             builder.ops[op.name] = replace(op, kind="aten.add.Tensor", attributes={})
     with_sums = builder.graph()
-    apart = _behind_arrivals(with_sums)
-    segments = segmented(
-        with_sums,
-        cost=lambda op: _seconds(with_sums, op),
-        team=lambda op: None if op.name in apart else _team(op),
-    )
+    apart, puts = _behind_arrivals(with_sums), _awaiting_puts(with_sums)
+
+    def team(op: Op) -> object:
+        own = None if op.name in apart else _team(op)
+        return None if own is None else (own, puts.get(op.name))
+
+    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=team)
     return replace(segments, unsegmented=graph)
 
 
@@ -88,6 +90,25 @@ def _behind_arrivals(graph: Graph) -> set[str]:
             if late and large and not op.lane.startswith("compute"):
                 behind.add(name)
     return behind
+
+
+def _awaiting_puts(graph: Graph) -> dict[str, int]:
+    """By op beside the compute lanes that waits for another host, the puts that wait for it.
+
+    The number has a bit for each put. Only ops with the same puts are in one segment: it makes no
+    put wait for more arrivals than before. Otherwise two hosts could each have a segment that waits
+    for a value of the other's, though no op does.
+    """
+    behind: set[str] = set()
+    for name in graph.order:
+        if graph.ops[name].kind == "Arrival" or name in behind:
+            behind.update(graph.successors[name])
+    puts: dict[str, int] = {}
+    for number, name in enumerate(reversed(graph.order) if behind else ()):
+        own = 1 << number if graph.ops[name].kind == "Put" else 0
+        puts[name] = reduce(or_, (puts[after] for after in graph.successors[name]), own)
+    beside = (name for name in behind if not graph.ops[name].lane.startswith("compute"))
+    return {name: puts[name] for name in beside}
 
 
 def _team(op: Op) -> object:
