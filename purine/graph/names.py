@@ -33,6 +33,7 @@ __all__ = [
     "reduced_of",
     "replica",
     "restored",
+    "result_of",
     "shard_name",
     "slot_of",
     "unit_of",
@@ -69,6 +70,8 @@ combined_of: Callable[[str], str] = "combine/{}".format
 """The name of the op that combines the statistics of a batch norm over replicas."""
 copy_of: Callable[[str, str], str] = "{}@{}".format
 """The name of the copy of a blob at a location."""
+result_of: Callable[[str, str], str] = "{}@{}/results".format
+"""The name of the copy of a scalar that a step returns, at a host that does not compute it."""
 encoded_of: Callable[[str, str], str] = "{}/{}".format
 """The name of a part of the encoded form in which a blob goes to another host."""
 encoder_of: Callable[[str], str] = "encode/{}".format

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
-from purine.graph.names import copy_of, origin_of
+from purine.graph.names import origin_of, result_of
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
-from purine.registry.clock import ITERATION, SEED
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
@@ -137,7 +137,7 @@ class _Part:
 
     def __init__(self, step: Graph, host: str, hosts: tuple[str, ...]) -> None:
         self.step, self.host, self.hosts = step, host, hosts
-        self.clockwork = _clockwork(step)
+        self.clockwork = clockwork(step)
         self.deadlines = _deadlines(step, hop=len(step.ops) // _HOP)
         needed = _deadlines(step, hop=0)
         self.later = {blob for blob, when in needed.items() if when >= SPAN}
@@ -159,7 +159,8 @@ class _Part:
                 builder.add(state)
         for name in self.clockwork.intersection(step.outputs):
             self._computed(name, self._devices(self.host)[0])
-        builder.outputs = [name for name in step.outputs if name in builder.blobs]
+        results = (result_of(name, self.host) for name in step.outputs)
+        builder.outputs = [n for n in (*step.outputs, *results) if n in builder.blobs]
         halves = {
             transfer.name: self._add_half(channel, transfer)
             for channel, transfer in _numbered(transfers)
@@ -213,11 +214,12 @@ class _Part:
         for name in step.outputs:
             blob = step.blobs[name]
             sent = blob.shape == () and name not in self.clockwork
-            for other in self.hosts if sent else ():
+            spread = any(result_of(name, other) in step.blobs for other in self.hosts)
+            for other in self.hosts if sent and not spread else ():
                 home = blob.location
                 if other != home.host and self.host in (other, home.host):
                     device = next(at for at in self._devices(other))
-                    copy = replace(blob, name=copy_of(name, f"{other}/results"), location=device)
+                    copy = replace(blob, name=result_of(name, other), location=device)
                     yield _Transfer(copy.name, home, device, name, copy)
         for before, after in sorted(step.control):
             one, two = step.ops[before].location, step.ops[after].location
@@ -331,18 +333,6 @@ def _numbered(transfers: list[_Transfer]) -> Iterator[tuple[int, _Transfer]]:
         pair = transfer.source.host, transfer.target.host
         numbers[pair] = numbers.get(pair, -1) + 1
         yield numbers[pair], transfer
-
-
-def _clockwork(step: Graph) -> frozenset[str]:
-    """Scalars that depend on the clock alone: every host can compute them for itself."""
-    known = {name for name in (SEED, ITERATION) if name in step.states}
-    for name in step.order:
-        op = step.ops[name]
-        scalar = all(step.blobs[blob].shape == () for blob in op.outputs if blob)
-        if op.inputs and scalar and known.issuperset(op.inputs):
-            known.update(op.outputs)
-    carried = {state.next for name, state in step.states.items() if name in known}
-    return frozenset(known) if carried <= known else frozenset()
 
 
 def _early(step: Graph) -> frozenset[str]:

@@ -16,8 +16,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from itertools import chain
+from operator import or_
 
 from torch import Tensor
 
@@ -27,7 +28,6 @@ from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
 from purine.graph import Builder, Graph, Op
-from purine.graph.names import origin_of
 from purine.lowering.lowered import Lowered
 from purine.optimize.fuse import boundary
 from purine.registry.kind import Kernel, Kind, Results, register
@@ -65,23 +65,21 @@ def joined(graph: Graph) -> Lowered:
         if op.kind == "AddScaled" and op.attributes.get("scale", 1.0) == 1.0:
             builder.ops[op.name] = replace(op, kind="aten.add.Tensor", attributes={})
     with_sums = builder.graph()
-    apart = _behind_arrivals(with_sums)
-    segments = segmented(
-        with_sums,
-        cost=lambda op: _seconds(with_sums, op),
-        team=lambda op: None if op.name in apart else _team(op),
-    )
+    apart, puts = _behind_arrivals(with_sums), _awaiting_puts(with_sums)
+
+    def team(op: Op) -> object:
+        own = None if op.name in apart else _team(op)
+        return None if own is None else (own, puts.get(op.name))
+
+    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=team)
     return replace(segments, unsegmented=graph)
 
 
 def _behind_arrivals(graph: Graph) -> set[str]:
-    """Ops beside the compute lanes that wait for a large value from another host, or pass one on.
+    """Ops beside the compute lanes that wait for a large value from another host.
 
-    In one segment they would wait for the last of these values. Sums that hosts pass on to each
-    other, along different routes, would wait for each other: host 0 for one of host 1, and host 1
-    for another one of host 0.
+    In one segment they would wait for the last of these values.
     """
-    passed = _passed_on(graph)
     behind: set[str] = set()
     for name in graph.order:
         op = graph.ops[name]
@@ -89,21 +87,28 @@ def _behind_arrivals(graph: Graph) -> set[str]:
             maker = graph.producers.get(blob)
             late = maker is not None and (maker.kind == "Arrival" or maker.name in behind)
             large = size_in_bytes(graph.blobs[blob]) > _WORTH_WAITING
-            if late and (large or name in passed) and not op.lane.startswith("compute"):
+            if late and large and not op.lane.startswith("compute"):
                 behind.add(name)
     return behind
 
 
-def _passed_on(graph: Graph) -> set[str]:
-    """Ops whose results go to another host, as they are or encoded; not behind an update."""
-    passed: set[str] = set()
-    for name in reversed(graph.order):
-        readers = (op for blob in graph.ops[name].outputs for op in graph.consumers.get(blob, ()))
-        if origin_of(graph.ops[name]).role != "update" and any(
-            reader.kind == "Put" or reader.name in passed for reader in readers
-        ):
-            passed.add(name)
-    return passed
+def _awaiting_puts(graph: Graph) -> dict[str, int]:
+    """By op beside the compute lanes that waits for another host, the puts that wait for it.
+
+    The number has a bit for each put. Only ops with the same puts are in one segment: it makes no
+    put wait for more arrivals than before. Otherwise two hosts could each have a segment that waits
+    for a value of the other's, though no op does.
+    """
+    behind: set[str] = set()
+    for name in graph.order:
+        if graph.ops[name].kind == "Arrival" or name in behind:
+            behind.update(graph.successors[name])
+    puts: dict[str, int] = {}
+    for number, name in enumerate(reversed(graph.order) if behind else ()):
+        own = 1 << number if graph.ops[name].kind == "Put" else 0
+        puts[name] = reduce(or_, (puts[after] for after in graph.successors[name]), own)
+    beside = (name for name in behind if not graph.ops[name].lane.startswith("compute"))
+    return {name: puts[name] for name in beside}
 
 
 def _team(op: Op) -> object:

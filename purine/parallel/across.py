@@ -13,14 +13,14 @@ does not depend on the number of hosts, but for what a host receives from all ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import Literal, TypeAlias
 
+from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op
-from purine.graph.names import reduced_of, replica
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
+from purine.graph.names import reduced_of, replica, result_of
 from purine.parallel._parts import (
     BESIDE,
     Part,
@@ -34,53 +34,21 @@ from purine.parallel._parts import (
 )
 from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
 from purine.parallel.reduce import Topology
+from purine.parallel.routes import Form, Route
 from purine.parallel.units import Cut, in_units, without_joins
 from purine.placement.copies import add_copy
-from purine.placement.devices import devices_of
+from purine.placement.devices import devices_of, is_cpu
 from purine.registry.clock import ITERATION, SEED
 from purine.solvers.clip import norm_of_norms
 
 __all__ = ["HostReplicas"]
 
-Form: TypeAlias = Literal["star", "tree", "path"]
 _FORMS: Mapping[Topology, Form] = {
     "sharded": "star",
     "server": "star",
     "tree": "tree",
     "ring": "path",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A spanning tree of hosts, numbered from its root. `places` tells where each of `hosts` is.
-
-    >>> hosts = ("a", "b", "c", "d")
-    >>> route = Route(hosts, {host: place for place, host in enumerate(hosts)}, "b", "tree")
-    >>> [route.host(k) for k in range(4)], route.children(0), route.children(1)
-    (['b', 'c', 'd', 'a'], [1, 2], [3])
-    """
-
-    hosts: tuple[str, ...]
-    places: Mapping[str, int]
-    root: str
-    form: Form
-
-    def host(self, number: int) -> str:
-        return self.hosts[(self.places[self.root] + number) % len(self.hosts)]
-
-    def number(self, host: str) -> int:
-        return (self.places[host] - self.places[self.root]) % len(self.hosts)
-
-    def parent(self, number: int) -> int:
-        return {"star": 0, "tree": (number - 1) // 2, "path": number - 1}[self.form]
-
-    def children(self, number: int) -> list[int]:
-        count = len(self.hosts)
-        if self.form == "star":
-            return [] if number else list(range(1, count))
-        first = 2 * number + 1 if self.form == "tree" else number + 1
-        return list(range(first, min(first + 1 + (self.form == "tree"), count)))
 
 
 class HostReplicas:
@@ -277,20 +245,21 @@ class HostReplicas:
         """Copy a blob from its owner to the other hosts, along their route."""
         route = self.route(self.base.blobs[parameter].location, root, form)
         copies = {0: name}
-
-        def copy(number: int) -> None:
+        for number in self._receivers(route):
             source = copies.get(route.parent(number), name)
             location = self.home(parameter, route.host(number))
             copies[number] = add_copy(self.builder, name, location, source)
 
-        if self.only is None:
-            for number in range(1, len(route.hosts)):
-                copy(number)
-            return
-        own = route.number(self.only)
-        for number in dict.fromkeys((route.parent(own), own, *route.children(own))):
-            if number > 0:
-                copy(number)
+    def _receivers(self, route: Route) -> Iterator[int]:
+        """The numbers of the hosts that get a copy along a route, parents first.
+
+        With `only`, these are the host itself, its parent and its children.
+        """
+        numbers: Iterable[int] = range(len(route.hosts))
+        if self.only is not None:
+            own = route.number(self.only)
+            numbers = dict.fromkeys((route.parent(own), own, *route.children(own)))
+        return (number for number in numbers if number > 0)
 
     def _join(self, parameter: str, cut: Cut) -> None:
         """Make the whole parameter of its units on each host."""
@@ -425,7 +394,7 @@ class HostReplicas:
             children = route.children(number)
             weights = [weight(number, True), *(weight(k, not route.children(k)) for k in children)]
             settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in weights)}
-            if len(inputs) == 1 or (even and not number and route.form == "star"):
+            if len(inputs) == 1 or (even and not number and route.is_flat):
                 settings = {}
             self._add_average([name for row in inputs for name in row], sums(number), settings)
 
@@ -480,3 +449,27 @@ class HostReplicas:
             self._reduce([blob], name, self.parts[0].located(blob.location), "tree")
         rest = copied.difference(borders, scalars)
         add_outputs(self.builder, base, rest, self.shown)
+        own = clockwork(base)
+        for name in list(self.builder.outputs):
+            if self.builder.blobs[name].shape == () and name in base.outputs and name not in own:
+                self._spread_result(name)
+
+    def _spread_result(self, name: str) -> None:
+        """Copy a scalar that the step returns to all hosts, of which each has some of the batch."""
+        builder, root = self.builder, self.builder.blobs[name].location.host
+        devices: dict[str, Location] = {}
+        for part in self.parts:
+            for at in map(part.located, self.own):
+                devices[at.host] = min(at, devices.get(at.host, at))
+        hosts = tuple(devices)
+        route = Route(hosts, {host: place for place, host in enumerate(hosts)}, root, "star")
+        copies = {0: name}
+        for number in self._receivers(route):
+            at = devices[route.host(number)]
+            at = at if is_cpu(at) else replace(at, device="cpu:0")
+            source = copies.get(route.parent(number), name)
+            result = replace(builder.blobs[name], name=result_of(name, at.host), location=at)
+            builder.add(result)
+            copies[number], origin = result.name, Origin(name, "copy")
+            ends = (source,), (result.name,)
+            builder.op(result.name, "Copy", *ends, location=at, lane="inbound", origin=origin)

@@ -14,6 +14,7 @@ from purine.graph import CHANNELS_LAST, Blob, Builder, Graph, save_yaml
 from purine.lowering import lower, options_for
 from purine.lowering.host_rules import host_problems, problems_of_parts
 from purine.lowering.hosts import hosts_of, part_of
+from purine.parallel.reduce import Topology
 from tests.command import call
 from tests.lowering.test_hosts import SCHEMES, chain, step_of
 
@@ -24,6 +25,18 @@ def test_parts_of_a_step_fit_before_and_after_all_passes(scheme: dict[str, objec
     assert host_problems(step) == []
     options = options_for(step)
     assert options.segments
+    lowered = {host: lower(step, replace(options, host=host)).graph for host in hosts_of(step)}
+    assert list(problems_of_parts(lowered)) == []
+
+
+@pytest.mark.parametrize(("topology", "hosts"), [("ring", 4), ("tree", 6), ("sharded", 18)])
+def test_segments_of_hosts_do_not_wait_for_each_other(topology: Topology, hosts: int) -> None:
+    """Sums of many small units go along routes that begin at different hosts."""
+    net = pu.backward(pu.zoo.mlp(batch=1, hidden=(4,)))
+    step = pu.solvers.sgd(pu.solvers.clip_by_norm(net, 0.5), lr=0.1, momentum=0.9)
+    devices = f"host0-{hosts - 1}:cpu:0"
+    step = pu.parallel.replicate(step, devices, topology=topology, unit=1 << 11)
+    options = options_for(step)
     lowered = {host: lower(step, replace(options, host=host)).graph for host in hosts_of(step)}
     assert list(problems_of_parts(lowered)) == []
 

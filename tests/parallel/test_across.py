@@ -9,16 +9,17 @@ import pytest
 import purine as pu
 from purine.analysis.infer import size_in_bytes
 from purine.graph import Graph, Op
+from purine.lowering.host_rules import problems_of_parts
 from purine.lowering.hosts import hosts_of, part_of
 from purine.parallel import replicate
-from purine.parallel.across import Route
+from purine.parallel.routes import FAN_IN, Route
 from tests.parallel.nets import lenet
 
 TOPOLOGIES = ("sharded", "server", "tree", "ring")
 
 
 @pytest.mark.parametrize("form", ["star", "tree", "path"])
-@pytest.mark.parametrize("count", [2, 3, 7, 12])
+@pytest.mark.parametrize("count", [2, 3, 7, 12, 17, 18, 64, 101])
 def test_a_route_reaches_every_host_once(form: str, count: int) -> None:
     hosts = tuple(f"host{k}" for k in range(count))
     route = Route(hosts, {host: k for k, host in enumerate(hosts)}, hosts[1], form)  # type: ignore[arg-type]
@@ -27,6 +28,28 @@ def test_a_route_reaches_every_host_once(form: str, count: int) -> None:
     assert all(child in route.children(route.parent(child)) for child in reached)
     assert sorted(map(route.host, range(count))) == sorted(hosts)
     assert all(route.number(route.host(number)) == number for number in range(count))
+    assert max(len(route.children(number)) for number in range(count)) <= FAN_IN
+
+
+def test_up_to_17_hosts_send_straight_to_the_owner() -> None:
+    def children(count: int) -> list[int]:
+        hosts = tuple(f"host{k}" for k in range(count))
+        route = Route(hosts, {host: k for k, host in enumerate(hosts)}, "host0", "star")
+        assert route.is_flat == (count <= 17)
+        return route.children(0)
+
+    assert children(17) == list(range(1, 17))
+    assert children(18) == list(range(1, 17))
+
+
+def test_owners_and_the_hosts_that_pass_on_are_different_hosts() -> None:
+    """No host of many has children in the trees of many units: their roots are neighbours."""
+    hosts = tuple(f"host{k}" for k in range(1000))
+    places = {host: k for k, host in enumerate(hosts)}
+    trees = [Route(hosts, places, root, "star") for root in hosts[:160]]
+    received = [sum(len(tree.children(tree.number(host))) for tree in trees) for host in hosts]
+    assert sum(received) == 160 * 999
+    assert max(received) <= 2 * 160
 
 
 def plain(op: Op) -> Op:
@@ -36,23 +59,34 @@ def plain(op: Op) -> Op:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("devices", ["host0-3:cpu:0-1", "host0-4:cpu:0"])
-@pytest.mark.parametrize("method", [None, "fp16"])
+@pytest.mark.parametrize(
+    ("devices", "method"),
+    [
+        ("host0-3:cpu:0-1", None),
+        ("host0-4:cpu:0", None),
+        ("host0-4:cpu:0", "fp16"),
+        ("host0-19:cpu:0", None),
+    ],
+)
 def test_a_host_builds_its_own_part_alone(topology: str, devices: str, method: str | None) -> None:
     def built(only: str | None) -> Graph:
-        step = replicate(lenet32(), devices, topology=topology, unit=1 << 16, only=only)
+        unit = 1 << 19 if "host0-19" in devices else 1 << 16
+        step = replicate(lenet32(), devices, topology=topology, unit=unit, only=only)
         return step if method is None else pu.parallel.compress(step, method)
 
     whole = built(None)
+    parts = {}
     for host in hosts_of(whole):
         view = built(host)
         assert len(view.ops) < len(whole.ops)
         expected, found = part_of(whole, host), part_of(view, host)
+        parts[host] = found
         assert found.blobs == expected.blobs
         assert found.states == expected.states
         assert found.outputs == expected.outputs
         assert found.ops.keys() == expected.ops.keys()
         assert all(plain(op) == plain(expected.ops[name]) for name, op in found.ops.items())
+    assert not list(problems_of_parts(parts))
 
 
 def lenet32() -> Graph:
@@ -60,14 +94,16 @@ def lenet32() -> Graph:
     return pu.solvers.sgd(pu.solvers.clip_by_norm(net, 1.0), lr=0.1, momentum=0.9)
 
 
-@pytest.mark.parametrize("topology", ["tree", "ring"])
+@pytest.mark.parametrize("topology", ["sharded", "tree", "ring"])
 def test_the_part_of_a_host_does_not_grow_with_the_number_of_hosts(topology: str) -> None:
-    sizes = []
-    for count in (4, 256):
+    def size(count: int, host: str) -> int:
         devices = f"host0-{count - 1}:cpu:0"
-        view = replicate(lenet32(), devices, topology=topology, unit=1 << 16, only="host2")
-        sizes.append(len(part_of(view, "host2").ops))
-    assert sizes[1] <= 1.5 * sizes[0]
+        view = replicate(lenet32(), devices, topology=topology, unit=1 << 16, only=host)
+        return len(part_of(view, host).ops)
+
+    few = size(4, "host2")
+    for host in ("host0", "host2", "host20", "host128"):
+        assert size(256, host) <= 2 * few
 
 
 def test_a_value_goes_to_another_host_once() -> None:

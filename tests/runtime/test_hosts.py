@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -281,6 +281,37 @@ def test_hosts_of_unequal_batch_train_as_one_device(topology: Topology) -> None:
     for found in on_hosts(work):
         assert isinstance(found, Trained), found
         agree(found, serial())
+
+
+@pytest.mark.parametrize(("topology", "samples"), [("sharded", 1), ("server", 2)])
+def test_twenty_hosts_train_as_one_device(topology: Topology, samples: int) -> None:
+    """More than send to one host, of which each builds its own part where batches are equal."""
+
+    def small(batch: int) -> Graph:
+        net = pu.backward(float64(pu.zoo.mlp(batch, classes=10, hidden=(4,))))
+        return solver(pu.solvers.clip_by_norm(net, 0.5))
+
+    count, sizes = 20, [1] * 13 + [samples] * 7
+    names = names_of(count)
+    one = small(1)
+    parts = [one if size == 1 else small(size) for size in sizes]
+    build = partial(
+        pu.parallel.replicate, parts, f"host0-{count - 1}:cpu:0", topology=topology, unit=1 << 13
+    )
+    whole = build()
+    steps = {name: build(only=name) if samples == 1 else whole for name in names}
+    data = images(count=40)
+
+    def work(world: InprocWorld) -> Trained:
+        step = steps[world.host]
+        with pu.Run(step, data=data, seed=3, threads=1, share_cores=True, world=world) as run:
+            losses = [result.loss for result in run.steps(2)]
+            return Trained(losses, dict(pu.parallel.gather_values(step, run.states())))
+
+    expected = trained(small(sum(sizes)), data=data, steps=2)
+    for found in on_hosts(work, hosts=names):
+        assert isinstance(found, Trained), found
+        agree(found, expected)
 
 
 @pytest.mark.parametrize("lead", [-5, -1, 0, 3, 9])
