@@ -24,6 +24,7 @@ from purine.graph import Graph, Location
 from purine.optimize import fuse, join, layout, mixed, recompute
 from purine.parallel.accumulate import accumulate as accumulated
 from purine.parallel.compress import compress as compressed
+from purine.parallel.floating import floating
 from purine.parallel.halves import samples_of
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
@@ -315,7 +316,7 @@ RECIPE: tuple[Stage, ...] = (
         "accumulate",
         "makes one update for several micro-batches",
         lambda s: s.scheme.pipeline == 1 and s.micro_batches > 1,
-        lambda step, s: accumulated(step, s.micro_batches),
+        lambda step, s: accumulated(step, s.micro_batches, chained=not s.scheme.floating),
     ),
     Stage(
         "recompute",
@@ -328,6 +329,12 @@ RECIPE: tuple[Stage, ...] = (
         "puts a replica on each group of devices, and all-reduces gradients between them",
         lambda s: s.devices != _HERE,
         _placed,
+    ),
+    Stage(
+        "floating",
+        "lets whichever device is free compute the next micro-batch",
+        lambda s: s.scheme.floating,
+        lambda step, s: floating(step),
     ),
     Stage(
         "layout",
