@@ -48,7 +48,9 @@ def tune_heap(graph: Graph) -> bool:
     except (AttributeError, OSError):
         return False
     ops = graph.ops.values()
-    stations = {(op.location, "" if floats(op.lane) else op.lane) for op in ops if computes(op.lane)}
+    stations = {
+        (op.location, "" if floats(op.lane) else op.lane) for op in ops if computes(op.lane)
+    }
     lanes = len(stations)
     if lanes > 1:
         mallopt(_ARENA_MAX, 4 * lanes)

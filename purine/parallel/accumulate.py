@@ -20,9 +20,7 @@ __all__ = ["accumulate"]
 
 
 @checked
-def accumulate(
-    graph: Graph, times: int, *, together: bool = True, chained: bool = True
-) -> Graph:
+def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool = True) -> Graph:
     """Forward and backward of `times` micro-batches, as of one batch that is as large.
 
     Use it after `backward`, before or after a solver. Ops and blobs are copied under `micro0/`,

@@ -135,12 +135,13 @@ class Executor:
         if -1 in numbers:
             lanes = [number if numbers[op] < 0 else -1 for op, number in enumerate(station_of)]
             own = {at for at, lane in stations if floats(lane)}
-            takers = [n for n, (at, lane) in enumerate(self._workers) if lane == "compute" and at in own]
+            takers = [
+                n for n, (at, lane) in enumerate(self._workers) if lane == "compute" and at in own
+            ]
             self._pool = Pool(lanes, takers)
         shared = len(self._workers) < len(stations)
         self._later = tuple(
-            _COMPUTE if shared and computes(stations[station][1]) else 0
-            for station in station_of
+            _COMPUTE if shared and computes(stations[station][1]) else 0 for station in station_of
         )
         # A lane sleeps by acquiring its bell, and whoever has work for it releases the bell. That
         # costs half of a condition variable, and hops dominate a graph of small ops.
@@ -204,7 +205,9 @@ class Executor:
         worker = pool.owner(token)
         if worker is None:
             pool.offer(token)
-            worker = next((n for n, asleep in enumerate(self._asleep) if asleep and pool.wants(n)), None)
+            worker = next(
+                (n for n, asleep in enumerate(self._asleep) if asleep and pool.wants(n)), None
+            )
         else:
             heappush(self._queues[worker], token + self._later[token % self.core.size])
         if worker is not None:
