@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from purine.graph import Graph, Lane, Location
+from purine.graph import Graph, Lane, Location, computes
 
 __all__ = ["Core", "Plan", "Station", "compile_plan", "urgency"]
 
@@ -87,7 +87,7 @@ def urgency(graph: Graph) -> list[str]:
     """
     remaining = _remaining_paths(graph)
     ops = graph.ops.values()
-    lanes = {(op.location, op.lane) for op in ops if op.lane.startswith("compute")}
+    lanes = {(op.location, op.lane) for op in ops if computes(op.lane)}
     concurrent = len(lanes) > len({location for location, _ in lanes})
     waiting = Counter(chain(*graph.successors.values()))
     unread, behind = _old_values(graph)

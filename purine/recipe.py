@@ -25,6 +25,7 @@ from purine.optimize import fuse, join, layout, mixed, recompute
 from purine.parallel.accumulate import accumulate as accumulated
 from purine.parallel.compress import compress as compressed
 from purine.parallel.cut import balanced_cut, first_ops
+from purine.parallel.floating import floating
 from purine.parallel.halves import samples_of
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
@@ -387,7 +388,7 @@ RECIPE: tuple[Stage, ...] = (
         "accumulate",
         "makes one update for several micro-batches",
         lambda s: s.scheme.pipeline == 1 and s.micro_batches > 1,
-        lambda step, s: accumulated(step, s.micro_batches),
+        lambda step, s: accumulated(step, s.micro_batches, chained=not s.scheme.floating),
     ),
     Stage(
         "recompute",
@@ -400,6 +401,12 @@ RECIPE: tuple[Stage, ...] = (
         "puts a replica on each group of devices, and all-reduces gradients between them",
         lambda s: s.devices != _HERE,
         lambda step, s: _placed([step], s),
+    ),
+    Stage(
+        "floating",
+        "lets whichever device is free compute the next micro-batch",
+        lambda s: s.scheme.floating,
+        lambda step, s: floating(step),
     ),
     Stage(
         "layout",

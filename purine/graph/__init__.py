@@ -15,6 +15,8 @@ from purine.graph.nodes import (
     Op,
     Origin,
     State,
+    computes,
+    floats,
 )
 from purine.graph.verify import DTYPES, RULES, Kinds, Rule, problems, verify
 from purine.graph.yaml import from_yaml, load_yaml, save_yaml, to_yaml
@@ -37,6 +39,8 @@ __all__ = [
     "Origin",
     "Rule",
     "State",
+    "computes",
+    "floats",
     "from_yaml",
     "load_yaml",
     "problems",

@@ -27,13 +27,18 @@ __all__ = [
     "Origin",
     "Role",
     "State",
+    "computes",
+    "floats",
 ]
 
 Attribute: TypeAlias = "bool | int | float | str | tuple[Attribute, ...] | None"
 """What an op's attribute may hold; lists become tuples."""
 
 Lane: TypeAlias = str
-"""An ordered queue at a location: `compute`, `compute:1`, `inbound`, `outbound` or `io`."""
+"""An ordered queue at a location: `compute`, `compute:1`, `inbound`, `outbound` or `io`.
+
+A lane `float:K` is no queue of its location: in each iteration its ops run together at whichever
+CPU device is free, of those that have such lanes on its host."""
 
 Role: TypeAlias = Literal["forward", "backward", "update", "recompute", "copy", "reduce"]
 """What an op is for: `update` are all ops between a gradient and the next value of its parameter,
@@ -49,7 +54,17 @@ COLLECTIVES = frozenset(("Reduce",))
 """Kinds that read blobs where these are, at several locations, and write at the op's own."""
 
 _DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
-_LANE = re.compile(r"(compute(:[1-9][0-9]*)?|inbound|outbound|io)")
+_LANE = re.compile(r"(compute(:[1-9][0-9]*)?|float:(0|[1-9][0-9]*)|inbound|outbound|io)")
+
+
+def computes(lane: Lane) -> bool:
+    """Whether a lane is for the compute of a device."""
+    return lane.startswith(("compute", "float"))
+
+
+def floats(lane: Lane) -> bool:
+    """Whether the ops of a lane run at whichever device is free."""
+    return lane.startswith("float")
 
 
 def _frozen(node: Op | Filler, attributes: object) -> dict[str, Attribute]:
@@ -164,7 +179,7 @@ class Op:
             check_fields(self)
         if not _LANE.fullmatch(self.lane):
             what = f"op {self.name!r} is on lane {self.lane!r}"
-            expected = "compute, compute:K with K = 1, 2, ..., inbound, outbound or io"
+            expected = "compute, compute:K with K = 1, 2, ..., float:K, inbound, outbound or io"
             remedy = "leave the lane (in YAML: thread) out to run on compute"
             raise GraphError(what, expected, repr(self.lane), remedy, op=self)
 

@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias
 from purine.arguments import checked
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op, State
+from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op, State, floats
 from purine.nearest import nearest_name
 
-__all__ = ["DTYPES", "RULES", "Kinds", "Rule", "problems", "verify"]
+__all__ = ["DTYPES", "RULES", "Kinds", "Rule", "dependent_floating_lanes", "problems", "verify"]
 
 DTYPES = frozenset(
     (
@@ -319,6 +319,38 @@ def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
                 yield _wrong(op, what, expected, found, remedy, blob=name)
 
 
+def floating_lanes_are_independent(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
+    """Lanes that float are at CPU devices and do not wait for each other within an iteration."""
+    remedy = "leave the lane (in YAML: thread) out to run on compute"
+    for op in graph.ops.values():
+        if floats(op.lane) and not op.location.device.startswith("cpu:"):
+            what = f"op {op.name!r} at {op.location} is on lane {op.lane!r}"
+            yield _wrong(op, what, "CPU devices for lanes that float", op.location.device, remedy)
+    for before, op in dependent_floating_lanes(graph):
+        what = f"op {op.name!r} on lane {op.lane!r} waits for op {before.name!r}"
+        expected, found = f"no wait for lane {before.lane!r}", "one within an iteration"
+        yield _wrong(op, what, expected, found, remedy)
+
+
+def dependent_floating_lanes(graph: Graph) -> Iterator[tuple[Op, Op]]:
+    """Pairs of ops of different floating lanes of which the second waits for the first."""
+    bits = {(op.location.host, op.lane): 0 for op in graph.ops.values() if floats(op.lane)}
+    bits = {lane: 1 << number for number, lane in enumerate(bits)}
+    last: dict[int, Op] = {}
+    behind = dict.fromkeys(graph.ops, 0)
+    """By op the lanes that it waits for, as bits."""
+    for name in graph.order if bits else ():
+        op = graph.ops[name]
+        own = bits.get((op.location.host, op.lane), 0)
+        others = behind[name] & ~own
+        if own and others:
+            yield last[others & -others], op
+        if own:
+            last[own] = op
+        for after in graph.successors[name]:
+            behind[after] |= behind[name] | own
+
+
 def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Every op whose blobs exist obeys the rules of its kind."""
     if kinds is None:
@@ -347,6 +379,7 @@ RULES: tuple[Rule, ...] = (
     layouts_fit,
     no_cycle,
     one_location,
+    floating_lanes_are_independent,
     agrees_with_its_kind,
 )
 """All rules, in the order in which they are applied."""

@@ -27,7 +27,7 @@ from purine.analysis.infer import size_in_bytes
 from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
-from purine.graph import Builder, Graph, Op
+from purine.graph import Builder, Graph, Op, computes
 from purine.lowering.lowered import Lowered
 from purine.optimize.fuse import boundary
 from purine.registry.kind import Kernel, Kind, Results, register
@@ -45,7 +45,7 @@ register(Kind(SEGMENT, None, (), variadic=True))
 
 def pays(graph: Graph) -> bool:
     """Whether dispatching ops one by one would take a good part of a graph's time."""
-    ops = [op for op in graph.ops.values() if op.lane.startswith("compute")]
+    ops = [op for op in graph.ops.values() if computes(op.lane)]
     several_lanes = len({(op.location, op.lane) for op in ops}) > 1
     return several_lanes or sum(_seconds(graph, op) for op in ops) < _SHORT * len(ops)
 
@@ -87,7 +87,7 @@ def _behind_arrivals(graph: Graph) -> set[str]:
             maker = graph.producers.get(blob)
             late = maker is not None and (maker.kind == "Arrival" or maker.name in behind)
             large = size_in_bytes(graph.blobs[blob]) > _WORTH_WAITING
-            if late and large and not op.lane.startswith("compute"):
+            if late and large and not computes(op.lane):
                 behind.add(name)
     return behind
 
@@ -117,7 +117,7 @@ def _team(op: Op) -> object:
     ATen ops of a compute lane form one team, and so do ops of a kind that takes many.
     """
     if is_scriptable(op):
-        return "aten" if op.lane.startswith("compute") else None
+        return "aten" if computes(op.lane) else None
     if lookup(op).variants.many is None:
         return None
     return (op.kind, len(op.inputs), len(op.outputs), tuple(sorted(op.attributes.items())))
@@ -247,17 +247,17 @@ class _Grouping:
         eager = set()
         for name in reversed(self.graph.order):
             own = self.station[name]
-            computes = own[1].startswith("compute")
+            here = computes(own[1])
             stations = awaited[name] = set()
             for target in self.graph.successors[name]:
                 station = self.station[target]
-                if computes and station == own:
+                if here and station == own:
                     continue
-                if station[1].startswith("compute"):
+                if computes(station[1]):
                     stations.add(station)
-                if not computes or not station[1].startswith("compute"):
+                if not here or not computes(station[1]):
                     stations |= awaited[target]
-            if computes and stations:
+            if here and stations:
                 eager.add(name)
         return eager
 
@@ -265,10 +265,10 @@ class _Grouping:
         """Compute ops that wait for another compute lane, directly or through other lanes."""
         late: set[str] = set()
         for name in self.graph.order:
-            computes = self.station[name][1].startswith("compute")
-            if computes or name in late:
+            here = computes(self.station[name][1])
+            if here or name in late:
                 for target in self.graph.successors[name]:
-                    if not computes or self.station[target] != self.station[name]:
+                    if not here or self.station[target] != self.station[name]:
                         late.add(target)
         return late
 

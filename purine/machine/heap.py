@@ -22,7 +22,7 @@ import torch
 
 from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import size_in_bytes
-from purine.graph import Graph
+from purine.graph import Graph, computes, floats
 from purine.machine.effects import applies
 from purine.registry.lookup import lookup
 
@@ -48,7 +48,10 @@ def tune_heap(graph: Graph) -> bool:
     except (AttributeError, OSError):
         return False
     ops = graph.ops.values()
-    lanes = len({(op.location, op.lane) for op in ops if op.lane.startswith("compute")})
+    stations = {
+        (op.location, "" if floats(op.lane) else op.lane) for op in ops if computes(op.lane)
+    }
+    lanes = len(stations)
     if lanes > 1:
         mallopt(_ARENA_MAX, 4 * lanes)
         mallopt(_TOP_PAD, _PIECE)

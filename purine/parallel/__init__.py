@@ -4,6 +4,7 @@ from purine.analysis.memory import peak_memory
 from purine.parallel.accumulate import accumulate
 from purine.parallel.compress import compress
 from purine.parallel.cut import balanced_cut, cut_at, times_of_step
+from purine.parallel.floating import floating
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
 from purine.parallel.replicate import replicate
@@ -36,6 +37,7 @@ __all__ = [
     "compress",
     "cut_at",
     "devices_of",
+    "floating",
     "gather_values",
     "gpipe",
     "hybrid",

@@ -13,20 +13,21 @@ from purine.arguments import at_least, checked
 from purine.graph import Attribute, Builder, Graph, Op, Origin
 from purine.graph.names import micro_batch
 from purine.kinds.custom_gradient import refuse_parts
-from purine.parallel._parts import NONE, Part, add_joined, add_part, is_scalar, joined_of
+from purine.parallel._parts import NONE, Part, add_joined, add_next, add_part, is_scalar, joined_of
 from purine.parallel.halves import halve, samples_of
 
 __all__ = ["accumulate"]
 
 
 @checked
-def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
+def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool = True) -> Graph:
     """Forward and backward of `times` micro-batches, as of one batch that is as large.
 
     Use it after `backward`, before or after a solver. Ops and blobs are copied under `micro0/`,
     `micro1/` and so on; gradients of parameters and scalar outputs are means under their own names,
     other outputs are those of each micro-batch. Sums and weighted means over the batch are those of
-    all micro-batches. Running statistics of batch norm pass from one micro-batch to the next.
+    all micro-batches. Running statistics of batch norm pass from one micro-batch to the next; with
+    `chained=False` no micro-batch waits for another, and they are means, as over replicas.
 
     With `together=False` the gradient is the mean of those of the micro-batches, whatever the loss,
     as with Caffe's `iter_size`.
@@ -53,14 +54,18 @@ def accumulate(graph: Graph, times: int, *, together: bool = True) -> Graph:
     carried = {name: state.next for name, state in graph.states.items() if state.next in made}
     for part in parts:
         add_part(builder, graph, halves, part, current, joined)
-        current |= {
-            name: part.name(following)
-            for name, following in carried.items()
-            if joined.varies(following)
-        }
+        if chained:
+            current |= {
+                name: part.name(following)
+                for name, following in carried.items()
+                if joined.varies(following)
+            }
     for name, following in carried.items():
-        next_value = current.get(name) or parts[0].name(following)
-        builder.states[name] = replace(builder.states[name], next=next_value)
+        if chained or not joined.varies(following):
+            next_value = current.get(name) or parts[0].name(following)
+            builder.states[name] = replace(builder.states[name], next=next_value)
+        else:
+            add_next(builder, graph.blobs[following], parts)
     add_joined(builder, graph, joined, parts)
     averaged = dict.fromkeys(name for name in halves.gradients.values() if name in made)
     builder.outputs = []

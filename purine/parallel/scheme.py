@@ -29,6 +29,7 @@ _NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "buck
 _MOST = 4096  # parts of anything: a schedule has an entry for each
 _DIGITS = 18  # of a share
 _SIZES = ("bucket", "unit")  # in bytes
+_SWITCHES = ("hybrid", "floating")
 _NAMES = ("cut", "recompute")
 _OF_PIPELINES = ("schedule", "chunks", "cut")
 _BYTES = 16 << 20  # of a file with a schedule
@@ -44,7 +45,8 @@ class Scheme:
     replicas have equal parts of the batch, or parts in proportion to `shares`.
     `schedule` is a name or the text of a grid. `micro` is the number of micro-batches that a
     replica's batch is cut into, by default twice the pipeline's devices. `recompute` is a number
-    of blocks or their names, `cut` the names with which the stages behind the first begin.
+    of blocks or their names, `cut` the names with which the stages behind the first begin. With
+    `floating`, whichever device is free computes the next micro-batch, with the same result.
     Gradients of at most `bucket` bytes are reduced together; between hosts, parameters are reduced
     and sent back in units of about `unit` bytes.
 
@@ -58,6 +60,7 @@ class Scheme:
     pipeline: int = 1
     model: int = 1
     hybrid: bool = False
+    floating: bool = False
     schedule: str | None = None
     micro: int | None = None
     chunks: int | None = None
@@ -76,8 +79,9 @@ class Scheme:
             if value is not None and value > _MOST and name not in _SIZES:
                 raise wrong_value(ConfigError, name, value, f"{_MOST} or fewer")
         self._refuse_shares()
-        if type(self.hybrid) is not bool:
-            raise wrong_value(ConfigError, "hybrid", self.hybrid, "true or false")
+        for name in _SWITCHES:
+            if type(getattr(self, name)) is not bool:
+                raise wrong_value(ConfigError, name, getattr(self, name), "true or false")
         blocks = self.recompute
         names = isinstance(blocks, tuple) and len(blocks) > 0
         if not (blocks is None or names or (type(blocks) is int and blocks >= 2)):
@@ -116,6 +120,11 @@ class Scheme:
             expected, found = "hybrid=true with data and model alone", f"pipeline={self.pipeline}"
             remedy = "leave hybrid out (layers are then cut over the model devices), or pipeline"
             refuse("a hybrid net cannot be a pipeline", expected, found, remedy)
+        if self.floating and self.pipeline * self.model > 1:
+            found = f"pipeline={self.pipeline}, model={self.model}"
+            remedy = "leave floating out, or train with replicas and micro-batches alone"
+            expected = "floating=true with data and micro alone"
+            refuse("parts of a net cannot float", expected, found, remedy)
         for name in _OF_PIPELINES:
             if self.pipeline == 1 and getattr(self, name):
                 what, expected = f"{name} is given, and there is no pipeline", f"with {name}"
@@ -269,7 +278,7 @@ def _read(key: str, value: Any) -> Any:
         return str(value) if key == "schedule" else value
     if key in _NUMBERS or (key == "recompute" and value.isdigit()):
         return int(value) if value.isdigit() else value
-    if key == "hybrid":
+    if key in _SWITCHES:
         return {"true": True, "false": False}.get(value.lower(), value)
     if key in _NAMES:
         return tuple(value.split("|"))

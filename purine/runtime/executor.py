@@ -20,13 +20,14 @@ from torch import Tensor
 from purine.compile.script import keep_order
 from purine.core import Core, Station
 from purine.errors import RunError, StallError
-from purine.graph import Graph, Location
+from purine.graph import Graph, Location, computes, floats
 from purine.machine.cores import pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
 from purine.runtime.buffers import Buffers
 from purine.runtime.exchange import Exchange, Wait
 from purine.runtime.host_core import TOKEN, HostCore
+from purine.runtime.pool import Pool
 from purine.runtime.program import Program
 from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
 from purine.trace.events import FETCH, Event
@@ -129,10 +130,18 @@ class Executor:
         if self._exchange is not None:
             self._receiver = _add_peers(self._workers, numbers, self._exchange)
         self._worker_of = tuple(numbers)
+        """By op its thread; -1 where the thread that is free first takes it."""
+        self._pool: Pool | None = None
+        if -1 in numbers:
+            lanes = [number if numbers[op] < 0 else -1 for op, number in enumerate(station_of)]
+            own = {at for at, lane in stations if floats(lane)}
+            takers = [
+                n for n, (at, lane) in enumerate(self._workers) if lane == "compute" and at in own
+            ]
+            self._pool = Pool(lanes, takers)
         shared = len(self._workers) < len(stations)
         self._later = tuple(
-            _COMPUTE if shared and stations[station][1].startswith("compute") else 0
-            for station in station_of
+            _COMPUTE if shared and computes(stations[station][1]) else 0 for station in station_of
         )
         # A lane sleeps by acquiring its bell, and whoever has work for it releases the bell. That
         # costs half of a condition variable, and hops dominate a graph of small ops.
@@ -183,7 +192,25 @@ class Executor:
         for token in tokens:
             op = token % self.core.size
             worker = self._worker_of[op]
+            if worker < 0:
+                self._float(token)
+                continue
             heappush(self._queues[worker], token + self._later[op])
+            self._ring(worker)
+
+    def _float(self, token: int) -> None:
+        """Give a token of a floating lane to the thread that has its turn, or offer it to all."""
+        pool = self._pool
+        assert pool is not None
+        worker = pool.owner(token)
+        if worker is None:
+            pool.offer(token)
+            worker = next(
+                (n for n, asleep in enumerate(self._asleep) if asleep and pool.wants(n)), None
+            )
+        else:
+            heappush(self._queues[worker], token + self._later[token % self.core.size])
+        if worker is not None:
             self._ring(worker)
 
     def wait(self, iteration: int) -> dict[str, Tensor]:
@@ -216,18 +243,22 @@ class Executor:
 
     def trace(self) -> Trace:
         """The events recorded so far."""
-        recorded = [item for records in self._records for item in list(records)]
+        recorded = [
+            (self._workers[worker][0], item)
+            for worker, records in enumerate(self._records)
+            for item in list(records)
+        ]
         events, edges = [], list(edges_of(self.graph))
         if self._streams is not None:
-            recorded = [item for item in recorded if not self._on_gpu(item[0])]
+            recorded = [(at, item) for at, item in recorded if not self._on_gpu(item[0])]
             times, reads = self._streams.times() if self._failure is None else ([], [])
-            recorded += times
+            events += [self._event(*item) for item in times]
             for token, blob, begin, end in reads:
                 writer = self._event(token, begin, end)
                 event = replace(writer, op=f"{blob}@host", kind=FETCH, lane=OUTBOUND)
                 events.append(event)
                 edges.append((writer.op, event.op, 0))
-        events += [self._event(token, begin, end) for token, begin, end in recorded]
+        events += [self._event(*item, ran_at) for ran_at, item in recorded]
         return Trace(tuple(events), tuple(dict.fromkeys(edges)))
 
     def close(self) -> None:
@@ -263,10 +294,13 @@ class Executor:
     def _on_gpu(self, token: int) -> bool:
         return is_gpu(self.graph.ops[self.plan.ops[token % self.core.size]].location)
 
-    def _event(self, token: int, begin: int, end: int) -> Event:
+    def _event(self, token: int, begin: int, end: int, ran_at: Location | None = None) -> Event:
         iteration, index = divmod(token, self.core.size)
         op = self.graph.ops[self.plan.ops[index]]
-        return Event(op.name, op.kind, iteration, str(op.location), op.lane, begin, end)
+        location, lane = op.location, op.lane
+        if floats(lane) and ran_at is not None:
+            location, lane = ran_at, "compute"
+        return Event(op.name, op.kind, iteration, str(location), lane, begin, end)
 
     def _lane(self, worker: int) -> None:
         location, lane = self._workers[worker]
@@ -315,6 +349,9 @@ class Executor:
         queue = self._queues[worker]
         if self._stopped:
             return None
+        if not queue and self._pool is not None:
+            for token in self._pool.take(worker):
+                heappush(queue, token + self._later[token % self.core.size])
         if queue:
             return heappop(queue) & _TOKEN
         self._asleep[worker] = True
@@ -349,11 +386,16 @@ class Executor:
             with lock:
                 release(token)
                 ready = complete(token)
+                if worker_of[token % size] < 0:
+                    self._pool.complete(token)  # type: ignore[union-attr]
                 if self.core.completed != self._collected:
                     self._collect()
                 for item in ready:
                     op = item % size
                     target = worker_of[op]
+                    if target < 0:
+                        self._float(item)
+                        continue
                     heappush(queues[target], item + later[op])
                     if asleep[target]:
                         self._ring(target)
@@ -421,12 +463,17 @@ def _workers(
 
     A device with one core has one thread for all its lanes. With several, the thread that holds the
     interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
-    thread, which only enqueues.
+    thread, which only enqueues. Lanes that float have the number -1; the compute threads of their
+    devices take them.
     """
     workers: dict[Station, int] = {}
     worker_of = []
     for location, lane in stations:
         single = len(cores.get(location.device, ())) == 1
+        if floats(lane):
+            workers.setdefault((location, "compute"), len(workers))
+            worker_of.append(-1)
+            continue
         worker = (location, "compute" if single else lane)
         if is_gpu(location):
             worker = (Location(location.host, "cuda:0"), "compute")
