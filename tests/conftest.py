@@ -39,6 +39,8 @@ SLOW = (
     "gpu",
     "kernels",
     "optimize/test_fuse.py",
+    "optimize/test_join.py",
+    "optimize/test_recompute.py",
     "test_docs.py",
     "test_examples.py",
     "test_tutorial.py",
