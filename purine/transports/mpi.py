@@ -26,7 +26,16 @@ from torch import Tensor
 
 from purine.errors import ConfigError, RunError
 from purine.lowering.hosts import Channel
-from purine.transports.base import Arrived, Event, Granted, Lost, Region, Transport, regions_of
+from purine.transports.base import (
+    Arrived,
+    Event,
+    Granted,
+    Lost,
+    Region,
+    Slots,
+    Transport,
+    regions_of,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -132,7 +141,7 @@ class MpiTransport(Transport):
         """Whether a call that concerns a peer has failed."""
         self._incoming: Mapping[str, Region] = {}
         self._outgoing: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
+        self._slots: dict[str, Slots] = {}
         self._remote: dict[str, int] = {}
         """By peer, where the slots of this host begin in its window."""
         self._failed: deque[Lost] = deque()
@@ -174,7 +183,7 @@ class MpiTransport(Transport):
             ) from error
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         rank, region = self._ranks[peer], self._outgoing[peer]
@@ -255,7 +264,7 @@ class MpiTransport(Transport):
             array("q", bytes(16 * len(self._ranks))),
         )
         for peer, region in self._incoming.items():
-            self._memory[peer] = memory[start : start + region.size]
+            self._slots[peer] = Slots(region, memory[start : start + region.size])
             rank = self._ranks[peer]
             mine[2 * rank], mine[2 * rank + 1] = start, region.size
             start += region.size

@@ -32,8 +32,8 @@ from purine.transports.base import (
     Granted,
     Lost,
     Region,
+    Slots,
     Transport,
-    copied_into,
     regions_of,
 )
 
@@ -66,10 +66,10 @@ class TorchTransport(Transport):
         self._ranks, self._group = ranks, group
         self._incoming: Mapping[str, Region] = {}
         self._outgoing: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
+        self._slots: dict[str, Slots] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._copies: dict[str, Tensor] = {}
+        self._copies: dict[str, Slots] = {}
         """By peer the slots of what goes to it. One is used again when the peer has completed the
         iteration, so what was sent from there has arrived."""
         self._under_way: dict[str, deque[tuple[int, dist.Work]]] = {}
@@ -87,9 +87,9 @@ class TorchTransport(Transport):
         self._incoming = regions_of(incoming, slots, by_source=True)
         self._outgoing = regions_of(outgoing, slots, by_source=False)
         for peer, region in self._incoming.items():
-            self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
+            self._slots[peer] = Slots(region, torch.empty(region.size, dtype=torch.uint8))
         for peer, region in self._outgoing.items():
-            self._copies[peer] = torch.empty(region.size, dtype=torch.uint8)
+            self._copies[peer] = Slots(region, torch.empty(region.size, dtype=torch.uint8))
             self._under_way[peer] = deque()
         for peer in peers:
             self._credits[peer] = queue.SimpleQueue()
@@ -102,7 +102,7 @@ class TorchTransport(Transport):
                 thread.start()
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         rank, region, under_way = self._ranks[peer], self._outgoing[peer], self._under_way[peer]
@@ -110,9 +110,10 @@ class TorchTransport(Transport):
             header = self._send(rank, torch.tensor([channel, version, 0]), _HEADER)
             under_way.append((0, header))
             if value is not None and value.numel():
-                copy = region.bytes_of(self._copies[peer], channel, version)
+                copy = self._copies[peer].bytes_of(channel, version)
+                assert copy is not None
                 if copy.numel() <= _COPIED:
-                    copied_into(region.slot(self._copies[peer], channel, version), value)
+                    self._copies[peer].fill(channel, version, value)
                     under_way.append((copy.numel(), self._send(rank, copy, _PAYLOAD)))
                 else:
                     self._send(rank, region.flat(channel, value), _PAYLOAD).wait()
@@ -165,7 +166,7 @@ class TorchTransport(Transport):
 
     def _ask(self, peer: str, payloads: queue.SimpleQueue[_Payload]) -> None:
         """Read headers and ask for the payloads, until the peer ends or is lost."""
-        rank, region, memory = self._ranks[peer], self._incoming.get(peer), self._memory.get(peer)
+        rank = self._ranks[peer]
         headers = [torch.empty(3, dtype=torch.int64) for _ in range(_AHEAD)]
         asked = deque((header, self._group.recv([header], rank, _HEADER)) for header in headers)
         try:
@@ -179,10 +180,8 @@ class TorchTransport(Transport):
                 if channel == _CREDIT:
                     self._events.put(Granted(peer, version, sent))
                     continue
-                assert region is not None
-                assert memory is not None
-                slot = region.bytes_of(memory, channel, version)
-                payload = self._group.recv([slot], rank, _PAYLOAD) if slot.numel() else None
+                slot = self._slots[peer].bytes_of(channel, version)
+                payload = None if slot is None else self._group.recv([slot], rank, _PAYLOAD)
                 payloads.put((Arrived(peer, channel, version), payload))
             payloads.put((Lost(peer, ENDED), None))
         except RuntimeError as error:
