@@ -148,7 +148,9 @@ class MpiTransport(Transport):
         """Peers to which a put or a message failed, until `wait` reports them."""
         self._sent: deque[MPI.Request] = deque()
         """Messages on their way: a request keeps the buffer of its message alive."""
-        self._bell = threading.Event()
+        self._bell = threading.Lock()
+        """Free when `wait` is to return. An `Event` takes much longer to wait for."""
+        self._bell.acquire()
         self._closed = False
 
     def open(
@@ -191,9 +193,9 @@ class MpiTransport(Transport):
             return
         try:
             if value is not None and value.numel():
-                payload = region.flat(channel, value.detach()).cpu()
+                payload = region.ordered(channel, value)
                 start = self._remote[peer] + region.offset(channel, version)
-                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.numel())
+                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.nbytes)
                 with self._guard:
                     self._window.Put([memory, self._MPI.BYTE], rank, start)
                     self._window.Flush(rank)
@@ -215,13 +217,13 @@ class MpiTransport(Transport):
             while self._failed:
                 events.append(self._failed.popleft())
             left = ends - monotonic()
-            if events or left <= 0 or self._bell.wait(min(pause, left)):
-                self._bell.clear()
+            if events or left <= 0 or self._bell.acquire(timeout=min(pause, left)):
                 return events
             pause = min(2 * pause, _LONGEST)
 
     def wake(self) -> None:
-        self._bell.set()
+        with suppress(RuntimeError):  # it is free already
+            self._bell.release()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Free the window together with the peers. Without one of them it is left to the system."""
@@ -297,14 +299,16 @@ class MpiTransport(Transport):
     def _messages(self) -> list[Event]:
         """What the messages say that are there now."""
         MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
-        status = MPI.Status()
+        status, missed = MPI.Status(), 0
         try:
-            while self._peers:
+            while self._peers and missed < 2:  # a look that finds none may have fetched one
                 with self._guard:
                     matched = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
                     if matched is None:
-                        break
+                        missed += 1
+                        continue
                     matched.Recv([message, MPI.INT64_T])
+                missed = 0
                 rank = status.Get_source()
                 peer, (channel, value, sent) = self._peers.get(rank), message
                 if peer is None:
