@@ -287,8 +287,11 @@ class Mpi(End):
         self._comm.Send([bytearray(1), self._byte], 1 - self.rank)
 
     def _hear(self) -> None:
-        while not self._comm.Iprobe(1 - self.rank):
-            time.sleep(self._PAUSE)
+        peer, missed = 1 - self.rank, 0
+        while not self._comm.Iprobe(peer):  # one that finds none may have fetched a message
+            missed += 1
+            if missed > 1:
+                time.sleep(self._PAUSE)
         self._comm.Recv([bytearray(1), self._byte], 1 - self.rank)
 
     def ping(self, count: int) -> None:

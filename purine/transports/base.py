@@ -283,7 +283,7 @@ def bytes_of(value: Tensor) -> Tensor:
     An expanded value of one element is contiguous with a stride of 0, which a view of its bytes may
     not have.
     """
-    plain = _plain(value)
+    plain = value.detach() if _is_plain(value) else _plain(value)
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 

@@ -111,7 +111,7 @@ class TcpTransport(Transport):
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         parts = [memoryview(MESSAGE.pack(channel, 0, version))]
         if value is not None and value.numel():
-            flat = self._outgoing[peer].flat(channel, value.detach())
+            flat = self._outgoing[peer].flat(channel, value)
             parts.append(_bytes_of(flat))
         with suppress(OSError):  # `wait` reports that the peer is gone
             sent = self._puts[peer].sendmsg(parts)

@@ -6,8 +6,8 @@ whose third number tells how many puts were made. Messages of one sender keep th
 
 Gloo sends a message only when the receiver has asked for it. The receiver asks for some messages
 ahead. A large value is a message of its own: one thread for each peer reads headers and asks for
-large values, straight into their slots; another waits for these. The sender copies values of up to
-1 MiB and goes on; it waits for larger ones.
+large values, straight into their slots; another waits for these. The sender goes on while small
+values are under way; it waits for large ones, of which it makes no copy.
 """
 
 from __future__ import annotations
@@ -93,13 +93,10 @@ class _Link:
     rank: int
     outgoing: Region
     slots: Slots
-    copies: Slots
-    """Copies of large values. One is used again when the peer has completed the iteration, so what
-    was sent from there has arrived."""
     free: list[_Buffer]
     """Buffers for puts."""
-    unsent: deque[_Buffer | tuple[int, dist.Work]] = field(default_factory=deque)
-    """Messages and copies that are not known to be sent, the oldest in front."""
+    unsent: deque[_Buffer] = field(default_factory=deque)
+    """Messages that are not known to be sent, the oldest in front."""
     headers: queue.SimpleQueue[_Header] = field(default_factory=queue.SimpleQueue)
     """What its thread is to send: credits, and that this host ends."""
     large: queue.SimpleQueue[tuple[Event, dist.Work | None]] = field(
@@ -133,7 +130,6 @@ class TorchTransport(Transport):
                 self._ranks[peer],
                 target,
                 Slots(source, torch.empty(source.size, dtype=torch.uint8)),
-                Slots(target, torch.empty(target.size, dtype=torch.uint8)),
                 [_Buffer(_longest(target)) for _ in range(_AHEAD)],
             )
             for call in (self._read, self._receive, self._tell):
@@ -160,30 +156,17 @@ class TorchTransport(Transport):
             buffer.work = self._group.send([message], link.rank, _MESSAGE)
             link.unsent.append(buffer)
             if value is not None and size > _SMALL:
-                self._send_large(link, channel, version, value)
+                flat = link.outgoing.flat(channel, value)
+                self._group.send([flat], link.rank, _VALUE).wait()
 
     def _wait_for_room(self, link: _Link, size: int) -> None:
         """Wait until a buffer is free, and so many bytes may be sent."""
         unsent = link.unsent
-        while unsent and (not link.free or size + sum(map(_size_of, unsent)) > _UNSENT):
+        while unsent and (not link.free or size + sum(one.used for one in unsent) > _UNSENT):
             oldest = unsent.popleft()
-            if isinstance(oldest, tuple):
-                oldest[1].wait()
-            else:
-                assert oldest.work is not None
-                oldest.work.wait()
-                link.free.append(oldest)
-
-    def _send_large(self, link: _Link, channel: int, version: int, value: Tensor) -> None:
-        size = link.outgoing.length(channel)
-        if size > _UNSENT:
-            flat = link.outgoing.flat(channel, value)
-            self._group.send([flat], link.rank, _VALUE).wait()
-            return
-        self._wait_for_room(link, size)
-        link.copies.fill(channel, version, value)
-        copy = link.copies.bytes_of(channel, version)
-        link.unsent.append((size, self._group.send([copy], link.rank, _VALUE)))
+            assert oldest.work is not None
+            oldest.work.wait()
+            link.free.append(oldest)
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         self._links[peer].headers.put((_CREDIT, completed, sent))
@@ -258,6 +241,7 @@ class TorchTransport(Transport):
             self._events.put(Granted(peer, version, sent))
         elif link.slots.region.length(channel) > _SMALL:
             slot = link.slots.bytes_of(channel, version)
+            assert slot is not None
             receive = self._group.recv([slot], link.rank, _VALUE)
             link.large.put((Arrived(peer, channel, version), receive))
         else:
@@ -281,10 +265,6 @@ def _longest(region: Region) -> int:
     """The bytes of the longest value of a region that goes with its header."""
     lengths = [region.length(channel) for channel in region.channels]
     return max((length for length in lengths if length <= _SMALL), default=0)
-
-
-def _size_of(unsent: _Buffer | tuple[int, dist.Work]) -> int:
-    return unsent[0] if isinstance(unsent, tuple) else unsent.used
 
 
 def _reason(error: RuntimeError) -> str:
