@@ -10,11 +10,11 @@ size, 4 MiB together unless one blob is larger, of which as many are under way a
 slots; the receiver answers each whole iteration. Ours goes through the interface of transports in
 the way of the exchange: one thread puts and one waits for events, credits give slots back.
 
-Reported are medians over turns. A ratio is the time of ours over that of the raw engine in the same
-turn; `worst` is the largest from 64 KiB up. Engines that are not installed are left out: `mpi`
-needs mpi4py and its mpiexec, `gaspi` a GPI-2 at PURINE_GPI2. The waits of raw GPI-2 spin, so with
-fewer than four cores they keep its own thread from working, and its ratio means little. The last
-line is JSON.
+Reported are medians over turns, also of the CPU time that a message takes at its two ends. A ratio
+is the time of ours over that of the raw engine in the same turn; `worst` is the largest from 64 KiB
+up. Engines that are not installed are left out: `mpi` needs mpi4py and its mpiexec, `gaspi` a GPI-2
+at PURINE_GPI2. The waits of raw GPI-2 spin, so with fewer than four cores they keep its own thread
+from working, and its ratio means little. The last line is JSON.
 
     python benchmarks/transport.py --turns 5
 """
@@ -37,6 +37,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,16 @@ def mpiexec() -> str | None:
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
-Times = dict[str, dict[int, list[float]]]
-"""By contender and size the seconds of a message, by turn."""
+@dataclass(frozen=True)
+class Cost:
+    """The seconds of a message: of time, and of CPU at each of the two processes."""
+
+    time: float
+    cpu: tuple[float, float]
+
+
+Times = dict[str, dict[int, list[Cost]]]
+"""By contender and size the cost of a message, by turn."""
 
 
 def compare(
@@ -138,8 +147,8 @@ def compare(
                             continue
                         try:
                             if turn:
-                                seconds = pairs[name].ask(side, size, counts[side, size])
-                                times[side][size].append(seconds)
+                                cost = pairs[name].ask(side, size, counts[side, size])
+                                times[side][size].append(cost)
                             else:
                                 counts[side, size] = warm_up(
                                     pairs[name], side, size, options.seconds
@@ -160,7 +169,7 @@ def warm_up(pair: Pair, side: str, size: int, seconds: float) -> int:
     """The number of iterations, or of round trips, that take about so many seconds."""
     count = 4
     while True:
-        once = pair.ask(side, size, count) * pair.messages(size)
+        once = pair.ask(side, size, count).time * pair.messages(size)
         if once * count > seconds / 4 or count >= 1 << 16:
             return max(4, min(1 << 16, round(seconds / once)))
         count *= 4
@@ -215,14 +224,16 @@ class Pair:
         """Messages of one count: those of a round trip, or the blobs of an iteration."""
         return 2 if size == SMALL else self._plan.blobs(size)
 
-    def ask(self, side: str, size: int, count: int) -> float:
-        """The seconds of one message of the transport or of the raw engine."""
+    def ask(self, side: str, size: int, count: int) -> Cost:
+        """The cost of one message of the transport or of the raw engine."""
         for end in self._ends.values():
             end.send(f"{side} {size} {count}".encode())
         answers = {rank: end.recv(64) for rank, end in self._ends.items()}
         if not all(answers.values()):
             raise ConnectionError("a process ended; its message is above")
-        return float(answers[0]) / count / self.messages(size)
+        messages = count * self.messages(size)
+        (seconds, first), (_, second) = (map(float, answers[rank].split()) for rank in range(2))
+        return Cost(seconds / messages, (first / messages, second / messages))
 
     def end(self) -> None:
         """Let the processes end by themselves, and see that they do."""
@@ -267,15 +278,15 @@ def work(options: argparse.Namespace, plan: Plan) -> None:
         if rank == 0:
             end.payload.fill_(mark)
         end.ping(2)  # both are here
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         if size == SMALL:
             end.ping(count)
         else:
             end.stream(size, count)
-        seconds = time.perf_counter() - begin
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
         if rank == 1 and size != SMALL and end.last(size, count) != (mark, mark):
             raise SystemExit(f"{side}: {end.last(size, count)} arrived, and not {mark}")
-        control.send(repr(seconds).encode())
+        control.send(f"{seconds!r} {cpu!r}".encode())
     ends[raw].close()
     ours.close()
 
@@ -420,20 +431,20 @@ def report(options: argparse.Namespace, plan: Plan, times: Times, skipped: dict[
         names = [name for name in (transport, raw) if name in times]
         if not names:
             continue
-        print(f"\n{'':>8}" + "".join(f"{name:>34}" for name in names) + f"{'ratio':>22}")
+        print(f"\n{'':>8}" + "".join(f"{name:>46}" for name in names) + f"{'ratio':>22}")
         for size in (SMALL, *plan.sizes):
             cells = [cell(times[name][size], size) for name in names]
-            line = f"{shown(size):>8}" + "".join(f"{text:>34}" for text in cells)
+            line = f"{shown(size):>8}" + "".join(f"{text:>46}" for text in cells)
             if len(names) == 2:
                 pairs = zip(times[transport][size], times[raw][size], strict=True)
-                found = [one / other for one, other in pairs]
+                found = [one.time / other.time for one, other in pairs]
                 ratios.setdefault(transport, {})[str(size)] = round(statistics.median(found), 3)
                 text = f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
                 line += f"{text:>22}"
             print(line, flush=True)
     medians = {
-        name: {size: statistics.median(found) for size, found in by_size.items()}
-        for name, by_size in times.items()
+        name: {size: statistics.median(one.time for one in found) for size, found in sizes.items()}
+        for name, sizes in times.items()
     }
     worst = max(
         (
@@ -453,6 +464,10 @@ def report(options: argparse.Namespace, plan: Plan, times: Times, skipped: dict[
             name: {str(size): round(size / found[size] / 1e9, 4) for size in plan.sizes}
             for name, found in medians.items()
         },
+        "cpu_us": {
+            name: {str(size): cpu_of(found) for size, found in by_size.items()}
+            for name, by_size in times.items()
+        },
         "ratios": ratios,
         "worst": worst and dict(zip(("ratio", "transport", "size"), worst, strict=True)),
         "skipped": skipped,
@@ -460,13 +475,21 @@ def report(options: argparse.Namespace, plan: Plan, times: Times, skipped: dict[
     print(json.dumps(result))
 
 
-def cell(found: list[float], size: int) -> str:
-    """The median of some times with its range: of 8 bytes as latency, else as bandwidth."""
-    middle, low, high = statistics.median(found), min(found), max(found)
+def cell(found: list[Cost], size: int) -> str:
+    """The median of some times with its range (8 bytes: latency), and the CPU time of both ends."""
+    times, cpu = sorted(one.time for one in found), " + ".join(f"{us:.1f}" for us in cpu_of(found))
+    middle, low, high = statistics.median(times), times[0], times[-1]
     if size == SMALL:
-        return f"{middle * 1e6:.1f} us ({low * 1e6:.1f} to {high * 1e6:.1f})"
-    middle, low, high = (size / value / 1e9 for value in (middle, high, low))
-    return f"{middle:.3f} GB/s ({low:.3f} to {high:.3f})"
+        text = f"{middle * 1e6:.1f} us ({low * 1e6:.1f} to {high * 1e6:.1f})"
+    else:
+        middle, low, high = (size / value / 1e9 for value in (middle, high, low))
+        text = f"{middle:.3f} GB/s ({low:.3f} to {high:.3f})"
+    return f"{text}, {cpu} us"
+
+
+def cpu_of(found: list[Cost]) -> list[float]:
+    """The microseconds of CPU time that a message takes at the sender and at the receiver."""
+    return [round(statistics.median(one.cpu[rank] for one in found) * 1e6, 2) for rank in range(2)]
 
 
 def shown(size: int) -> str:

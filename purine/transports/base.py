@@ -10,6 +10,7 @@ A transport moves bytes and reports events. It decides nothing.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,7 @@ __all__ = [
     "Granted",
     "Lost",
     "Region",
+    "Slots",
     "Store",
     "Transport",
     "bytes_of",
@@ -92,8 +94,6 @@ class Region:
         self._blobs = {channel.number: channel.blob for channel in channels}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
         """By channel and number of a slot its first byte, and the one behind its last."""
-        self._slots: dict[tuple[int, int, int], Tensor] = {}
-        """Slots by the address of their memory: to make one takes longer than to copy 64 KiB."""
         self.size = 0
         for number in sorted(self._blobs):
             blob = self._blobs[number]
@@ -109,40 +109,116 @@ class Region:
         """Where the slot of a version begins."""
         return self._spans[channel, version % self.slots][0]
 
+    @property
+    def channels(self) -> Collection[int]:
+        """The numbers of the channels."""
+        return self._blobs.keys()
+
+    def length(self, channel: int) -> int:
+        """The bytes of a value; 0 for a signal."""
+        start, end = self.span(channel, 0)
+        return end - start
+
     def span(self, channel: int, version: int) -> tuple[int, int]:
         """The first byte of the value of a version, and the one behind its last."""
         return self._spans.get((channel, version % self.slots), (0, 0))
 
-    def bytes_of(self, memory: Tensor, channel: int, version: int) -> Tensor:
-        """The bytes of the slot of a version; none for a signal."""
-        start, end = self.span(channel, version)
-        return memory[start:end]
+    def blob(self, channel: int) -> Blob | None:
+        """What a channel carries; None for a signal."""
+        return self._blobs[channel]
 
-    def slot(self, memory: Tensor, channel: int, version: int) -> Tensor | None:
-        """The slot of a version in `memory`, in the form of its blob; None for a signal."""
-        blob = self._blobs[channel]
-        if blob is None:
-            return None
-        key = memory.data_ptr(), channel, version % self.slots
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = self._shaped(memory, channel, version, blob)
-        return slot
+    def ordered(self, channel: int, value: Tensor) -> Tensor:
+        """A tensor whose memory has the bytes of a value in the order in which the slot has them.
 
-    def _shaped(self, memory: Tensor, channel: int, version: int, blob: Blob) -> Tensor:
-        shape = blob.shape or ()
-        line = self.bytes_of(memory, channel, version).view(dtype_of(blob.dtype))
-        if blob.layout == CHANNELS_LAST:
-            batch, channels, *points = shape
-            return line.view(batch, *points, channels).movedim(-1, 1)
-        return line.view(shape)
-
-    def flat(self, channel: int, value: Tensor) -> Tensor:
-        """The bytes of a value, in memory of the host and in the order of the slot."""
+        It is the value itself where that has them so, and else a copy.
+        """
         blob = self._blobs[channel]
         if blob is not None and blob.layout == CHANNELS_LAST:
             value = value.movedim(1, -1)
-        return bytes_of(value).cpu()
+        return value if _is_plain(value) else _plain(value)
+
+    def flat(self, channel: int, value: Tensor) -> Tensor:
+        """The bytes of a value in the order in which the slot has them."""
+        return bytes_of(self.ordered(channel, value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A slot, in the form of its blob and as bytes."""
+
+    shaped: Tensor
+    line: Tensor
+    dtype: torch.dtype
+    size: int
+    address: int
+    dense: bool
+    """Whether its elements are in the order of a contiguous value."""
+
+
+class Slots:
+    """The slots of a region in memory of this process.
+
+    Each is made once: to make one takes longer than to copy 64 KiB.
+    """
+
+    def __init__(self, region: Region, memory: Tensor) -> None:
+        self.region = region
+        self._memory = memory
+        self._count = region.slots
+        self._made: dict[tuple[int, int], _Slot | None] = {}
+
+    def value(self, channel: int, version: int) -> Tensor | None:
+        """The slot of a version, in the form of its blob; None for a signal."""
+        slot = self._at(channel, version)
+        return None if slot is None else slot.shaped
+
+    def bytes_of(self, channel: int, version: int) -> Tensor | None:
+        """The bytes of the slot of a version; None for a signal or without any."""
+        slot = self._at(channel, version)
+        return None if slot is None or not slot.size else slot.line
+
+    def fill(self, channel: int, version: int, value: Tensor) -> None:
+        """Copy a value into its slot."""
+        slot = self._at(channel, version)
+        if slot is None:
+            return
+        if (
+            slot.dense
+            and value.dtype is slot.dtype
+            and value.nbytes == slot.size
+            and _is_plain(value)
+        ):  # quicker than torch, by 1 us and from 1 MiB up by a third
+            ctypes.memmove(slot.address, value.data_ptr(), slot.size)
+        else:
+            slot.shaped.copy_(value.detach() if value.requires_grad else value)
+
+    def write(self, channel: int, version: int, address: int) -> None:
+        """Copy the bytes of a value from somewhere in memory into its slot."""
+        slot = self._at(channel, version)
+        if slot is not None:
+            ctypes.memmove(slot.address, address, slot.size)
+
+    def _at(self, channel: int, version: int) -> _Slot | None:
+        key = channel, version % self._count
+        try:
+            return self._made[key]
+        except KeyError:
+            blob = self.region.blob(channel)
+            made = None if blob is None else self._make(blob, *self.region.span(*key))
+            self._made[key] = made
+            return made
+
+    def _make(self, blob: Blob, start: int, end: int) -> _Slot:
+        shape, dtype = blob.shape or (), dtype_of(blob.dtype)
+        line = self._memory[start:end]
+        typed = line.view(dtype)
+        if blob.layout == CHANNELS_LAST:
+            batch, channels, *points = shape
+            shaped = typed.view(batch, *points, channels).movedim(-1, 1)
+        else:
+            shaped = typed.view(shape)
+        dense = blob.layout != CHANNELS_LAST
+        return _Slot(shaped, line, dtype, end - start, line.data_ptr(), dense)
 
 
 def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:
@@ -207,10 +283,15 @@ def bytes_of(value: Tensor) -> Tensor:
     An expanded value of one element is contiguous with a stride of 0, which a view of its bytes may
     not have.
     """
-    return value.contiguous().as_strided((value.numel(),), (1,)).view(torch.uint8)
+    plain = value.detach() if _is_plain(value) else _plain(value)
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
-def copied_into(slot: Tensor | None, value: Tensor | None) -> None:
-    """Copy a value into its slot."""
-    if slot is not None and value is not None:
-        slot.copy_(value.detach() if value.requires_grad else value)
+def _is_plain(value: Tensor) -> bool:
+    """Whether the memory of a value has its elements one after the other, as they are."""
+    return value.is_cpu and value.is_contiguous() and not value.is_neg() and not value.is_conj()
+
+
+def _plain(value: Tensor) -> Tensor:
+    """A value whose memory has its elements one after the other: itself or a copy."""
+    return value.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -28,8 +28,8 @@ from purine.transports.base import (
     Granted,
     Lost,
     Region,
+    Slots,
     Transport,
-    copied_into,
     regions_of,
 )
 from purine.transports.gpi2 import Node, Store
@@ -61,11 +61,10 @@ class GaspiTransport(Transport):
 
     def __init__(self, host: str, store: Store, node: Node) -> None:
         self._host, self._store, self._node = host, store, node
-        self._incoming: Mapping[str, Region] = {}
-        self._outgoing: Mapping[str, Region] = {}
-        self._slots = 1
-        self._memory: dict[str, Tensor] = {}
-        self._copies: dict[str, tuple[int, Tensor]] = {}
+        self._count = 1
+        """Slots of a channel."""
+        self._slots: dict[str, Slots] = {}
+        self._copies: dict[str, tuple[int, Slots]] = {}
         """By peer the slots of what goes to it, and where they begin in the segment."""
         self._numbers: dict[str, dict[int, int]] = {}
         """By peer the position of each channel to it among the notifications."""
@@ -93,26 +92,29 @@ class GaspiTransport(Transport):
         outgoing: Sequence[Channel],
         slots: int,
     ) -> None:
-        self._slots = slots
-        self._incoming = regions_of(incoming, slots, by_source=True)
-        self._outgoing = regions_of(outgoing, slots, by_source=False)
-        sizes = [self._incoming[peer].size if peer in self._incoming else 0 for peer in peers]
-        copies = [self._outgoing[peer].size if peer in self._outgoing else 0 for peer in peers]
-        memory = torch.zeros(max(1, sum(sizes) + sum(copies)), dtype=torch.uint8)
+        self._count = slots
+        nothing = Region((), slots)
+        sources = regions_of(incoming, slots, by_source=True)
+        targets = regions_of(outgoing, slots, by_source=False)
+        regions = [sources.get(peer, nothing) for peer in peers]
+        copies = [targets.get(peer, nothing) for peer in peers]
+        memory = torch.zeros(
+            max(1, sum(region.size for region in (*regions, *copies))), dtype=torch.uint8
+        )
         offers: dict[str, tuple[int, int]] = {}
         start = 0
-        for peer, size in zip(peers, sizes, strict=True):
+        for peer, region in zip(peers, regions, strict=True):
             offers[peer] = start, len(self._meaning)
-            self._memory[peer] = memory[start : start + size]
-            start += size
+            self._slots[peer] = Slots(region, memory[start : start + region.size])
+            start += region.size
             for number in sorted(c.number for c in incoming if c.source == peer):
                 self._meaning += [(peer, number)] * slots
             self._credits[len(self._meaning)] = peer
             self._ends[len(self._meaning) + 1] = peer
             self._meaning += [(peer, None)] * 2
-        for peer, size in zip(peers, copies, strict=True):
-            self._copies[peer] = start, memory[start : start + size]
-            start += size
+        for peer, region in zip(peers, copies, strict=True):
+            self._copies[peer] = start, Slots(region, memory[start : start + region.size])
+            start += region.size
             numbers = sorted(c.number for c in outgoing if c.target == peer)
             self._numbers[peer] = {number: index for index, number in enumerate(numbers)}
         self._check_count()
@@ -129,22 +131,22 @@ class GaspiTransport(Transport):
             ) from error
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        region, link = self._outgoing[peer], self._links[peer]
+        link, (start, copies) = self._links[peer], self._copies[peer]
         number = self._numbers[peer][channel]
-        notification = link.first + number * self._slots + version % self._slots
-        size, (start, copies) = 0, self._copies[peer]
+        notification = link.first + number * self._count + version % self._count
+        offset = end = 0
         if value is not None:
-            copied_into(region.slot(copies, channel, version), value)
-            size = region.bytes_of(copies, channel, version).numel()
+            copies.fill(channel, version, value)
+            offset, end = copies.region.span(channel, version)
+        size = end - offset
         if not size:
             self._insist(
                 lambda: self._node.notify(link.rank, link.segment, notification, version + 1)
             )
             return
-        offset = region.offset(channel, version)
         source, target = (self._segment, start + offset), (link.segment, link.offset + offset)
         self._insist(
             lambda: self._node.write(link.rank, source, target, size, notification, version + 1)
@@ -265,7 +267,7 @@ class GaspiTransport(Transport):
     def _notify_last(self, peer: str, place: int, value: int) -> bool:
         """Set one of the last two notifications of this host at a peer."""
         link = self._links[peer]
-        count = len(self._numbers[peer]) * self._slots + 2
+        count = len(self._numbers[peer]) * self._count + 2
         return self._node.notify(link.rank, link.segment, link.first + count - place, value)
 
     def _is_lost(self, peer: str) -> bool:

@@ -23,9 +23,8 @@ from purine.transports.base import (
     Event,
     Granted,
     Lost,
-    Region,
+    Slots,
     Transport,
-    copied_into,
     regions_of,
 )
 from purine.transports.clock import Reading, estimate
@@ -73,8 +72,7 @@ class InprocTransport(Transport):
         self._changed = threading.Condition()
         self._awake = False
         self._closed = False
-        self._incoming: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
+        self._slots: dict[str, Slots] = {}
 
     def open(
         self,
@@ -84,9 +82,8 @@ class InprocTransport(Transport):
         slots: int,
     ) -> None:
         self._peers = tuple(peers)
-        self._incoming = regions_of(incoming, slots, by_source=True)
-        for peer, region in self._incoming.items():
-            self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
+        for peer, region in regions_of(incoming, slots, by_source=True).items():
+            self._slots[peer] = Slots(region, torch.empty(region.size, dtype=torch.uint8))
         with self._network.changed:
             self._network.opened.add(self._host)
             self._network.changed.notify_all()
@@ -95,11 +92,12 @@ class InprocTransport(Transport):
             )
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         end = self._network.ends[peer]
-        copied_into(end.slot(self._host, channel, version), value)
+        if value is not None:
+            end._slots[self._host].fill(channel, version, value)
         end._tell(Arrived(self._host, channel, version))
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:

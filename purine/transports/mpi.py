@@ -28,7 +28,16 @@ from torch import Tensor
 
 from purine.errors import ConfigError, RunError
 from purine.lowering.hosts import Channel
-from purine.transports.base import Arrived, Event, Granted, Lost, Region, Transport, regions_of
+from purine.transports.base import (
+    Arrived,
+    Event,
+    Granted,
+    Lost,
+    Region,
+    Slots,
+    Transport,
+    regions_of,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -134,14 +143,16 @@ class MpiTransport(Transport):
         """Whether a call that concerns a peer has failed."""
         self._incoming: Mapping[str, Region] = {}
         self._outgoing: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
+        self._slots: dict[str, Slots] = {}
         self._remote: dict[str, int] = {}
         """By peer, where the slots of this host begin in its window."""
         self._failed: deque[Lost] = deque()
         """Peers to which a put or a message failed, until `wait` reports them."""
         self._sent: deque[MPI.Request] = deque()
         """Messages on their way: a request keeps the buffer of its message alive."""
-        self._bell = threading.Event()
+        self._bell = threading.Lock()
+        """Free when `wait` is to return. An `Event` takes much longer to wait for."""
+        self._bell.acquire()
         self._closed = False
 
     def open(
@@ -177,7 +188,7 @@ class MpiTransport(Transport):
             ) from error
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         rank, region = self._ranks[peer], self._outgoing[peer]
@@ -185,9 +196,9 @@ class MpiTransport(Transport):
             return
         try:
             if value is not None and value.numel():
-                payload = region.flat(channel, value.detach())
+                payload = region.ordered(channel, value)
                 start = self._remote[peer] + region.offset(channel, version)
-                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.numel())
+                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.nbytes)
                 with self._guard:
                     self._window.Put([memory, self._MPI.BYTE], rank, start)
                     self._window.Flush(rank)
@@ -209,13 +220,13 @@ class MpiTransport(Transport):
             while self._failed:
                 events.append(self._failed.popleft())
             left = ends - monotonic()
-            if events or left <= 0 or self._bell.wait(min(pause, left)):
-                self._bell.clear()
+            if events or left <= 0 or self._bell.acquire(timeout=min(pause, left)):
                 return events
             pause = min(2 * pause, _LONGEST)
 
     def wake(self) -> None:
-        self._bell.set()
+        with suppress(RuntimeError):  # it is free already
+            self._bell.release()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Free the window together with the peers. Without one of them it is left to the system."""
@@ -258,7 +269,7 @@ class MpiTransport(Transport):
             array("q", bytes(16 * len(self._ranks))),
         )
         for peer, region in self._incoming.items():
-            self._memory[peer] = memory[start : start + region.size]
+            self._slots[peer] = Slots(region, memory[start : start + region.size])
             rank = self._ranks[peer]
             mine[2 * rank], mine[2 * rank + 1] = start, region.size
             start += region.size
@@ -291,14 +302,16 @@ class MpiTransport(Transport):
     def _messages(self) -> list[Event]:
         """What the messages say that are there now."""
         MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
-        status = MPI.Status()
+        status, missed = MPI.Status(), 0
         try:
-            while self._peers:
+            while self._peers and missed < 2:  # a look that finds none may have fetched one
                 with self._guard:
                     matched = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
                     if matched is None:
-                        break
+                        missed += 1
+                        continue
                     matched.Recv([message, MPI.INT64_T])
+                missed = 0
                 rank = status.Get_source()
                 peer, (channel, value, sent) = self._peers.get(rank), message
                 if peer is None:

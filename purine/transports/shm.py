@@ -1,8 +1,9 @@
 """Transport `shm`: processes of one machine, straight into the receiver's memory.
 
-The slots of each sender are an anonymous file in memory, whose descriptor the receiver passes to
-the sender over a Unix socket. It has no name, so it vanishes with its processes however they end.
-Notifications are messages of 16 bytes over the same socket, on which the receiver sleeps.
+The slots of each sender are an anonymous file in memory. Notifications are messages of 16 bytes in
+a pipe, on which the receiver sleeps; one read takes all that are there. The receiver passes both to
+the sender over a Unix socket. They have no names, so they vanish with their processes however those
+end. A pipe ends when its writer has ended, after all that is in it.
 
 Only processes of the same user that know the secret of the job are accepted.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 import hmac
 import mmap
 import os
-import selectors
+import select
 import shutil
 import socket
 import struct
 import tempfile
-import threading
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -32,19 +34,20 @@ from purine.transports.base import (
     Granted,
     Lost,
     Region,
+    Slots,
     Store,
     Transport,
-    copied_into,
     regions_of,
 )
+from purine.transports.inbox import CREDIT, MESSAGE, Inbox
 
 __all__ = ["ShmTransport"]
 
-_MESSAGE = struct.Struct("<iIq")
-"""A channel, 0 and a version; or `_CREDIT`, how many puts were made, and a count of iterations."""
-_CREDIT = -1
-_COUNT = (1 << 32) - 1
 _HELLO = 4096
+_MANY = 1 << 16
+"""Bytes that a read takes at most: what a pipe holds."""
+_LOOK = 100
+"""Milliseconds after which a put that waits for room looks whether this host has closed."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
 
@@ -55,17 +58,17 @@ class ShmTransport(Transport):
     def __init__(self, host: str, store: Store, secret: bytes) -> None:
         self._host, self._store, self._secret = host, store, secret
         self._sockets: dict[str, socket.socket] = {}
+        """The connections over which memory and pipes are passed, as long as hosts connect."""
         self._incoming: Mapping[str, Region] = {}
         self._outgoing: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
-        self._remote: dict[str, Tensor] = {}
-        self._late: dict[str, tuple[int, int]] = {}
-        """Credits that found the socket full; the newest of each peer is sent by `wait`."""
-        self._lock = threading.Lock()
+        self._slots: dict[str, Slots] = {}
+        self._remote: dict[str, Slots] = {}
+        self._give: dict[str, FileIO] = {}
+        """By peer the pipe for what this host tells it."""
+        self._take: dict[str, FileIO] = {}
+        """By peer the pipe for what it tells this host."""
+        self._inbox = Inbox(self._write)
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ)
 
     def open(
         self,
@@ -101,78 +104,65 @@ class ShmTransport(Transport):
         for peer, connection in self._sockets.items():
             self._offer(peer, connection)
         for peer, connection in self._sockets.items():
-            self._take(peer, connection)
-            connection.settimeout(None)
-            self._selector.register(connection, selectors.EVENT_READ, peer)
+            self._accept_offer(peer, connection)
+            connection.close()
+            self._inbox.add(self._take[peer].fileno(), partial(self._read, peer))
+        self._sockets.clear()
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         if value is not None:
-            copied_into(self._outgoing[peer].slot(self._remote[peer], channel, version), value)
+            self._remote[peer].fill(channel, version, value)
+        pipe, message = self._give[peer], MESSAGE.pack(channel, 0, version)
         try:
-            self._sockets[peer].send(_MESSAGE.pack(channel, 0, version))
-        except OSError:
-            return  # `wait` reports that the peer is gone
+            while pipe.write(message) is None:
+                _wait_for_room(pipe)
+        except (OSError, ValueError):  # closed by the peer, which `wait` reports, or by this host
+            return
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
-        try:
-            message = _MESSAGE.pack(_CREDIT, sent & _COUNT, completed)
-            self._sockets[peer].send(message, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            with self._lock:
-                self._late[peer] = completed, sent
-            self.wake()
-        except OSError:
-            return  # `wait` reports that the peer is gone
+        self._inbox.credit(peer, completed, sent)
 
     def wait(self, timeout: float) -> list[Event]:
-        with self._lock:
-            late, self._late = self._late, {}
-        for peer, credit in late.items():
-            self.credit(peer, *credit)
-        events: list[Event] = []
-        for key, _ in self._selector.select(0.01 if self._late else timeout):
-            if key.fd == self._bell:
-                os.eventfd_read(self._bell)
-            else:
-                events += self._read(key.data)
-        return events
+        return self._inbox.wait(timeout)
 
     def wake(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        self._inbox.wake()
 
     def close(self, lost: Collection[str] = ()) -> None:
         if self._closed:
             return
         self._closed = True
-        for connection in self._sockets.values():
+        for connection in self._sockets.values():  # of hosts that did not connect
             connection.close()
-        self._selector.close()
-        os.close(self._bell)
-        self._sockets.clear()
+        for pipe in (*self._give.values(), *self._take.values()):
+            pipe.close()
+        self._inbox.close()
+
+    def _write(self, peer: str, message: bytes) -> int:
+        try:
+            return self._give[peer].write(message) or 0
+        except ValueError as error:  # this host has closed it
+            raise BrokenPipeError from error
 
     def _read(self, peer: str) -> list[Event]:
         """The messages of a peer that are there now."""
-        events: list[Event] = []
-        connection = self._sockets[peer]
-        while True:
-            try:
-                message = connection.recv(_MESSAGE.size, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return events
-            except OSError as error:
-                message, why = b"", error.strerror or str(error)
-            else:
-                why = "its process ended"
-            if not message:
-                self._selector.unregister(connection)
-                return [*events, Lost(peer, why)]
-            channel, sent, value = _MESSAGE.unpack(message)
-            events.append(
-                Granted(peer, value, sent) if channel == _CREDIT else Arrived(peer, channel, value)
-            )
+        pipe, why = self._take[peer], "its process ended"
+        try:
+            messages = pipe.read(_MANY)
+        except OSError as error:
+            messages, why = b"", error.strerror or str(error)
+        if messages is None:
+            return []
+        if not messages:
+            self._inbox.remove(pipe.fileno())
+            return [Lost(peer, why)]
+        return [
+            Granted(peer, value, sent) if channel == CREDIT else Arrived(peer, channel, value)
+            for channel, sent, value in MESSAGE.iter_unpack(messages)
+        ]
 
     def _connect(self, peer: str) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -197,29 +187,34 @@ class ShmTransport(Transport):
         return peer
 
     def _offer(self, peer: str, connection: socket.socket) -> None:
-        """Make the memory for what comes from a peer, and pass it to the peer."""
+        """Make the memory and the pipe for what comes from a peer, and pass them to the peer."""
         region = self._incoming.get(peer)
         size = region.size if region else 0
-        descriptor = os.memfd_create("purine", os.MFD_CLOEXEC)
+        memory = os.memfd_create("purine", os.MFD_CLOEXEC)
+        take, give = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._take[peer] = FileIO(take)
         try:
-            os.ftruncate(descriptor, max(size, 1))
-            self._memory[peer] = _mapped(descriptor, size)
-            socket.send_fds(connection, [size.to_bytes(8, "little")], [descriptor])
+            os.ftruncate(memory, max(size, 1))
+            if region is not None:
+                self._slots[peer] = Slots(region, _mapped(memory, size))
+            socket.send_fds(connection, [size.to_bytes(8, "little")], [memory, give])
         finally:
-            os.close(descriptor)
+            os.close(memory)
+            os.close(give)  # the peer alone holds it, so that it ends with the peer
 
-    def _take(self, peer: str, connection: socket.socket) -> None:
-        message, descriptors, _, _ = socket.recv_fds(connection, 8, 1)
+    def _accept_offer(self, peer: str, connection: socket.socket) -> None:
+        message, descriptors, _, _ = socket.recv_fds(connection, 8, 2, socket.MSG_CMSG_CLOEXEC)
         region = self._outgoing.get(peer)
         size, expected = int.from_bytes(message, "little"), region.size if region else 0
-        if not descriptors:
+        if len(descriptors) != 2:
             raise RunError(
                 f"host {peer!r} ended while the hosts connected",
                 expected="memory for what is sent to it",
                 found="a closed connection",
                 remedy="see why it ended, and start all hosts again",
             )
-        (descriptor,) = descriptors
+        memory, give = descriptors
+        self._give[peer] = FileIO(give, "w")
         try:
             if size != expected:
                 raise RunError(
@@ -228,12 +223,21 @@ class ShmTransport(Transport):
                     found=f"{size} bytes",
                     remedy="start all hosts with the same job",
                 )
-            self._remote[peer] = _mapped(descriptor, size)
+            if region is not None:
+                self._remote[peer] = Slots(region, _mapped(memory, size))
         finally:
-            os.close(descriptor)
+            os.close(memory)
 
 
 def _mapped(descriptor: int, size: int) -> Tensor:
+    """The memory of a file, all of it there: a first write to a page takes longer than its copy."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    return torch.frombuffer(mmap.mmap(descriptor, size, flags=flags), dtype=torch.uint8)
+
+
+def _wait_for_room(pipe: FileIO) -> None:
+    room = select.poll()
+    room.register(pipe.fileno(), select.POLLOUT)
+    room.poll(_LOOK)

@@ -13,14 +13,11 @@ Only processes that know the secret of the job are accepted.
 from __future__ import annotations
 
 import hmac
-import os
-import selectors
 import socket
-import struct
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -35,17 +32,15 @@ from purine.transports.base import (
     Granted,
     Lost,
     Region,
+    Slots,
     Store,
     Transport,
     regions_of,
 )
+from purine.transports.inbox import CREDIT, MESSAGE, Inbox
 
 __all__ = ["TcpTransport"]
 
-_HEADER = struct.Struct("<iIq")
-"""A channel, 0 and a version; or `_CREDIT`, how many puts were made, and a count of iterations."""
-_CREDIT = -1
-_COUNT = (1 << 32) - 1
 _SECRET = 32
 """Bytes of the secret, with which a connection begins; the name of the host follows."""
 _NAME = 64
@@ -64,7 +59,7 @@ class _Incoming:
 
     peer: str
     connection: socket.socket
-    header: bytearray = field(default_factory=lambda: bytearray(_HEADER.size))
+    header: bytearray = field(default_factory=lambda: bytearray(MESSAGE.size))
     view: memoryview | None = None
     """Where the rest of the payload goes; None while a header is read."""
     read: int = 0
@@ -82,16 +77,11 @@ class TcpTransport(Transport):
         """By peer the connection for what comes from it; credits go back on it."""
         self._incoming: Mapping[str, Region] = {}
         self._outgoing: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
+        self._slots: dict[str, Slots] = {}
         self._bytes: dict[str, memoryview] = {}
-        self._late: dict[str, tuple[int, int]] = {}
-        """Credits that found the socket full; the newest of each peer is sent by `wait`."""
-        self._lock = threading.Lock()
         self._lost: set[str] = set()
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._inbox = Inbox(self._write)
 
     def open(
         self,
@@ -103,23 +93,25 @@ class TcpTransport(Transport):
         self._incoming = regions_of(incoming, slots, by_source=True)
         self._outgoing = regions_of(outgoing, slots, by_source=False)
         for peer, region in self._incoming.items():
-            memory = self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
+            memory = torch.empty(region.size, dtype=torch.uint8)
+            self._slots[peer] = Slots(region, memory)
             self._bytes[peer] = _bytes_of(memory)
         self._connect_all(peers)
         for peer in peers:
             for connection in (self._puts[peer], self._takes[peer]):
                 connection.settimeout(None)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                state = _Incoming(peer, connection)
-                self._selector.register(connection, selectors.EVENT_READ, state)
+                self._inbox.add(
+                    connection.fileno(), partial(self._read, _Incoming(peer, connection))
+                )
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        parts = [memoryview(_HEADER.pack(channel, 0, version))]
+        parts = [memoryview(MESSAGE.pack(channel, 0, version))]
         if value is not None and value.numel():
-            flat = self._outgoing[peer].flat(channel, value.detach())
+            flat = self._outgoing[peer].flat(channel, value)
             parts.append(_bytes_of(flat))
         with suppress(OSError):  # `wait` reports that the peer is gone
             sent = self._puts[peer].sendmsg(parts)
@@ -129,32 +121,13 @@ class TcpTransport(Transport):
                 sent = max(0, sent - len(part))
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
-        try:
-            message = _HEADER.pack(_CREDIT, sent & _COUNT, completed)
-            with self._lock:
-                self._takes[peer].send(message, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            with self._lock:
-                self._late[peer] = completed, sent
-            self.wake()
-        except OSError:
-            return  # `wait` reports that the peer is gone
+        self._inbox.credit(peer, completed, sent)
 
     def wait(self, timeout: float) -> list[Event]:
-        with self._lock:
-            late, self._late = self._late, {}
-        for peer, credit in late.items():
-            self.credit(peer, *credit)
-        events: list[Event] = []
-        for key, _ in self._selector.select(0.01 if self._late else timeout):
-            if key.fd == self._bell:
-                os.eventfd_read(self._bell)
-            else:
-                events += self._read(key.data)
-        return events
+        return self._inbox.wait(timeout)
 
     def wake(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        self._inbox.wake()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Say goodbye, and wait for the goodbye of the peers, though not for long.
@@ -172,8 +145,10 @@ class TcpTransport(Transport):
             self.wait(0.1)
         for connection in (*self._puts.values(), *self._takes.values()):
             connection.close()
-        self._selector.close()
-        os.close(self._bell)
+        self._inbox.close()
+
+    def _write(self, peer: str, message: bytes) -> int:
+        return self._takes[peer].send(message, socket.MSG_DONTWAIT)
 
     def _read(self, state: _Incoming) -> list[Event]:
         """The messages that are whole now; what there is of the next one is kept."""
@@ -193,7 +168,7 @@ class TcpTransport(Transport):
             return events
         except OSError as error:
             why = error.strerror or str(error)
-        self._selector.unregister(state.connection)
+        self._inbox.remove(state.connection.fileno())
         if state.peer not in self._lost:
             self._lost.add(state.peer)
             events.append(Lost(state.peer, why))
@@ -201,8 +176,8 @@ class TcpTransport(Transport):
 
     def _message(self, state: _Incoming) -> list[Event]:
         """A header or a payload is complete."""
-        channel, sent, number = _HEADER.unpack(state.header)
-        if channel == _CREDIT:
+        channel, sent, number = MESSAGE.unpack(state.header)
+        if channel == CREDIT:
             return [Granted(state.peer, number, sent)]
         if state.view is None:
             first, last = self._incoming[state.peer].span(channel, number)

@@ -1,24 +1,26 @@
 """Transport `torchdist`: the sends and receives of `torch.distributed`, wherever torch is.
 
-Gloo has messages and no one-sided puts. A put is therefore a header (channel and version) and a
-payload. A credit is a header alone, whose third number tells how many puts were made. Messages of
-one sender arrive in the order in which it sent them.
+Gloo has messages and no one-sided puts. A put of a small value is one message: a header (channel
+and version), and the value, which the receiver copies into its slot. A credit is a header alone,
+whose third number tells how many puts were made. Messages of one sender keep their order.
 
-Gloo sends a message only when the receiver has asked for it, so one message at a time would wait
-for the network twice. Several are under way instead. The receiver asks for some headers ahead. One
-thread for each peer reads headers and asks for each payload, straight into its slot; another waits
-for the payloads. The sender copies small payloads and goes on; it waits for large ones.
+Gloo sends a message only when the receiver has asked for it. The receiver asks for some messages
+ahead. A large value is a message of its own: one thread for each peer reads headers and asks for
+large values, straight into their slots; another waits for these. The sender goes on while small
+values are under way; it waits for large ones, of which it makes no copy.
 """
 
 from __future__ import annotations
 
+import ctypes
 import queue
+import struct
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -32,24 +34,28 @@ from purine.transports.base import (
     Granted,
     Lost,
     Region,
+    Slots,
     Transport,
-    copied_into,
     regions_of,
 )
 
 __all__ = ["TorchTransport"]
 
-_HEADER, _PAYLOAD = 0, 1
-"""The tags of the two messages of a put."""
-_AHEAD = 8
-"""Headers that a receiver asks for ahead. A host ends with as many messages that it ends."""
-_UNDER_WAY = 32
-"""Messages that are under way to a peer at most."""
-_COPIED = 1 << 20
-"""Payloads up to this many bytes are copied, and at most as many are under way to a peer: what is
-urgent waits behind little that was sent before."""
+_HEADER = struct.Struct("<qqq")
+"""A channel, a version and 0; or `_CREDIT`, a count of iterations and how many puts were made."""
+_START = 64
+"""Where the value begins in a message."""
+_SMALL = 1 << 18
+"""Values up to this many bytes go with their header: a copy takes less than another message."""
+_UNSENT = 1 << 20
+"""Bytes that are copied and unsent at most: what is urgent waits behind them."""
+_AHEAD = 16
+"""Messages that a receiver asks for ahead, half of them at a time, and that a sender has under way
+at most. A host ends with as many messages that it ends."""
+_MESSAGE, _VALUE = 0, 1
+"""The tags of messages, and of large values."""
 _CREDIT, _END = -1, -2
-"""What a header has in the place of a channel where no payload follows."""
+"""What a header has in the place of a channel when it is not of a put."""
 
 _Header = tuple[int, int, int]
 
@@ -59,23 +65,54 @@ _HASTE = 0.5
 """The same after a loss, when all hosts end."""
 
 
+class _Buffer:
+    """Memory of a message, and the send or receive that uses it."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = torch.empty(_START + size, dtype=torch.uint8)
+        self.address = self.memory.data_ptr()
+        self._line = (ctypes.c_ubyte * _HEADER.size).from_address(self.address)
+        self.work: dist.Work | None = None
+        self.used = 0
+        """Bytes that are sent."""
+
+    @property
+    def header(self) -> _Header:
+        channel, version, sent = _HEADER.unpack_from(self._line)
+        return channel, version, sent
+
+    @header.setter
+    def header(self, numbers: _Header) -> None:
+        _HEADER.pack_into(self._line, 0, *numbers)
+
+
+@dataclass(slots=True)
+class _Link:
+    """The state of what goes between this host and a peer."""
+
+    rank: int
+    outgoing: Region
+    slots: Slots
+    free: list[_Buffer]
+    """Buffers for puts."""
+    unsent: deque[_Buffer] = field(default_factory=deque)
+    """Messages that are not known to be sent, the oldest in front."""
+    headers: queue.SimpleQueue[_Header] = field(default_factory=queue.SimpleQueue)
+    """What its thread is to send: credits, and that this host ends."""
+    large: queue.SimpleQueue[tuple[Event, dist.Work | None]] = field(
+        default_factory=queue.SimpleQueue
+    )
+    """What to report when a receive is complete."""
+
+
 class TorchTransport(Transport):
     """The end of one host. `ranks` are the numbers of all hosts in `group`."""
 
     def __init__(self, ranks: Mapping[str, int], group: dist.ProcessGroup) -> None:
         self._ranks, self._group = ranks, group
-        self._incoming: Mapping[str, Region] = {}
-        self._outgoing: Mapping[str, Region] = {}
-        self._memory: dict[str, Tensor] = {}
+        self._links: dict[str, _Link] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._copies: dict[str, Tensor] = {}
-        """By peer the slots of what goes to it. One is used again when the peer has completed the
-        iteration, so what was sent from there has arrived."""
-        self._under_way: dict[str, deque[tuple[int, dist.Work]]] = {}
-        """By peer the sends that are not known to be complete, with their bytes."""
-        self._credits: dict[str, queue.SimpleQueue[_Header]] = {}
-        """By peer the headers that its thread is to send: credits, and that this host ends."""
 
     def open(
         self,
@@ -84,45 +121,55 @@ class TorchTransport(Transport):
         outgoing: Sequence[Channel],
         slots: int,
     ) -> None:
-        self._incoming = regions_of(incoming, slots, by_source=True)
-        self._outgoing = regions_of(outgoing, slots, by_source=False)
-        for peer, region in self._incoming.items():
-            self._memory[peer] = torch.empty(region.size, dtype=torch.uint8)
-        for peer, region in self._outgoing.items():
-            self._copies[peer] = torch.empty(region.size, dtype=torch.uint8)
-            self._under_way[peer] = deque()
+        sources = regions_of(incoming, slots, by_source=True)
+        targets = regions_of(outgoing, slots, by_source=False)
         for peer in peers:
-            self._credits[peer] = queue.SimpleQueue()
-            payloads: queue.SimpleQueue[_Payload] = queue.SimpleQueue()
-            calls = ((self._ask, payloads), (self._receive, payloads), (self._tell,))
-            for target, *more in calls:
-                arguments = (peer, *more)
-                thread = threading.Thread(target=target, args=arguments, name=peer, daemon=True)
+            source = sources.get(peer, Region((), slots))
+            target = targets.get(peer, Region((), slots))
+            self._links[peer] = _Link(
+                self._ranks[peer],
+                target,
+                Slots(source, torch.empty(source.size, dtype=torch.uint8)),
+                [_Buffer(_longest(target)) for _ in range(_AHEAD)],
+            )
+            for call in (self._read, self._receive, self._tell):
+                thread = threading.Thread(target=call, args=(peer,), name=peer, daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        return self._incoming[peer].slot(self._memory[peer], channel, version)
+        return self._links[peer].slots.value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        rank, region, under_way = self._ranks[peer], self._outgoing[peer], self._under_way[peer]
-        with suppress(RuntimeError):  # `_ask` reports that the peer is gone
-            header = self._send(rank, torch.tensor([channel, version, 0]), _HEADER)
-            under_way.append((0, header))
-            if value is not None and value.numel():
-                copy = region.bytes_of(self._copies[peer], channel, version)
-                if copy.numel() <= _COPIED:
-                    copied_into(region.slot(self._copies[peer], channel, version), value)
-                    under_way.append((copy.numel(), self._send(rank, copy, _PAYLOAD)))
-                else:
-                    self._send(rank, region.flat(channel, value), _PAYLOAD).wait()
-            if sum(size for size, _ in under_way) > _COPIED or len(under_way) > _UNDER_WAY:
-                done = [under_way.popleft()[1] for _ in range((len(under_way) + 1) // 2)]
-                for send in reversed(done):  # they complete in order, so this waits once
-                    send.wait()
+        link = self._links[peer]
+        size = 0 if value is None else link.outgoing.length(channel)
+        with suppress(RuntimeError):  # `_read` reports that the peer is gone
+            small = size if size <= _SMALL else 0
+            self._wait_for_room(link, small)
+            buffer = link.free.pop()
+            buffer.header, buffer.used = (channel, version, 0), small
+            if value is not None and small:
+                payload = link.outgoing.ordered(channel, value)
+                assert payload.nbytes == size
+                ctypes.memmove(buffer.address + _START, payload.data_ptr(), size)
+            message = buffer.memory[: _START + small]
+            buffer.work = self._group.send([message], link.rank, _MESSAGE)
+            link.unsent.append(buffer)
+            if value is not None and size > _SMALL:
+                flat = link.outgoing.flat(channel, value)
+                self._group.send([flat], link.rank, _VALUE).wait()
+
+    def _wait_for_room(self, link: _Link, size: int) -> None:
+        """Wait until a buffer is free, and so many bytes may be sent."""
+        unsent = link.unsent
+        while unsent and (not link.free or size + sum(one.used for one in unsent) > _UNSENT):
+            oldest = unsent.popleft()
+            assert oldest.work is not None
+            oldest.work.wait()
+            link.free.append(oldest)
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
-        self._credits[peer].put((_CREDIT, completed, sent))
+        self._links[peer].headers.put((_CREDIT, completed, sent))
 
     def wait(self, timeout: float) -> list[Event]:
         events: list[Event | None] = []
@@ -136,8 +183,8 @@ class TorchTransport(Transport):
         self._events.put(None)
 
     def close(self, lost: Collection[str] = ()) -> None:
-        for waiting in self._credits.values():
-            waiting.put((_END, 0, 0))
+        for link in self._links.values():
+            link.headers.put((_END, 0, 0))
         ends = monotonic() + (_HASTE if lost else _FAREWELL)
         for thread in self._threads:  # peers end at the same iteration
             if thread.name not in lost:
@@ -145,64 +192,79 @@ class TorchTransport(Transport):
 
     def _tell(self, peer: str) -> None:
         """Send credits to a peer, only the newest where several wait, until this host ends."""
-        waiting, header = self._credits[peer], (_CREDIT, 0, 0)
+        link, header = self._links[peer], (_CREDIT, 0, 0)
         while header[0] != _END:
-            header = waiting.get()
+            header = link.headers.get()
             with suppress(queue.Empty):
                 while header[0] != _END:
-                    header = waiting.get_nowait()
-            count = _AHEAD if header[0] == _END else 1
+                    header = link.headers.get_nowait()
+            buffer = _Buffer(0)
+            buffer.header = header
             try:
-                messages = [torch.tensor(header) for _ in range(count)]
-                sends = [self._send(self._ranks[peer], message, _HEADER) for message in messages]
+                sends = [
+                    self._group.send([buffer.memory], link.rank, _MESSAGE)
+                    for _ in range(_AHEAD if header[0] == _END else 1)
+                ]
                 for send in sends:
                     send.wait()
-            except RuntimeError:  # `_ask` reports that the peer is gone
+            except RuntimeError:  # `_read` reports that the peer is gone
                 return
 
-    def _send(self, rank: int, message: Tensor, tag: int) -> dist.Work:
-        return self._group.send([message], rank, tag)
-
-    def _ask(self, peer: str, payloads: queue.SimpleQueue[_Payload]) -> None:
-        """Read headers and ask for the payloads, until the peer ends or is lost."""
-        rank, region, memory = self._ranks[peer], self._incoming.get(peer), self._memory.get(peer)
-        headers = [torch.empty(3, dtype=torch.int64) for _ in range(_AHEAD)]
-        asked = deque((header, self._group.recv([header], rank, _HEADER)) for header in headers)
+    def _read(self, peer: str) -> None:
+        """Read messages and report them, until the peer ends or is lost."""
+        link, ends = self._links[peer], 0
+        size = _longest(link.slots.region)
+        asked, free = deque[_Buffer](), [_Buffer(size) for _ in range(_AHEAD)]
         try:
-            while asked:
-                header, receive = asked.popleft()
-                receive.wait()
-                channel, version, sent = header.tolist()
-                if channel == _END:  # as many of these come as there are headers asked for
+            while ends < _AHEAD:
+                if 2 * len(free) >= _AHEAD or ends:
+                    for buffer in free:
+                        buffer.work = self._group.recv([buffer.memory], link.rank, _MESSAGE)
+                    asked += free
+                    free.clear()
+                buffer = asked.popleft()
+                assert buffer.work is not None
+                buffer.work.wait()
+                if buffer.header[0] == _END:
+                    ends += 1
                     continue
-                asked.append((header, self._group.recv([header], rank, _HEADER)))
-                if channel == _CREDIT:
-                    self._events.put(Granted(peer, version, sent))
-                    continue
-                assert region is not None
-                assert memory is not None
-                slot = region.bytes_of(memory, channel, version)
-                payload = self._group.recv([slot], rank, _PAYLOAD) if slot.numel() else None
-                payloads.put((Arrived(peer, channel, version), payload))
-            payloads.put((Lost(peer, ENDED), None))
+                self._message(peer, link, buffer)
+                free.append(buffer)
+            link.large.put((Lost(peer, ENDED), None))
         except RuntimeError as error:
-            payloads.put((Lost(peer, _reason(error)), None))
+            link.large.put((Lost(peer, _reason(error)), None))
 
-    def _receive(self, peer: str, payloads: queue.SimpleQueue[_Payload]) -> None:
-        """Report each put when its payload is in its slot, and last that the peer is gone."""
+    def _message(self, peer: str, link: _Link, buffer: _Buffer) -> None:
+        """Report what a message tells, or ask for the large value that it tells of."""
+        channel, version, sent = buffer.header
+        if channel == _CREDIT:
+            self._events.put(Granted(peer, version, sent))
+        elif link.slots.region.length(channel) > _SMALL:
+            slot = link.slots.bytes_of(channel, version)
+            assert slot is not None
+            receive = self._group.recv([slot], link.rank, _VALUE)
+            link.large.put((Arrived(peer, channel, version), receive))
+        else:
+            link.slots.write(channel, version, buffer.address + _START)
+            self._events.put(Arrived(peer, channel, version))
+
+    def _receive(self, peer: str) -> None:
+        """Report each large value when it is in its slot, and last that the peer is gone."""
         event: Event | None = None
         while not isinstance(event, Lost):
-            event, payload = payloads.get()
+            event, receive = self._links[peer].large.get()
             try:
-                if payload is not None:
-                    payload.wait()
+                if receive is not None:
+                    receive.wait()
             except RuntimeError as error:
                 event = Lost(peer, _reason(error))
             self._events.put(event)
 
 
-_Payload: TypeAlias = tuple[Event, dist.Work | None]
-"""What to report, and the receive that has to be complete before."""
+def _longest(region: Region) -> int:
+    """The bytes of the longest value of a region that goes with its header."""
+    lengths = [region.length(channel) for channel in region.channels]
+    return max((length for length in lengths if length <= _SMALL), default=0)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -224,6 +224,83 @@ def test_an_expanded_value_is_sent_whole(make: Make) -> None:
         assert arrived.tolist() == [7.0] * size
 
 
+def test_a_lazy_conjugate_or_negative_is_sent_as_it_reads(make: Make) -> None:
+    """Both have the memory of another value, and a bit that says so."""
+    ends = make([Blob("x", (2,), "complex64"), Blob("y", (1,))])
+    complexes = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    negative = torch.tensor([1 + 2j]).conj().imag
+    assert complexes.is_conj()
+    assert negative.is_neg()
+    for number, sent in enumerate((complexes, negative)):
+        ends["host0"].put("host1", number, 0, sent)
+        assert events_of(ends["host1"], 1) == [Arrived("host0", number, 0)]
+        arrived = ends["host1"].slot("host0", number, 0)
+        assert arrived is not None
+        assert arrived.tolist() == sent.tolist()
+
+
+@pytest.mark.parametrize("count", [1 << 14, 1 << 16, (1 << 16) + 1, 1 << 18, (1 << 18) + 1])
+def test_many_puts_of_mixed_sizes_arrive_whole(make: Make, count: int) -> None:
+    """Of sizes at which engines change how they send: more are under way than they hold at once."""
+    blobs = [Blob("x", (count,)), Blob("y", (3,)), Blob("z", ())]
+    ends = make(blobs)
+    rounds = 12
+
+    def send() -> None:
+        for version in range(rounds):
+            assert granted.acquire(timeout=60)
+            for channel, blob in enumerate(blobs):
+                sent = torch.full(blob.shape or (), float(10 * version + channel))
+                ends["host0"].put("host1", channel, version, sent)
+
+    granted = threading.Semaphore(SLOTS)
+    here: dict[int, int] = {}
+    with beside(send):
+        for version in range(rounds):
+            while here.get(version, 0) < len(blobs):
+                for event in events_of(ends["host1"], 1):
+                    assert isinstance(event, Arrived)
+                    slot = ends["host1"].slot("host0", event.channel, event.version)
+                    assert slot is not None
+                    assert (slot == 10 * event.version + event.channel).all()
+                    here[event.version] = here.get(event.version, 0) + 1
+            ends["host1"].credit("host0", version + 1)
+            granted.release()
+    assert here == dict.fromkeys(range(rounds), len(blobs))
+
+
+def test_more_puts_than_a_pipe_holds_wait_for_the_receiver() -> None:
+    store = dist.HashStore()
+    ends: Ends = opened({host: ShmTransport(host, store, b"secret") for host in HOSTS}, [None])
+    count = 3 * (1 << 16) // 16
+    seen: list[int] = []
+
+    def send() -> None:
+        for version in range(count):
+            ends["host0"].put("host1", 0, version, None)
+
+    with beside(send):
+        while len(seen) < count:
+            for event in events_of(ends["host1"], 1):
+                assert isinstance(event, Arrived)
+                seen.append(event.version)
+    assert seen == list(range(count))
+    together([end.close for end in ends.values()])
+
+
+def test_a_put_that_waits_ends_when_its_host_closes() -> None:
+    store = dist.HashStore()
+    ends: Ends = opened({host: ShmTransport(host, store, b"secret") for host in HOSTS}, [None])
+
+    def send() -> None:
+        for version in range(2 * (1 << 16) // 16):
+            ends["host0"].put("host1", 0, version, None)
+
+    with beside(send):
+        ends["host0"].close()
+    together([end.close for end in ends.values()])
+
+
 def test_versions_have_slots_of_their_own(make: Make) -> None:
     blob = Blob("x", (4,))
     ends = make([blob])
