@@ -4,6 +4,8 @@ Contenders, each with one core per device and the same batch on each:
 
 - `purine`: one process whose devices are cores (`replicate`);
 - `hosts`, with `--hosts`: the same step with a process (host) for each device, over shared memory;
+- `fixed` and `floating`, with `--micro`: `purine` with the batch of a device in so many
+  micro-batches, which stay at their device or go to whichever is free, with the same bits;
 - `limit`: as many processes that train by themselves and never talk, added up;
 - `synchronous`: the same processes, which wait for each other in each step, before the update of
   the parameter whose gradient is the last. They exchange nothing. Steps that depend on each other
@@ -56,9 +58,10 @@ NETS = {
     "resnet50": (SETTINGS["resnet50"], 4),
 }
 """Each with the batch of one device."""
-CONTENDERS = ("purine", "hosts", "limit", "synchronous", "ddp")
+CONTENDERS = ("purine", "hosts", "fixed", "floating", "limit", "synchronous", "ddp")
 SYNCHRONOUS = "synchronous"
-OURS = ("purine", "hosts")
+MICRO = ("fixed", "floating")
+OURS = ("purine", "hosts", *MICRO)
 PATIENCE = 120.0
 """Seconds that a device waits for another in a step."""
 RECORDED, SKIPPED = 12, 3
@@ -76,6 +79,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=1, help="separate starts of all workers")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
     parser.add_argument("--hosts", action="store_true", help="with a process for each device too")
+    parser.add_argument("--micro", type=int, default=0, help="micro-batches of a device, to float")
     parser.add_argument("--picture", type=Path, help="where to write the curve, as SVG")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
@@ -87,8 +91,13 @@ def main() -> None:
     for name in ("turns", "starts", "batch"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; expected 1 or more")
-    asked = options.contenders or [name for name in CONTENDERS if name != "hosts"]
-    options.contenders = [n for n in CONTENDERS if n in asked or (n == "hosts" and options.hosts)]
+    extra = {"hosts": options.hosts, **dict.fromkeys(MICRO, options.micro > 0)}
+    asked = options.contenders or [name for name in CONTENDERS if extra.get(name, True)]
+    options.contenders = [n for n in CONTENDERS if n in asked or extra.get(n, False)]
+    if not options.micro and not set(MICRO).isdisjoint(options.contenders):
+        parser.error("fixed and floating need --micro")
+    if options.micro and options.batch % options.micro:
+        parser.error(f"--micro {options.micro} does not divide the batch, {options.batch}")
     if options.worker:
         work(options)
         return
@@ -145,10 +154,15 @@ def take_turns(
     teams: dict[str, Team] = {}
     rates: dict[str, list[float]] = {name: [] for name in options.contenders}
     try:
+        print(f"{count} devices{which}: starting all ...", file=sys.stderr, flush=True)
         for name in options.contenders:
-            print(f"{count} devices{which}: starting {name} ...", file=sys.stderr, flush=True)
             teams[name] = Team(name, count, options)
-            teams[name].warm_up()
+            teams[name].send("2")  # builds, compiles and runs beside the other teams
+        for team in teams.values():
+            team.answers()
+        for name, team in teams.items():
+            team.warm_up()
+            print(f"{count} devices{which}: {name} is warm", file=sys.stderr, flush=True)
         for turn in range(options.turns + 1):
             for name, team in teams.items():
                 found = team.rate()
@@ -172,8 +186,8 @@ class Team:
         command = [sys.executable, __file__, "--worker", name, "--net", options.net]
         command += ["--batch", str(options.batch), "--count", str(count)]
         port = str(free_port())
-        command += ["--topology", options.topology, "--port", port]
-        ranks = 1 if name == "purine" else count
+        command += ["--topology", options.topology, "--port", port, "--micro", str(options.micro)]
+        ranks = 1 if name in ("purine", *MICRO) else count
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -194,16 +208,21 @@ class Team:
             os.close(bell)
 
     def warm_up(self) -> None:
-        """Make the first steps, and find how many a turn has."""
-        self.ask("2")
+        """Find how many steps a turn has."""
         once = max(self.ask("2"))
         self.steps = max(2, round(self.options.seconds / max(once, 1e-4)))
 
     def ask(self, question: str) -> list[float]:
         """The answers of all workers: to a number of steps, the seconds of each step."""
+        self.send(question)
+        return self.answers()
+
+    def send(self, question: str) -> None:
         for worker in self.workers:
             assert worker.stdin is not None
             print(question, file=worker.stdin, flush=True)
+
+    def answers(self) -> list[float]:
         waiting = {worker.stdout: worker for worker in self.workers}
         answers: dict[int, float] = {}
         while waiting:  # whoever ends is seen at once, also while others wait for it
@@ -236,7 +255,7 @@ def free_port() -> int:
 
 def work(options: argparse.Namespace) -> None:
     makers = {"ddp": ddp_steps}
-    if options.worker != "purine" or options.count == 1:
+    if options.worker not in ("purine", *MICRO) or options.count == 1:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
     run, hidden = makers.get(options.worker, purine_steps)(options)
     for line in sys.stdin:
@@ -262,11 +281,12 @@ def purine_steps(options: argparse.Namespace) -> Worker:
 
     torch.set_num_threads(1)
     setting = NETS[options.net][0]
+    micro = options.micro if options.worker in MICRO else 1
     net = pu.zoo.NETS[options.net](
-        batch=options.batch, classes=setting.classes, **setting.arguments
+        batch=options.batch // micro, classes=setting.classes, **setting.arguments
     )
     step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    step = pu.prune(step, ["loss"])
+    step = pu.parallel.accumulate(pu.prune(step, ["loss"]), micro, chained=False)
     world = None
     if options.worker == "hosts" and options.count > 1:
         from purine.transports.processes import ProcessWorld
@@ -277,6 +297,8 @@ def purine_steps(options: argparse.Namespace) -> Worker:
     elif options.worker in OURS:
         devices = f"cpu:0-{options.count - 1}"
         step = pu.parallel.replicate(step, devices, topology=options.topology)
+        if options.worker == "floating":
+            step = pu.parallel.floating(step)
     rows = [part.numpy() for part in samples(setting)]
     source = pu.data.ArraySource(*rows, classes=setting.classes)
     data = pu.data.DataSet("memory", source)

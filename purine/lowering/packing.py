@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from purine.graph import Builder, Graph, Location, Op
+from purine.graph import Builder, Graph, Location, Op, floats
 from purine.kinds.packed_filters import can_pack, pack
 from purine.lowering.lowered import Lowered
 from purine.registry.kind import Kernel, Kind, register
@@ -46,7 +46,9 @@ def with_packed_filters(graph: Graph) -> Lowered:
         packed = builder.fresh(f"{name}/{layout}")
         first = ops[0]
         builder.add(replace(graph.blobs[name], name=packed, location=location, layout=layout))
-        builder.add(Op(packed, PACK, (name,), (packed,), location=location, lane=first.lane))
+        # Lanes that float do not wait for each other.
+        lane = "compute" if floats(first.lane) else first.lane
+        builder.add(Op(packed, PACK, (name,), (packed,), location=location, lane=lane))
         kernels[packed] = partial(pack, first, graph.blobs)
         for op in ops:
             inputs = tuple(packed if read == name else read for read in op.inputs)

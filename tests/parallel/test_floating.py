@@ -121,3 +121,14 @@ def test_a_scheme_says_that_micro_batches_float() -> None:
     }
     with pu.Run(step, data=images(), share_cores=True) as run:
         assert all(result.loss > 0 for result in run.steps(2))
+
+
+def test_packed_filters_make_no_lane_wait_for_another() -> None:
+    """Three micro-batches of a device read the filters that one op packs."""
+    net = pu.zoo.lenet(batch=2)
+    step = pu.solvers.sgd(pu.backward(net), lr=0.1)
+    fixed = pu.layout(replicate(accumulate(step, 3, chained=False), "cpu:0-1"), "channels-last")
+    moving = lower(floating(fixed), after="packing").graph
+    packs = [op for op in moving.ops.values() if op.kind == "PackFilters"]
+    assert packs
+    assert not any(floats(op.lane) for op in packs)
