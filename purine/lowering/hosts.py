@@ -20,6 +20,7 @@ from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import origin_of, result_of
+from purine.lowering.parcels import in_parcels
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
 from purine.registry.facts import Facts, Role
@@ -111,7 +112,7 @@ def part_of(step: Graph, host: str) -> Graph:
         raise unknown_name(ConfigError, "host", host, hosts, remedy=remedy)
     if len(hosts) == 1:
         return step
-    return _Part(step, host, hosts).graph()
+    return _Part(in_parcels(step), host, hosts).graph()
 
 
 def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Channel, ...]]:

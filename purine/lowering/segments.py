@@ -4,7 +4,9 @@ Dispatching an op costs some microseconds under the interpreter's lock. So conse
 compute lane become a segment: one op to the dispatcher and one call that releases the lock. A
 segment ends where another device waits for its result, before an op that waits for another device,
 and when it is long enough: gradients leave at its end, and all parameters that it reads must be
-there at its start. Ops of one kind that takes many at once (updates, means) become one call.
+there at its start. For the same reason it ends where a large value leaves for another host, and
+before one of another host is waited for. Ops of one kind that takes many at once (updates, means)
+become one call.
 
 The graph of segments has no cycle: each is complete before anything that reads from it is placed.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache, reduce
 from itertools import chain
@@ -57,6 +59,9 @@ _SHORT = PROFILE.dispatch_matters
 _WORTH_WAITING = 1 << 15
 """Bytes of values from other hosts up to which ops wait for each other's."""
 
+_PROMPT = 1e-3
+"""Seconds from which a segment ends for the sake of another host."""
+
 
 def joined(graph: Graph) -> Lowered:
     """The graph with the ATen ops of its compute lanes in segments, plain sums among them."""
@@ -71,8 +76,63 @@ def joined(graph: Graph) -> Lowered:
         own = None if op.name in apart else _team(op)
         return None if own is None else (own, puts.get(op.name))
 
-    segments = segmented(with_sums, cost=lambda op: _seconds(with_sums, op), team=team)
+    segments = segmented(
+        with_sums,
+        cost=lambda op: _seconds(with_sums, op),
+        team=team,
+        arriving=_arriving(with_sums, apart),
+        leaving=_leaving(with_sums),
+    )
     return replace(segments, unsegmented=graph)
+
+
+def _is_large(graph: Graph, blob: str) -> bool:
+    return size_in_bytes(graph.blobs[blob]) > _WORTH_WAITING
+
+
+def _arriving(graph: Graph, apart: Set[str]) -> set[str]:
+    """Compute ops that are the first of their lane to read a large value from another host, or one
+    made of such values alone.
+
+    `apart` are the ops beside the compute lanes that wait for one. A state that one of them
+    updates is such a value for the next iteration.
+    """
+    makers = graph.producers
+    late = {
+        state.read
+        for state in graph.states.values()
+        if state.next in makers and makers[state.next].name in apart
+    }
+    waiting: set[str] = set()
+    read: set[tuple[Station, str]] = set()
+    for name in graph.order:
+        op = graph.ops[name]
+        if name in apart or op.kind == "Arrival":
+            late.update(blob for blob in op.outputs if blob and _is_large(graph, blob))
+        elif computes(op.lane):
+            inputs = {((op.location, op.lane), blob) for blob in late.intersection(op.inputs)}
+            if inputs - read:
+                waiting.add(name)
+            read |= inputs
+            if op.inputs and late.issuperset(op.inputs):
+                late.update(op.outputs)
+    return waiting
+
+
+def _leaving(graph: Graph) -> set[str]:
+    """Compute ops whose results go to another host, directly or through ops beside them."""
+    leaving: set[str] = set()
+    sent: set[str] = set()
+    for name in reversed(graph.order):
+        op = graph.ops[name]
+        if op.kind == "Put":
+            sent.update(blob for blob in op.inputs if _is_large(graph, blob))
+        elif not sent.isdisjoint(op.outputs):
+            if computes(op.lane):
+                leaving.add(name)
+            else:
+                sent.update(op.inputs)
+    return leaving
 
 
 def _behind_arrivals(graph: Graph) -> set[str]:
@@ -86,8 +146,7 @@ def _behind_arrivals(graph: Graph) -> set[str]:
         for blob in op.inputs:
             maker = graph.producers.get(blob)
             late = maker is not None and (maker.kind == "Arrival" or maker.name in behind)
-            large = size_in_bytes(graph.blobs[blob]) > _WORTH_WAITING
-            if late and large and not computes(op.lane):
+            if late and _is_large(graph, blob) and not computes(op.lane):
                 behind.add(name)
     return behind
 
@@ -107,7 +166,7 @@ def _awaiting_puts(graph: Graph) -> dict[str, int]:
     for number, name in enumerate(reversed(graph.order) if behind else ()):
         own = 1 << number if graph.ops[name].kind == "Put" else 0
         puts[name] = reduce(or_, (puts[after] for after in graph.successors[name]), own)
-    beside = (name for name in behind if not graph.ops[name].lane.startswith("compute"))
+    beside = (name for name in behind if not computes(graph.ops[name].lane))
     return {name: puts[name] for name in beside}
 
 
@@ -134,15 +193,20 @@ def segmented(
     team: Callable[[Op], object],
     pieces: int = 12,
     least: float = 5e-3,
+    arriving: Set[str] = frozenset(),
+    leaving: Set[str] = frozenset(),
 ) -> Lowered:
     """The graph with ops of one `team` in segments.
 
-    A segment has about a `pieces`-th of the cost of its lane, and at least the cost `least`.
+    A segment has about a `pieces`-th of the cost of its lane, and at least the cost `least`. It
+    ends earlier, though not at once, before an op that is `arriving`, which waits for another host,
+    and after one that is `leaving`, for which another host waits.
     """
     builder = Builder(graph)
     members: dict[str, tuple[Op, ...]] = {}
     segment_of: dict[str, str] = {}
-    for group in _Grouping(graph, cost, team, pieces, least).groups():
+    grouping = _Grouping(graph, cost, team, pieces, least, arriving, leaving)
+    for group in grouping.groups():
         first = group[0]
         if len(group) == 1 and lookup(first).variants.many is None:
             continue
@@ -174,8 +238,10 @@ class _Grouping:
         team: Callable[[Op], object],
         pieces: int,
         least: float,
+        arriving: Set[str],
+        leaving: Set[str],
     ) -> None:
-        self.graph = graph
+        self.graph, self.arriving, self.leaving = graph, arriving, leaving
         self.rank = {name: rank for rank, name in enumerate(urgency(graph))}
         self.cost = {name: cost(op) for name, op in graph.ops.items()}
         self.team = {name: team(op) for name, op in graph.ops.items()}
@@ -231,6 +297,9 @@ class _Grouping:
                 break
             if not many and queue and queue[0][1] in self.late:
                 break  # the ops before it need not wait for another device
+            prompt = name in self.leaving or (queue and queue[0][1] in self.arriving)
+            if not many and prompt and length >= _PROMPT:
+                break
         left = self.ready[station][team]
         if left is not queue:
             for item in queue:

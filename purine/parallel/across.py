@@ -195,9 +195,9 @@ class HostReplicas:
         for op in halves.once:
             self._add_once(op, homes)
         copied = batch - self.joined.blobs
-        for name, state in base.states.items():
-            if state.next in copied:
-                self._add_next(replace(base.blobs[state.next], location=homes[name]))
+        nexts = {s.next: homes[name] for name, s in base.states.items() if s.next in copied}
+        self._add_nexts([replace(base.blobs[name], location=at) for name, at in nexts.items()])
+        for state in base.states.values():
             builder.add(state)
         self._add_outputs(copied)
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
@@ -433,13 +433,19 @@ class HostReplicas:
 
     # What else all replicas have a part in.
 
-    def _add_next(self, following: Blob) -> None:
-        """Add the next value of a state that all replicas update."""
-        if "float" in following.dtype:
-            like = replace(following, location=self.base.blobs[following.name].location)
-            self._reduce([like], following.name, following.location, "tree")
-        else:
-            add_next(self.builder, following, self.shown[:1])
+    def _add_nexts(self, nexts: Sequence[Blob]) -> None:
+        """Add the next values of states that all replicas update; small ones go together."""
+        groups: dict[tuple[Location, Location, str, str], list[Blob]] = {}
+        for following in nexts:
+            own = self.base.blobs[following.name]
+            if "float" not in following.dtype:
+                add_next(self.builder, following, self.shown[:1])
+                continue
+            alone = following.name if size_in_bytes(own) > self.bucket else ""
+            key = own.location, following.location, following.dtype, alone
+            groups.setdefault(key, []).append(own)
+        for (_, home, _, _), blobs in groups.items():
+            self._reduce(blobs, blobs[0].name, home, "tree")
 
     def _add_outputs(self, copied: frozenset[str]) -> None:
         base, borders = self.base, set(self.halves[0].gradients.values())

@@ -17,13 +17,16 @@ from purine.compile.script import compile_ops, keep_order
 from purine.data import ArraySource, DataSet
 from purine.data.synthetic import synthetic_images, synthetic_masks, synthetic_tokens
 from purine.errors import KernelError
-from purine.graph import NOTHING, Attribute, Builder, Filler, Graph, Op
+from purine.graph import NOTHING, Attribute, Builder, Filler, Graph, Location, Op
 from purine.kinds.average import _PIECE, Average
 from purine.lowering import Lowered, Options, lower
 from purine.lowering.aliases import without_aliases
+from purine.lowering.hosts import part_of
 from purine.lowering.segments import (
     SEGMENT,
     SegmentError,
+    _arriving,
+    _behind_arrivals,
     _team,
     joined,
     segment_kernel,
@@ -243,6 +246,56 @@ def test_what_another_device_waits_for_ends_its_segment(
     for members in found.members.values():
         if lookup(members[0]).variants.many is None:
             assert fed.isdisjoint(op.name for op in members[1:])
+
+
+def between_hosts(count: int) -> Graph:
+    """A chain of ops on host0: the first and the third read values of host1, which reads the
+    fifth."""
+    b = Builder()
+    own, far = Location("host0", "cpu:0"), Location("host1", "cpu:0")
+    for name in ("start", "x0", "x1", "x2", "x3", "x4", "x5"):
+        b.blob(name, (count,), location=own)
+    b.state("start", "x5", filler=Filler("constant"))
+    b.blob("x4/there", (count,), location=far)
+    b.op("send", "Copy", ["x4"], ["x4/there"], location=far, lane="inbound")
+    for name in ("v", "w"):
+        b.blob(name, (count,), location=far)
+        b.blob(f"{name}/next", (count,), location=far)
+        b.state(name, f"{name}/next", filler=Filler("constant"))
+        b.blob(f"{name}/here", (count,), location=own)
+        b.op(f"fetch/{name}", "Copy", [name], [f"{name}/here"], location=own, lane="inbound")
+        b.op(f"sum/{name}", "aten.add.Tensor", [name, "x4/there"], [f"{name}/next"], location=far)
+    for k in range(6):
+        inputs = [f"x{k - 1}" if k else "start", *{0: ["v/here"], 2: ["w/here"]}.get(k, [])]
+        kind = "aten.relu" if len(inputs) == 1 else "aten.add.Tensor"
+        b.op(f"op{k}", kind, inputs, [f"x{k}"], location=own)
+    return check(b.graph())
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (64, [["op0", "op1", "op2", "op3", "op4", "op5"]]),
+        (1 << 20, [["op0", "op1"], ["op2", "op3", "op4"], ["op5"]]),
+    ],
+)
+def test_large_values_of_other_hosts_end_segments(count: int, expected: list[list[str]]) -> None:
+    """Ops before the one that waits need not wait, and what is waited for leaves at once."""
+    part = part_of(between_hosts(count), "host0")
+    found = joined(part)
+    well_formed(part, found)
+    dispatched = [name for name in found.graph.ops if name.startswith("op")]
+    members = {name: [op.name for op in ops] for name, ops in found.members.items()}
+    assert sorted(members.get(name, [name]) for name in dispatched) == expected
+
+
+def test_a_value_of_another_host_is_waited_for_once() -> None:
+    """The backward reads parameters that the forward has read: nothing ends for their sake."""
+    step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(8)), lr=0.1)
+    part = part_of(replicate(step, "host0-1:cpu:0"), "host0")
+    waiting = _arriving(part, _behind_arrivals(part))
+    assert {"replica0/fc1", "replica0/fc2"} <= waiting
+    assert not [name for name in waiting if name.startswith("replica0/grad/")]
 
 
 def test_sums_over_micro_batches_are_in_segments_and_keep_their_bits() -> None:

@@ -125,7 +125,7 @@ def test_a_scheme_says_that_micro_batches_float() -> None:
 
 def test_packed_filters_make_no_lane_wait_for_another() -> None:
     """Three micro-batches of a device read the filters that one op packs."""
-    net = pu.zoo.lenet(batch=2)
+    net = pu.zoo.lenet(batch=8)
     step = pu.solvers.sgd(pu.backward(net), lr=0.1)
     fixed = pu.layout(replicate(accumulate(step, 3, chained=False), "cpu:0-1"), "channels-last")
     moving = lower(floating(fixed), after="packing").graph
