@@ -86,9 +86,9 @@ def collectives_of(step: Graph, clockwork: Collection[str] = ()) -> tuple[Collec
 
     >>> import purine as pu
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8, hidden=(4,))), lr=0.1)
-    >>> step = pu.parallel.replicate(step, "host0-1:cpu:0", topology="native")
+    >>> step = pu.parallel.replicate(step, "host0-1:cpu:0", topology="native", bucket=0)
     >>> [(one.kind, one.root, one.number) for one in collectives_of(step)][:2]
-    [('HostReduce', 'host0', 0), ('HostReduce', 'host1', 1)]
+    [('HostReduce', 'host1', 0), ('HostReduce', 'host0', 1)]
     """
     together = (op for op in step.ops.values() if op.kind == "Reduce")
     reduces = {op.name: op for op in together if len(_hosts(step, op)) > 1}
