@@ -136,6 +136,13 @@ def test_a_cycle_through_a_collective_is_found() -> None:
     assert any("hosts wait for each other in a cycle" in str(error) for error in errors)
 
 
+def test_a_step_as_a_whole_keeps_its_reductions() -> None:
+    """Its memory and its time are estimated so."""
+    step = native()
+    kinds = [op.kind for op in lower(step, options_for(step)).graph.ops.values()]
+    assert kinds.count("Reduce") == [op.kind for op in step.ops.values()].count("Reduce") > 0
+
+
 def test_gpus_of_several_hosts_are_refused() -> None:
     with pytest.raises(ConfigError, match="no collective in common"):
         native("host0-1:cuda:0")
