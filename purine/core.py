@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from purine.graph import Graph, Lane, Location, computes
+from purine.graph import Graph, Lane, Location
+from purine.graph.nodes import computes
 
 __all__ = ["Core", "Plan", "Station", "compile_plan", "urgency"]
 

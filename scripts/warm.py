@@ -209,7 +209,7 @@ def _run(
         os.close(descriptor)
     if namespace is not None:
         _enter(namespace)
-    code = forked.finish(forked.run, streams, arguments=arguments, env=env, cwd=cwd)
+    code = forked.finish(forked.run, streams, arguments=arguments, env=env, cwd=cwd, session=False)
     if numbers:
         ctypes.CDLL(None).exit(code)  # runs the exit handlers of MPI, which tell `mpiexec`
     os._exit(code)

@@ -15,8 +15,6 @@ from purine.graph.nodes import (
     Op,
     Origin,
     State,
-    computes,
-    floats,
 )
 from purine.graph.verify import DTYPES, RULES, Kinds, Rule, problems, verify
 from purine.graph.yaml import from_yaml, load_yaml, save_yaml, to_yaml
@@ -39,8 +37,6 @@ __all__ = [
     "Origin",
     "Rule",
     "State",
-    "computes",
-    "floats",
     "from_yaml",
     "load_yaml",
     "problems",

@@ -3,6 +3,7 @@
 A `Reduce` whose inputs share one memory (sets of cores, logical GPUs on one card) becomes an
 `Average` that reads them in place, in the order of the replicas. Between different GPUs it becomes
 a call of NCCL. Otherwise it stays a `Reduce`: its inputs are copied to its device and added there.
+One between hosts is left to the pass `hosts`, which a step as a whole does not take.
 
 NCCL deadlocks when two GPUs see collectives in different orders. Control edges therefore fix one
 order for all GPUs, and one thread enqueues each collective on all its GPUs.
@@ -39,7 +40,7 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered
 
     `by_nccl` says whether GPUs can use NCCL. By default that depends on the build of torch.
     """
-    collectives = [op for op in graph.ops.values() if op.kind in COLLECTIVES]
+    collectives = [op for op in graph.ops.values() if op.kind in COLLECTIVES and _here(graph, op)]
     if not collectives:
         return Lowered(graph)
     if by_nccl is None:
@@ -61,6 +62,11 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered
             groups[op.name] = group
     builder.control.update(_one_order(graph, groups))
     return Lowered(builder.graph(), kernels)
+
+
+def _here(graph: Graph, op: Op) -> bool:
+    """Whether all inputs of an op are on its host."""
+    return all(graph.blobs[name].location.host == op.location.host for name in op.inputs)
 
 
 def _one_order(

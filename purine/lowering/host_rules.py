@@ -1,7 +1,8 @@
 """What holds between the parts of hosts, which the rules of one graph cannot see.
 
 A channel has two ends: a `Put` in the part of one host and an `Arrival` in that of another. Their
-blobs lie in memory alike. And no op waits for itself through other hosts.
+blobs lie in memory alike. The hosts of a group make the same collectives in the same order. And no
+op waits for itself through other hosts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from purine.errors import GraphError
 from purine.graph import Graph, Op
 from purine.graph.verify import no_cycle
 from purine.lowering.hosts import Channel, channels_of, hosts_of, part_of
+from purine.lowering.together import BROADCAST, Collective, collective_of
 
 __all__ = ["host_problems", "problems_of_parts"]
 
@@ -48,6 +50,9 @@ def problems_of_parts(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
         for error in _channel_problems(key, puts.get(key, ()), arrivals.get(key, ())):
             unmatched = True
             yield error
+    for error in _order_problems(parts):
+        unmatched = True
+        yield error
     if not unmatched:
         yield from _cycles(parts, {key: (puts[key][0], arrivals[key][0]) for key in puts})
 
@@ -89,6 +94,48 @@ def _form(channel: Channel) -> str:
     return " ".join([blob.dtype, str(list(blob.shape or ())), *([blob.layout] * bool(blob.layout))])
 
 
+def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
+    """All hosts of a group make its collectives in one order, which control edges fix."""
+    known: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
+    for host, part in parts.items():
+        calls = [(one, op) for op in part.ops.values() if (one := collective_of(op)) is not None]
+        last: dict[tuple[str, tuple[str, ...]], str] = {}
+        for one, op in sorted(calls, key=lambda call: call[0].number):
+            known.setdefault(one.group, {}).setdefault(host, []).append(_call(part, one, op))
+            before = last.get(one.group)
+            if before is not None and op.name not in part.successors[before]:
+                yield GraphError(
+                    f"nothing orders collectives {before!r} and {op.name!r} of host {host!r}",
+                    expected="a control edge between two that follow each other",
+                    found="none",
+                    remedy="lower the parts of all hosts from one step",
+                    op=op,
+                )
+            last[one.group] = op.name
+    for (kind, hosts), orders in known.items():
+        first = orders.get(hosts[0], [])
+        for host in hosts:
+            own = orders.get(host, [])
+            if own != first:
+                places = range(max(len(own), len(first)))
+                at = next(k for k in places if own[k : k + 1] != first[k : k + 1])
+                theirs, its = ((*order[at : at + 1], "none")[0] for order in (first, own))
+                yield GraphError(
+                    f"hosts {hosts[0]!r} and {host!r} differ in collective {at} of {kind}",
+                    expected=f"{theirs}, as {hosts[0]!r} has",
+                    found=f"{its}, as {host!r} has",
+                    remedy="lower the parts of all hosts from one step",
+                )
+
+
+def _call(part: Graph, one: Collective, op: Op) -> str:
+    """What all hosts have alike of a collective."""
+    blobs = op.inputs or op.outputs
+    forms = " ".join(f"{part.blobs[b].dtype} {list(part.blobs[b].shape or ())}" for b in blobs)
+    name = "" if one.kind == BROADCAST else f" {one.op}"
+    return f"number {one.number} to or from {one.root}{name}: {forms}"
+
+
 def _cycles(
     parts: Mapping[str, Graph], ends: Mapping[_Key, tuple[Channel, Channel]]
 ) -> Iterator[GraphError]:
@@ -96,13 +143,15 @@ def _cycles(
 
     Slots and the credit cannot close one: a put also waits until the receiver has completed an
     earlier iteration, so these edges lead from an iteration to a later one (see `no_cycle`).
+    A collective is one op of all its hosts.
     """
     ops: dict[str, Op] = {}
     edges: set[tuple[str, str]] = set()
     for host, part in parts.items():
+        node = {name: _node(host, op) for name, op in part.ops.items()}
         for name, op in part.ops.items():
-            ops[f"{host}/{name}"] = replace(op, name=f"{host}/{name}", inputs=(), outputs=())
-            edges |= {(f"{host}/{name}", f"{host}/{after}") for after in part.successors[name]}
+            ops[node[name]] = replace(op, name=node[name], inputs=(), outputs=())
+            edges |= {(node[name], node[after]) for after in part.successors[name]}
     for (source, target, _), (put, arrival) in ends.items():
         edges.add((f"{source}/{put.op}", f"{target}/{arrival.op}"))
     for error in no_cycle(Graph(ops=ops, control=frozenset(edges)), None):
@@ -114,3 +163,11 @@ def _cycles(
             remedy="remove one of these edges, or carry a value to the next iteration with a state",
             op=error.op,
         )
+
+
+def _node(host: str, op: Op) -> str:
+    """The name of an op among those of all hosts."""
+    one = collective_of(op)
+    if one is None:
+        return f"{host}/{op.name}"
+    return f"{one.kind} {one.number} of {','.join(one.hosts)}"

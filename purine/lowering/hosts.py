@@ -1,7 +1,9 @@
 """Lowering pass `hosts`: the part of a step that one host runs.
 
 A `Copy` between hosts becomes a `Put` at the sender and an `Arrival` at the receiver. A control
-edge between hosts becomes such a pair without a value. Everything else of other hosts is left out.
+edge between hosts becomes such a pair without a value. A `Reduce` between hosts, and the copies
+that bring its result back, become collectives (see `together`). Everything else of other hosts is
+left out.
 
 What all hosts can compute for themselves is not sent: the clock (seed and iteration) and scalars
 that depend on the clock alone, such as the learning rate. A host that reads them computes them.
@@ -12,7 +14,7 @@ and stop at the same iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from purine.analysis.clockwork import clockwork
@@ -21,6 +23,7 @@ from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import origin_of, result_of
 from purine.lowering.parcels import in_parcels
+from purine.lowering.together import BROADCAST, REDUCE, Collective, collectives_of, in_depth
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
 from purine.registry.facts import Facts, Role
@@ -143,15 +146,17 @@ class _Part:
         needed = _deadlines(step, hop=0)
         self.later = {blob for blob, when in needed.items() if when >= SPAN}
         """The blobs that are not needed before the next iteration."""
+        self.collectives = collectives_of(step, self.clockwork)
         self.builder = Builder()
 
     def graph(self) -> Graph:
-        step, builder = self.step, self.builder
+        step, builder, host = self.step, self.builder, self.host
         for blob in step.blobs.values():
-            if blob.location.host == self.host:
+            if blob.location.host == host:
                 builder.add(blob)
         transfers = list(self._transfers())
         crossing = {transfer.name for transfer in transfers}
+        crossing |= {name for one in self.collectives for name in one.ops}
         for op in step.ops.values():
             if op.location.host == self.host and op.name not in crossing:
                 self._add(op)
@@ -166,8 +171,10 @@ class _Part:
             transfer.name: self._add_half(channel, transfer)
             for channel, transfer in _numbered(transfers)
         }
+        own = {one: self._add_collective(one) for one in self.collectives if host in one.hosts}
+        builder.control |= set(_in_order(own))
         builder.control |= {edge for edge in step.control if builder.ops.keys() >= set(edge)}
-        builder.control |= set(self._through_others(transfers, halves))
+        builder.control |= set(self._through_others(transfers, halves, own))
         return builder.graph()
 
     def _add(self, op: Op) -> None:
@@ -203,12 +210,14 @@ class _Part:
 
     def _transfers(self) -> Iterator[_Transfer]:
         """What crosses between hosts in a step, in its order, and has an end at this host."""
-        step = self.step
+        step, together = self.step, {name for one in self.collectives for name in one.copies}
         for op in step.ops.values():
             if op.kind != "Copy":
                 continue
             source, target = step.blobs[op.inputs[0]], step.blobs[op.outputs[0]]
             if source.location.host == target.location.host or source.name in self.clockwork:
+                continue
+            if op.name in together:
                 continue
             if self.host in (source.location.host, target.location.host):
                 yield _Transfer(op.name, source.location, target.location, source.name, target)
@@ -231,9 +240,14 @@ class _Part:
         return sorted({op.location for op in self.step.ops.values() if op.location.host == host})
 
     def _through_others(
-        self, transfers: list[_Transfer], halves: dict[str, str]
+        self,
+        transfers: list[_Transfer],
+        halves: dict[str, str],
+        together: dict[Collective, str],
     ) -> Iterator[tuple[str, str]]:
         """Control edges from puts to the arrivals that other hosts send because of them.
+
+        The part of this host in a collective is a put and an arrival in one.
 
         An arrival comes after these puts anyway. The edges tell so to whatever looks at this part
         alone: two ops with a path between them through another host are not dispatched as one.
@@ -270,16 +284,49 @@ class _Part:
             elif transfer.target.host == self.host and transfer.read not in step.states:
                 waits[half] = first
                 late.add(half)
+        for one, half in together.items():
+            readers, makers = self._others_of(one)
+            for name in readers:
+                puts.setdefault(name, set()).add(half)
+            for name in makers:
+                arrivals.setdefault(name, []).append(half)
+        self._pass_on(puts, arrivals, waits, first)
+        waits = _thinned(waits, {half: one for one, half in together.items()})
+        behind = [name for name in late if not first.isdisjoint(waits.get(name, ()))]
+        yield from self._fenced(first, behind, waits)
+
+    def _pass_on(
+        self,
+        puts: dict[str, set[str]],
+        arrivals: dict[str, list[str]],
+        waits: dict[str, set[str]],
+        first: set[str],
+    ) -> None:
+        """Follow the puts through other hosts to the arrivals that wait for them."""
+        step = self.step
+        chained = dict(_in_order({one: one.op for one in self.collectives if one.kind == REDUCE}))
         hidden = {name for name in step.inputs if step.blobs[name].location.host != self.host}
-        for name in step.order:
+        for name in in_depth(step) if chained else step.order:
             if not hidden.isdisjoint(step.ops[name].inputs):
                 puts.setdefault(name, set()).update(first)
             if name in puts and step.ops[name].location.host != self.host:
-                waits |= dict.fromkeys(arrivals.get(name, ()), puts[name])
-                for following in step.successors[name]:
+                for half in arrivals.get(name, ()):
+                    waits[half] = waits[half] | puts[name] if half in waits else puts[name]
+                behind = [chained[name]] if name in chained else []
+                for following in (*step.successors[name], *behind):
                     puts.setdefault(following, set()).update(puts[name])
-        behind = [name for name in late if not first.isdisjoint(waits.get(name, ()))]
-        yield from self._fenced(first, behind, waits)
+
+    def _others_of(self, one: Collective) -> tuple[list[str], list[str]]:
+        """The ops of other hosts that wait for this host in a collective, and those before it.
+
+        Each host of a collective may wait for all others.
+        """
+        step = self.step
+        readers = [name for name in one.ops if step.ops[name].location.host != self.host]
+        if one.kind == BROADCAST:
+            return readers, []
+        makers = (step.producers.get(name) for name in step.ops[one.op].inputs)
+        return readers, [op.name for op in makers if op and op.location.host != self.host]
 
     def _fenced(
         self, first: set[str], behind: list[str], waits: dict[str, set[str]]
@@ -325,6 +372,55 @@ class _Part:
         if transfer.after is not None:
             builder.control.add((transfer.name, transfer.after))
         return transfer.name
+
+    def _add_collective(self, one: Collective) -> str:
+        """Add the part of this host in a collective, and return its name."""
+        step, builder, roots = self.step, self.builder, one.root == self.host
+        call: dict[str, Attribute] = {"root": one.root, "hosts": one.hosts, "number": one.number}
+        read: tuple[str, ...] = (one.op,) if roots else ()
+        if one.kind == BROADCAST:
+            copies = (name for name in one.copies if step.ops[name].location.host == self.host)
+            name = builder.fresh(f"broadcast/{one.op}") if roots else next(copies)
+            written = () if roots else step.ops[name].outputs
+            lane, origin = "outbound" if roots else "inbound", Origin(one.op, "copy")
+        else:
+            op = step.ops[one.op]
+            name, lane, origin = op.name, op.lane, origin_of(op)
+            hosts = [step.blobs[blob].location.host for blob in op.inputs]
+            read = tuple(b for b, host in zip(op.inputs, hosts, strict=True) if host == self.host)
+            written = op.outputs if roots else ()
+            share = hosts.index(self.host) // op.whole("groups", 1)
+            call["weight"] = (op.items("weights") or [1.0 / len(one.hosts)] * len(hosts))[share]
+        at = step.blobs[(*read, *written)[0]].location
+        builder.op(name, one.kind, read, written, call, location=at, lane=lane, origin=origin)
+        return name
+
+
+def _thinned(
+    waits: Mapping[str, set[str]], together: Mapping[str, Collective]
+) -> dict[str, set[str]]:
+    """Of the collectives of a group for which an op waits, only the last."""
+    thin: dict[str, set[str]] = {}
+    for name, before in waits.items():
+        last: dict[tuple[str, tuple[str, ...]], int] = {}
+        for one in map(together.get, before):
+            if one is not None:
+                last[one.group] = max(one.number, last.get(one.group, 0))
+        thin[name] = {
+            half
+            for half in before
+            if half not in together or together[half].number == last[together[half].group]
+        }
+    return thin if together else dict(waits)
+
+
+def _in_order(ops: Mapping[Collective, str]) -> Iterator[tuple[str, str]]:
+    """Control edges between the ops of collectives, by which those of a group have one order."""
+    last: dict[tuple[str, tuple[str, ...]], str] = {}
+    for one, name in ops.items():
+        if one.group in last:
+            yield last[one.group], name
+        last[one.group] = name
 
 
 def _numbered(transfers: list[_Transfer]) -> Iterator[tuple[int, _Transfer]]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from purine.graph import Builder, Graph, Location, Op, floats
+from purine.graph import Builder, Graph, Location, Op
+from purine.graph.nodes import floats
 from purine.kinds.packed_filters import can_pack, pack
 from purine.lowering.lowered import Lowered
 from purine.registry.kind import Kernel, Kind, register

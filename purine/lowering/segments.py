@@ -29,8 +29,10 @@ from purine.analysis.infer import size_in_bytes
 from purine.compile.script import compile_ops, is_scriptable
 from purine.core import Station, urgency
 from purine.errors import in_a_line
-from purine.graph import Builder, Graph, Op, computes
+from purine.graph import Builder, Graph, Op
+from purine.graph.nodes import computes
 from purine.lowering.lowered import Lowered
+from purine.lowering.together import BROADCAST, REDUCE
 from purine.optimize.fuse import boundary
 from purine.registry.kind import Kernel, Kind, Results, register
 from purine.registry.lookup import lookup
@@ -56,6 +58,8 @@ _SHORT = PROFILE.dispatch_matters
 """Seconds of an op from which the cost of its dispatch does not matter."""
 
 
+_ARRIVING, _SENDING = ("Arrival", REDUCE, BROADCAST), ("Put", REDUCE, BROADCAST)
+"""Kinds of ops that wait for other hosts, and for which other hosts wait."""
 _WORTH_WAITING = 1 << 15
 """Bytes of values from other hosts up to which ops wait for each other's."""
 
@@ -145,7 +149,7 @@ def _behind_arrivals(graph: Graph) -> set[str]:
         op = graph.ops[name]
         for blob in op.inputs:
             maker = graph.producers.get(blob)
-            late = maker is not None and (maker.kind == "Arrival" or maker.name in behind)
+            late = maker is not None and (maker.kind in _ARRIVING or maker.name in behind)
             if late and _is_large(graph, blob) and not computes(op.lane):
                 behind.add(name)
     return behind
@@ -160,11 +164,11 @@ def _awaiting_puts(graph: Graph) -> dict[str, int]:
     """
     behind: set[str] = set()
     for name in graph.order:
-        if graph.ops[name].kind == "Arrival" or name in behind:
+        if graph.ops[name].kind in _ARRIVING or name in behind:
             behind.update(graph.successors[name])
     puts: dict[str, int] = {}
     for number, name in enumerate(reversed(graph.order) if behind else ()):
-        own = 1 << number if graph.ops[name].kind == "Put" else 0
+        own = 1 << number if graph.ops[name].kind in _SENDING else 0
         puts[name] = reduce(or_, (puts[after] for after in graph.successors[name]), own)
     beside = (name for name in behind if not computes(graph.ops[name].lane))
     return {name: puts[name] for name in beside}

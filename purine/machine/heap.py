@@ -22,7 +22,8 @@ import torch
 
 from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import size_in_bytes
-from purine.graph import Graph, computes, floats
+from purine.graph import Graph
+from purine.graph.nodes import computes, floats
 from purine.machine.effects import applies
 from purine.registry.lookup import lookup
 

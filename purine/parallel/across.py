@@ -3,7 +3,8 @@
 Inside each host the gradients of its replicas are averaged first, so a host sends one value of each
 to others. Hosts reduce along a spanning tree, whose root owns the parameter and updates it, and new
 values go back along the same tree; inside a host all replicas read what arrived. The topology is
-the form of the tree. Large parameters are cut into units, whose owners alternate between hosts.
+the form of the tree; with `native` collectives of all hosts take its place. Large parameters are
+cut into units, whose owners alternate between hosts.
 
 A host needs only what it exchanges with others: with `only`, the graph holds the replicas of that
 host, all that there is once, and of other hosts no more than the ends of their transfers. Its size
@@ -48,6 +49,7 @@ _FORMS: Mapping[Topology, Form] = {
     "server": "star",
     "tree": "tree",
     "ring": "path",
+    "native": "flat",
 }
 
 
@@ -82,7 +84,7 @@ class HostReplicas:
         self.joined = joined_of(self.base, self.halves[0])
         one = all(step is self.base for step in self.steps)
         apart = one and all(len({place.host for place in onto}) == 1 for onto in places)
-        apart = apart and not self.joined.ops
+        apart = apart and not self.joined.ops and topology != "native"
         self.only = only if apart else None
         first = self.own[0]  # with `only`, a replica is on one host
         self.shown = [part for part in self.parts if self.shows(part.located(first).host)]
@@ -353,12 +355,16 @@ class HostReplicas:
         self._add_average(values, means, settings)
 
     def _add_average(
-        self, values: Sequence[str], means: Sequence[Blob], settings: dict[str, Attribute]
+        self,
+        values: Sequence[str],
+        means: Sequence[Blob],
+        settings: dict[str, Attribute],
+        kind: str = "Average",
     ) -> None:
         if len(means) > 1:
             settings["groups"] = len(means)
         name = reduced_of(means[0].name)
-        add_reduction(self.builder, "Average", values, means, settings, name=name)
+        add_reduction(self.builder, kind, values, means, settings, name=name)
 
     def _along(
         self,
@@ -367,9 +373,17 @@ class HostReplicas:
         wholes: Sequence[Blob],
         leader: str,
     ) -> None:
-        """Add up the values of all hosts along a route; the root writes their weighted mean."""
+        """Add up the values of all hosts along a route; the root writes their weighted mean.
+
+        Along a flat one, one collective does it.
+        """
         shares = self.shares(self.base.blobs[leader].location)
         even = len(set(shares.values())) == 1
+        if route.form == "flat":
+            weights: dict[str, Attribute] = {} if even else {"weights": tuple(shares.values())}
+            parts = [name for host in shares for name in values(host)]
+            self._add_average(parts, wholes, weights, "Reduce")
+            return
 
         def sums(number: int) -> list[Blob]:
             """What the host with a number writes."""

@@ -19,7 +19,17 @@ import purine.kinds.compress  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked, wrong_value
 from purine.errors import ConfigError
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Op, Origin, State
+from purine.graph import (
+    COLLECTIVES,
+    NOTHING,
+    Attribute,
+    Blob,
+    Builder,
+    Graph,
+    Op,
+    Origin,
+    State,
+)
 from purine.graph.names import encoded_of, encoder_of, origin_of, slot_of
 from purine.nearest import unknown_name
 from purine.parallel._parts import BESIDE
@@ -95,9 +105,23 @@ def compress(
         raise wrong_value(ConfigError, "share", share, "a number above 0, at most 1")
     step = check(step)
     _refuse_one(step, between)
+    _refuse_collectives(step)
     codecs = {"fp16": _cast("fp16"), "bf16": _cast("bf16")}
     gradients = {**codecs, "int8": _int8(block), "topk": _topk(share)}[method]
     return _Compression(step, between == "devices").graph(gradients, codecs.get(returned))
+
+
+def _refuse_collectives(step: Graph) -> None:
+    """A collective adds up values as they are."""
+    for op in step.ops.values():
+        hosts = {step.blobs[name].location.host for name in op.inputs}
+        if op.kind in COLLECTIVES and len(hosts) > 1:
+            raise ConfigError(
+                "collectives between hosts are not compressed",
+                expected="a step whose hosts send gradients to each other",
+                found=f"op {op.name!r}, a collective of {', '.join(sorted(hosts))}",
+                remedy="use topology 'sharded'",
+            )
 
 
 def _cast(name: str) -> _Codec:

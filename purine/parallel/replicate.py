@@ -63,8 +63,8 @@ def replicate(
 
     `topology` says who adds up gradients: `sharded` (each parameter has an owner), `server` (one
     device owns all), `tree`, `ring`, or `native` (owners as in `sharded`, and the collective of the
-    backend: NCCL between GPUs). Gradients of at most `bucket` bytes with one owner are averaged
-    together.
+    backend: NCCL between GPUs, Gloo between CPU devices of several hosts). Gradients of at most
+    `bucket` bytes with one owner are averaged together.
 
     On several hosts, each host averages its own replicas first. Parameters of two or more `unit`
     bytes are cut into units, whose owners alternate between hosts. With `only`, the graph is what
@@ -191,11 +191,11 @@ class _Replicas:
 
 
 def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:
-    """Only devices of one sort, in one machine, have a collective of their own."""
+    """Only GPUs of one machine, or CPU devices, have a collective of their own."""
     for group in zip(*places, strict=True):
-        if len({(member.host, machines.is_cpu(member)) for member in group}) > 1:
+        if len({None if machines.is_cpu(member) else member.host for member in group}) > 1:
             what = "these devices have no collective in common"
-            expected = "topology 'native' over GPUs, or over CPU devices, of one machine"
+            expected = "topology 'native' over GPUs of one machine, or over CPU devices"
             remedy = "name devices of one sort, or use topology 'sharded'"
             raise wrong_devices(what, expected, ", ".join(map(str, group)), remedy)
 

@@ -6,6 +6,7 @@ bounded whatever the number of hosts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -14,10 +15,10 @@ from typing import Literal, TypeAlias
 
 __all__ = ["FAN_IN", "Form", "Route"]
 
-Form: TypeAlias = Literal["star", "tree", "path"]
+Form: TypeAlias = Literal["star", "tree", "path", "flat"]
 FAN_IN = 16
 """How many hosts send to one host of a star. With more than 17 hosts the star is a tree."""
-_WIDTHS: Mapping[Form, int] = {"star": FAN_IN, "tree": 2, "path": 1}
+_WIDTHS: Mapping[Form, int] = {"star": FAN_IN, "tree": 2, "path": 1, "flat": sys.maxsize}
 """How many children a node of a route has at most."""
 
 
@@ -27,7 +28,7 @@ class Route:
 
     A node of a "star" has at most `FAN_IN` children. Nodes with children have low numbers; beyond
     one level these go to hosts `stride` places apart, so that trees with neighbouring roots have
-    them on different hosts.
+    them on different hosts. In a "flat" tree all hosts are children of the root.
 
     >>> hosts = ("a", "b", "c", "d")
     >>> route = Route(hosts, {host: place for place, host in enumerate(hosts)}, "b", "tree")
@@ -59,7 +60,7 @@ class Route:
     @property
     def is_flat(self) -> bool:
         """Whether the root receives from all other hosts itself."""
-        return self.form == "star" and len(self.hosts) <= FAN_IN + 1
+        return self.form == "flat" or (self.form == "star" and len(self.hosts) <= FAN_IN + 1)
 
     @property
     def stride(self) -> int:

@@ -1,35 +1,43 @@
 """What an executor does to exchange values with other hosts.
 
-Puts to each peer have a thread of their own, since sending may wait for the network. One thread
+Puts to each peer have a thread of their own, since sending may wait for the network. So has each
+communicator, since a collective waits for all its hosts. One thread
 waits for events of the transport: it runs arrivals in line, and lets puts go that wait for a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Event as Bell
 from time import monotonic
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
 from purine.analysis.infer import families
 from purine.core import Plan
+from purine.errors import KernelError
 from purine.graph import Graph
 from purine.lowering.hosts import Channel, channels_of
+from purine.lowering.together import Collective, collective_of
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel
+from purine.runtime.calls import kernel_of
 from purine.runtime.host_core import HostCore
 from purine.runtime.receipts import Receipts
 from purine.transports.base import ENDED, Arrived, Event, Granted, Lost, Transport
+from purine.transports.communicator import Communicator
 from purine.transports.world import host_lost, value_lost
 
-__all__ = ["Exchange", "Wait"]
+__all__ = ["Exchange", "Group", "Wait"]
 
 _BEAT = 1.0
 """Seconds between two signs of life."""
 _SILENCE = 6.0
 """Seconds after which a host that says nothing is taken for lost. All hosts end within ten."""
+Group: TypeAlias = tuple[str, tuple[str, ...]]
+"""The kind and the hosts of collectives that have one order."""
 _OVERDUE = 20.0
 """Seconds after which a value that was sent and has not arrived is taken for lost."""
 
@@ -38,16 +46,18 @@ _OVERDUE = 20.0
 class Wait:
     """An op that waits for another host.
 
-    An "arrival" waits for its value, a put for a free "slot", and a "send" is under way.
+    An "arrival" waits for its value, a put for a free "slot", and a "send" is under way. A
+    "collective" that is under way waits for each of its hosts.
     """
 
-    sort: Literal["arrival", "slot", "send"]
+    sort: Literal["arrival", "slot", "send", "collective"]
     channel: Channel
     iteration: int
 
     @property
     def peer(self) -> str:
-        return self.channel.source if self.sort == "arrival" else self.channel.target
+        receives = self.sort in ("arrival", "collective")
+        return self.channel.source if receives else self.channel.target
 
     @property
     def blob(self) -> str:
@@ -57,7 +67,8 @@ class Wait:
 class Exchange:
     """The channels of one host's part, over an open transport.
 
-    `graph` is the lowered part before segments were formed. `clock` gives the time in seconds.
+    `graph` is the lowered part before segments were formed. `communicators` are those of its groups
+    of collectives. `clock` gives the time in seconds.
     """
 
     def __init__(
@@ -67,10 +78,11 @@ class Exchange:
         peers: Sequence[str],
         transport: Transport,
         *,
+        communicators: Mapping[Group, Communicator] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.host, self.peers, self.transport = host, tuple(peers), transport
-        self._clock = clock
+        self._clock, self._graph = clock, graph
         self.incoming, self.outgoing = channels_of(graph, host)
         self.kernels: dict[str, Kernel] = {}
         """The kernels of the puts, arrivals and fences."""
@@ -82,6 +94,20 @@ class Exchange:
         for op in graph.ops.values():
             if op.kind == "Fence":
                 self.kernels[op.name] = _nothing
+        self._collectives: dict[str, Collective] = {}
+        """By op the collective that it has a part in."""
+        for op in graph.ops.values():
+            one = collective_of(op)
+            if one is not None:
+                self._collectives[op.name] = one
+                self.kernels[op.name] = kernel_of(graph, op, (communicators or {})[one.group])
+        self._blobs = {
+            name: (*graph.ops[name].outputs, *graph.ops[name].inputs)[0]
+            for name in self._collectives
+        }
+        self._meeting: dict[int, int] = {}
+        """By collective that is under way its iteration."""
+        self._closed = Bell()
         for channel in self.outgoing:
             self.kernels[channel.op] = self._putting(channel)
         for channel in self.incoming:
@@ -103,6 +129,13 @@ class Exchange:
             (channel.source, channel.number): number[channel.op] for channel in self.incoming
         }
         self._cells = {number[name]: cell for name, cell in self._versions.items()}
+        groups: dict[Group, list[tuple[int, int]]] = {}
+        for name, one in self._collectives.items():
+            groups.setdefault(one.group, []).append((one.number, number[name]))
+        self.turns = [[op for _, op in sorted(calls)] for calls in groups.values()]
+        """The collectives of each group, in their order."""
+        self.away = {op for ops in (self.puts, *self.turns) for op in ops}
+        """The ops that are running while they wait for other hosts."""
         self.core = HostCore(
             plan,
             arrivals=self.arrivals.values(),
@@ -110,6 +143,7 @@ class Exchange:
             start=start,
             credit=credit,
             deadlines={number[channel.op]: channel.deadline for channel in self.outgoing},
+            turns=self.turns,
         )
         self.transport.open(self.peers, self.incoming, self.outgoing, self.core.slots)
         self._begin()
@@ -123,11 +157,14 @@ class Exchange:
     def running(self, run: Callable[[int], None]) -> Callable[[int], None]:
         """`run`, which tells puts and arrivals their iteration first."""
         cells, size, puts, sending = self._cells, self.core.size, self.puts, self._sending
-        sent = self._sent
+        sent, collective = self._sent, frozenset(op for ops in self.turns for op in ops)
 
         def run_token(token: int) -> None:
             op = token % size
             cell = cells.get(op)
+            if op in collective:
+                self._meet(run, token)
+                return
             if cell is None:
                 run(token)
                 return
@@ -141,6 +178,38 @@ class Exchange:
             del sending[op]
 
         return run_token
+
+    def _meet(self, run: Callable[[int], None], token: int) -> None:
+        """Run a collective."""
+        iteration, op = divmod(token, self.core.size)
+        self._meeting[op] = iteration
+        try:
+            run(token)
+        except KernelError as error:
+            if isinstance(error.__cause__, RuntimeError):
+                self._blame(self.core.plan.ops[op], iteration, error)
+            raise
+        del self._meeting[op]
+
+    def _blame(self, op: str, iteration: int, error: KernelError) -> None:
+        """Raise the error of a lost host if a collective has failed because of one.
+
+        Its connection may break before the transport tells that the host is lost.
+        """
+        ends = self._clock() + _SILENCE
+        while not self._closed.is_set() and self._clock() < ends:
+            losses = self.losses()
+            for peer in self._collectives[op].hosts:
+                if peer in losses:
+                    blob = self._blobs[op]
+                    lost = host_lost(peer, losses[peer], op=op, blob=blob, iteration=iteration)
+                    raise lost from error
+            self._closed.wait(_BEAT / 20)
+
+    @property
+    def meets(self) -> bool:
+        """Whether a collective is under way."""
+        return bool(self._meeting)
 
     def wait(self) -> list[Event]:
         """The next events. Tells the peers now and then that this host is alive."""
@@ -192,6 +261,7 @@ class Exchange:
 
     def close(self) -> None:
         """Close the transport; hosts that are lost are not waited for."""
+        self._closed.set()
         self.transport.close([peer for peer, why in self.losses().items() if why != ENDED])
         self._lost.clear()  # all hosts close theirs, so from now on that says nothing
 
@@ -201,7 +271,15 @@ class Exchange:
         sending = [(at, self.core.plan.ops[op]) for op, at in dict(self._sending).items()]
         waits = [Wait("arrival", channel_of[op], at) for at, op in self.core.missing()]
         waits += [Wait("slot", channel_of[op], at) for at, op in self.core.held()]
-        return waits + [Wait("send", channel_of[op], at) for at, op in sending]
+        waits += [Wait("send", channel_of[op], at) for at, op in sending]
+        for number, at in dict(self._meeting).items():
+            op = self.core.plan.ops[number]
+            one, blob = self._collectives[op], self._blobs[op]
+            for peer in one.hosts:
+                if peer != self.host:
+                    channel = Channel(peer, self.host, one.number, op, self._graph.blobs[blob])
+                    waits.append(Wait("collective", channel, at))
+        return waits
 
     def _raise_if_needed(self) -> None:
         """Raise if an op waits for a host that is gone, or for a value that is lost.

@@ -20,7 +20,8 @@ from torch import Tensor
 from purine.compile.script import keep_order
 from purine.core import Core, Station
 from purine.errors import RunError, StallError
-from purine.graph import Graph, Location, computes, floats
+from purine.graph import Graph, Location
+from purine.graph.nodes import computes, floats
 from purine.machine.cores import pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
@@ -268,7 +269,7 @@ class Executor:
         with self._lock:
             self._stop()
         stuck = self._exchange is not None and (
-            self._failure is not None or bool(self._exchange.losses())
+            self._failure is not None or self._exchange.meets or bool(self._exchange.losses())
         )
         ends = monotonic() + _LEAVE
         for thread in self._threads:
@@ -410,7 +411,7 @@ class Executor:
             waits = () if exchange is None else tuple(exchange.waits())
             running = []
             for (location, lane), token in zip(self._workers, self._running, strict=True):
-                if token is not None and not (exchange and token % size in exchange.puts):
+                if token is not None and not (exchange and token % size in exchange.away):
                     iteration, op = divmod(token, size)
                     running.append((iteration, self.plan.ops[op], f"{location.device} {lane}"))
             return Activity(self.core.completed, tuple(running), waits)
@@ -482,12 +483,17 @@ def _workers(
 
 
 def _add_peers(workers: list[Station], numbers: list[int], exchange: Exchange) -> int:
-    """Add a thread for the puts to each peer, and one that receives, whose number is returned."""
+    """Add a thread for the puts to each peer, one for each group of collectives, and one that
+    receives, whose number is returned."""
     for peer in exchange.peers:
         for op, target in exchange.puts.items():
             if target == peer:
                 numbers[op] = len(workers)
         workers.append((Location(peer), "outbound"))
+    for group in exchange.turns:
+        for op in group:
+            numbers[op] = len(workers)
+        workers.append((Location(exchange.peers[0]), "outbound"))
     for op in exchange.arrivals.values():
         numbers[op] = len(workers)
     workers.append((Location(exchange.host), "inbound"))

@@ -5,15 +5,18 @@ its blob exists and the receiver has a free slot for it. A receiver has `slots` 
 and gives those of an iteration back when the iteration is complete there, so a put of iteration i
 waits until the receiver has completed iteration i - slots.
 
+Collectives of a group of hosts run in one order over all iterations: one whose turn has not come is
+held.
+
 No set of hosts can deadlock on this. Consider the oldest iteration that some host has not
 completed. All earlier ones are complete everywhere, so its puts have slots. Its ops wait for ops of
-the same iteration alone, among which there is no cycle. A put without a slot holds nothing up: it
-waits here and not on a lane.
+the same iteration alone, among which there is no cycle, also where a collective is one op of all
+its hosts. A put without a slot holds nothing up: it waits here and not on a lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from purine.core import Core, Plan
 from purine.lowering.hosts import SPAN
@@ -24,13 +27,37 @@ TOKEN = (1 << 62) - 1
 """The bits of a token that are not its order."""
 
 
+class _Turns:
+    """The order of the collectives of one group, over all iterations."""
+
+    def __init__(self, ops: Sequence[int], size: int, start: int) -> None:
+        self._place = {op: place for place, op in enumerate(ops)}
+        self._size, self._next = size, start * len(ops)
+        self._ready: dict[int, int] = {}
+        """By turn the token that is ready for it."""
+
+    def take(self, token: int) -> bool:
+        """Whether it is the turn of a token that is ready; otherwise it is kept."""
+        iteration, op = divmod(token, self._size)
+        turn = iteration * len(self._place) + self._place[op]
+        if turn != self._next:
+            self._ready[turn] = token
+        return turn == self._next
+
+    def pass_on(self) -> list[int]:
+        """The collective whose turn it was is complete; the next token, if it is ready."""
+        self._next += 1
+        return [self._ready.pop(self._next)] if self._next in self._ready else []
+
+
 class HostCore:
     """A `Core` whose arrivals and puts wait for other hosts as well.
 
     `arrivals` are the numbers of the ops that complete when a value arrives, `puts` those that
     send, with the host they send to. `deadlines` gives the order of puts: the place of the op that
     waits for the value, in the iteration or the next. A put that is ready has this order in its
-    high bits, above the token: `token & TOKEN` is the token alone.
+    high bits, above the token: `token & TOKEN` is the token alone. `turns` are the collectives of
+    each group in their order.
     """
 
     def __init__(
@@ -43,6 +70,7 @@ class HostCore:
         credit: int = 2,
         slots: int | None = None,
         deadlines: Mapping[int, int] | None = None,
+        turns: Sequence[Sequence[int]] = (),
     ) -> None:
         self.core = Core(plan, start=start, credit=credit)
         self.plan, self.size = plan, self.core.size
@@ -57,6 +85,9 @@ class HostCore:
         self._granted = dict.fromkeys(self._puts.values(), start + self.slots)
         """By peer: it has slots for the iterations below this one."""
         self._held: dict[str, list[int]] = {peer: [] for peer in self._granted}
+        self._turns: dict[int, _Turns] = {}
+        for ops in turns:
+            self._turns |= dict.fromkeys(ops, _Turns(ops, self.size, start))
 
     @property
     def completed(self) -> int:
@@ -70,7 +101,9 @@ class HostCore:
         return self._runnable(self.core.extend(limit))
 
     def complete(self, token: int) -> list[int]:
-        return self._runnable(self.core.complete(token))
+        ready = self._runnable(self.core.complete(token))
+        turns = self._turns.get(token % self.size)
+        return ready if turns is None else [*turns.pass_on(), *ready]
 
     def arrive(self, op: int, iteration: int) -> list[int]:
         """The value of an arrival is in its slot; returns the tokens that became ready."""
@@ -131,5 +164,7 @@ class HostCore:
                     self._held[peer].append(token)
                     continue
                 token = self._urgent(token)
+            elif op in self._turns and not self._turns[op].take(token):
+                continue
             runnable.append(token)
         return runnable

@@ -28,6 +28,7 @@ from purine.graph import Graph, Op
 from purine.graph.names import copied_from
 from purine.lowering import Options, lower, options_for
 from purine.lowering.hosts import hosts_of, part_of
+from purine.lowering.together import groups_of
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
@@ -41,7 +42,7 @@ from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
 from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.compute import means_over_test_set
-from purine.runtime.exchange import Exchange
+from purine.runtime.exchange import Exchange, Group
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
@@ -51,6 +52,7 @@ from purine.runtime.values import LARGEST_SEED, Values
 from purine.trace.gather import gather
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
+from purine.transports.communicator import Communicator
 from purine.transports.world import World, unheard
 
 __all__ = ["Run"]
@@ -456,7 +458,13 @@ class Run:
             lowered = lower(self.graph, options)
             if self.world is not None:
                 plain, world = lowered.unsegmented or lowered.graph, self.world
-                exchange = Exchange(plain, world.host, world.peers, world.transport())
+                exchange = Exchange(
+                    plain,
+                    world.host,
+                    world.peers,
+                    world.transport(),
+                    communicators=_communicators(self.graph, world),
+                )
                 world.losses = exchange.losses
                 sources = {**sources, **exchange.kernels}
                 states = {name: states[name] for name in plain.states}
@@ -484,6 +492,13 @@ class Run:
                 remedy="let the net begin with a Data op, or feed it: "
                 f"pu.compute(graph, {{{name!r}: ...}})",
             )
+
+
+def _communicators(step: Graph, world: World) -> dict[Group, Communicator]:
+    """The communicators of a step's groups of collectives that this host is in."""
+    groups = groups_of(step)
+    made = world.communicators([hosts for _, hosts in groups])
+    return {group: one for group, one in zip(groups, made, strict=True) if one is not None}
 
 
 def _refuse_hosts(graph: Graph, world: World | None) -> None:

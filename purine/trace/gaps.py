@@ -16,7 +16,7 @@ __all__ = ["Gaps", "Piece", "Wait", "devices_of_trace"]
 Wait: TypeAlias = Literal["data", "transfers", "peers", "other"]
 
 _TRANSFER_LANES = ("inbound", "outbound")
-_TRANSFER_KINDS = ("Copy", "Average", "Reduce")
+_TRANSFER_KINDS = ("Copy", "Average", "Reduce", "HostReduce", "HostBroadcast")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,10 @@ from purine.transports.base import (
     regions_of,
 )
 from purine.transports.clock import Reading, estimate
+from purine.transports.communicator import Communicator
 from purine.transports.world import World, host_lost
 
-__all__ = ["InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
+__all__ = ["InprocCommunicator", "InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
 
 
 T = TypeVar("T")
@@ -142,13 +143,64 @@ class InprocTransport(Transport):
             self._changed.notify_all()
 
 
+class _Meeting:
+    """Where the hosts of a group meet for their collectives: no call returns before all are here.
+
+    So an order that differs between hosts is an error or a hang in every run.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = tuple(hosts)
+        self.changed = threading.Condition()
+        self.calls: dict[int, dict[str, tuple[str, Tensor]]] = {}
+        """By number of a call what each host that is here calls, and its line."""
+        self.left: dict[int, int] = {}
+
+    def meet(self, number: int, host: str, call: str, line: Tensor) -> dict[str, Tensor]:
+        """The lines of all hosts, in their order."""
+        with self.changed:
+            calls = self.calls.setdefault(number, {})
+            calls[host] = call, line.clone()
+            self.changed.notify_all()
+            if not self.changed.wait_for(lambda: len(calls) == len(self.hosts), _PATIENCE):
+                raise RuntimeError(f"of {self.hosts}, only {tuple(calls)} came")
+            self.left[number] = self.left.get(number, 0) + 1
+            if self.left[number] == len(self.hosts):
+                del self.calls[number], self.left[number]
+        if len({name for name, _ in calls.values()}) > 1:
+            raise RuntimeError(f"hosts make different calls: {calls}")
+        return {name: calls[name][1] for name in self.hosts}
+
+
+class InprocCommunicator(Communicator):
+    """The end of one host."""
+
+    def __init__(self, host: str, meeting: _Meeting) -> None:
+        self._host, self._meeting, self._count = host, meeting, 0
+
+    def reduce(self, line: Tensor, root: str) -> None:
+        lines = self._meet(f"reduce {tuple(line.shape)} {line.dtype} to {root}", line)
+        if root == self._host:
+            line.zero_()
+            for part in lines.values():
+                line.add_(part)
+
+    def broadcast(self, line: Tensor, root: str) -> None:
+        lines = self._meet(f"broadcast {tuple(line.shape)} {line.dtype} from {root}", line)
+        line.copy_(lines[root])
+
+    def _meet(self, call: str, line: Tensor) -> dict[str, Tensor]:
+        self._count += 1
+        return self._meeting.meet(self._count, self._host, call, line)
+
+
 class InprocWorld(World):
     """The world of one of several hosts that are threads of this process."""
 
     def __init__(self, host: str, hosts: Sequence[str], shared: _Shared) -> None:
         super().__init__()
         self.host, self.hosts, self._shared = host, tuple(hosts), shared
-        self._count = 0
+        self._count = self._meetings = 0
 
     def transport(self) -> Transport:
         self._count += 1
@@ -158,6 +210,17 @@ class InprocWorld(World):
                 network = InprocNetwork(self.hosts, delay=shared.delay, loss=shared.loss, seed=seed)
                 shared.networks[self._count] = network
             return self._shared.networks[self._count].ends[self.host]
+
+    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+        self._meetings += 1
+        ends: list[Communicator | None] = []
+        for number, hosts in enumerate(groups):
+            with self._shared.lock:
+                meeting = self._shared.meetings.setdefault(
+                    (self._meetings, number), _Meeting(hosts)
+                )
+            ends.append(InprocCommunicator(self.host, meeting) if self.host in hosts else None)
+        return ends
 
     def all_gather(
         self, text: str, *, op: str = "compare", blob: str = "settings"
@@ -217,6 +280,7 @@ class _Shared:
         self.barrier = threading.Barrier(count)
         self.lock = threading.Lock()
         self.networks: dict[int, InprocNetwork] = {}
+        self.meetings: dict[tuple[int, int], _Meeting] = {}
         self.given: dict[str, Any] = {}
         self.gone: list[str] = []
         self.end: int | None = None

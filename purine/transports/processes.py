@@ -10,7 +10,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
@@ -31,6 +31,7 @@ from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
 from purine.transports.base import Transport, bytes_of
 from purine.transports.clock import ROUNDS, Reading, estimate
+from purine.transports.communicator import Communicator, GlooCommunicator
 from purine.transports.gaspi import GaspiTransport
 from purine.transports.gpi2 import join
 from purine.transports.mpi import MpiTransport, check_job
@@ -144,6 +145,19 @@ class ProcessWorld(World):
         if self._transport == "tcp":
             return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
+
+    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+        ranks = {host: rank for rank, host in enumerate(self.hosts)}
+        found: list[Communicator | None] = []
+        for hosts in groups:
+            make = partial(
+                dist.new_group, [ranks[host] for host in hosts], backend="gloo", timeout=_NEVER
+            )
+            group = self._watched(make, "communicators", "group")
+            own = self.host in hosts
+            assert not own or isinstance(group, dist.ProcessGroup)
+            found.append(GlooCommunicator(group, ranks) if own else None)
+        return found
 
     def all_gather(
         self, text: str, *, op: str = "compare", blob: str = "settings"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from purine.graph.names import origin_of
 from purine.lowering.hosts import channels_of, hosts_of, part_of
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
+from purine.transports.communicator import Communicator
 
 __all__ = ["World", "host_lost", "unheard", "value_lost"]
 
@@ -58,6 +59,10 @@ class World(ABC):
     @abstractmethod
     def transport(self) -> Transport:
         """A new transport between the hosts, to be opened by all."""
+
+    @abstractmethod
+    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+        """New communicators, one for each group of hosts; None for a group without this host."""
 
     @abstractmethod
     def all_gather(

@@ -29,7 +29,9 @@ def test_parts_of_a_step_fit_before_and_after_all_passes(scheme: dict[str, objec
     assert list(problems_of_parts(lowered)) == []
 
 
-@pytest.mark.parametrize(("topology", "hosts"), [("ring", 4), ("tree", 6), ("sharded", 18)])
+@pytest.mark.parametrize(
+    ("topology", "hosts"), [("ring", 4), ("tree", 6), ("sharded", 18), ("native", 6)]
+)
 def test_segments_of_hosts_do_not_wait_for_each_other(topology: Topology, hosts: int) -> None:
     """Sums of many small units go along routes that begin at different hosts."""
     net = pu.backward(pu.zoo.mlp(batch=1, hidden=(4,)))

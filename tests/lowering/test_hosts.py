@@ -19,6 +19,8 @@ SCHEMES: list[dict[str, object]] = [
     {"data": 4, "topology": "ring"},
     {"data": 4, "topology": "tree"},
     {"data": 4, "topology": "server"},
+    {"data": 4, "topology": "native"},
+    {"data": 2, "pipeline": 2, "topology": "native"},
     {"pipeline": 4},
     {"data": 2, "pipeline": 2},
     {"model": 4},

@@ -62,11 +62,19 @@ def test_each_pass_has_a_golden_text(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shares, "_GRAIN", 4)
     two_hosts = small("host0-1:cpu:0", "sharded")
     step = pu.check({"packing": convolutions(), "hosts": two_hosts}.get(name, small()))
+    compare_golden(name, step, f"{name}.txt")
+
+
+def test_collectives_between_hosts_have_a_golden_text() -> None:
+    compare_golden("hosts", small("host0-1:cpu:0"), "hosts_native.txt")
+
+
+def compare_golden(name: str, step: Graph, golden: str) -> None:
     index = NAMES.index(name)
     options = Options(segments=True, host="host1" if name == "hosts" else None)
     before = lower(step, options, after=NAMES[index - 1]) if index else Lowered(step)
     text = changed_lines(before, lower(step, options, after=name))
-    file = GOLDEN / f"{name}.txt"
+    file = GOLDEN / golden
     if os.environ.get("PURINE_WRITE_GOLDEN"):
         file.write_text(text)
     assert text == file.read_text()

@@ -9,7 +9,8 @@ import torch
 
 import purine as pu
 from purine.errors import ConfigError, GraphError
-from purine.graph import Builder, Graph, Location, floats, from_yaml, to_yaml
+from purine.graph import Builder, Graph, Location, from_yaml, to_yaml
+from purine.graph.nodes import floats
 from purine.kinds import Net, batch_norm, inner_product, softmax_loss
 from purine.lowering import lower
 from purine.parallel import Scheme, accumulate, floating, replicate

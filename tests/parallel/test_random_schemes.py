@@ -70,7 +70,7 @@ class Case:
     @property
     def batch(self) -> int:
         """The samples that the net is given."""
-        return self.share * prod(self.scheme.shares.values())
+        return self.share * prod(self.scheme.parts.values())
 
     @property
     def micro(self) -> int:

@@ -39,6 +39,8 @@ SCHEMES: dict[str, dict[str, object]] = {
     **test_host_core.SCHEMES,
     "hybrid": {"model": 4, "hybrid": True},
     "shares": {"data": 4, "shares": (3, 1, 2, 2)},
+    "native": {"data": 4, "topology": "native"},
+    "native-pipeline": {"data": 2, "pipeline": 2, "topology": "native"},
     "shares-pipeline": {"data": 2, "shares": (3, 1), "pipeline": 2, "micro": 2},
 }
 """Settings of schemes for four devices."""

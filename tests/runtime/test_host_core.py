@@ -12,6 +12,8 @@ import purine as pu
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
 from purine.lowering.hosts import SPAN, channels_of, hosts_of, part_of
+from purine.lowering.together import Collective, collective_of
+from purine.runtime.exchange import Group
 from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
@@ -23,6 +25,11 @@ SCHEMES: dict[str, dict[str, object]] = {
     "model": {"model": 4},
     "data-model": {"data": 2, "model": 2},
 }
+TOGETHER: dict[str, dict[str, object]] = {
+    "native": {"data": 4, "topology": "native"},
+    "native-pipeline": {"data": 2, "pipeline": 2, "topology": "native"},
+}
+"""Schemes whose hosts meet for collectives."""
 ITERATIONS = 4
 
 
@@ -32,7 +39,7 @@ def parts(scheme: str) -> dict[str, Graph]:
         pu.zoo.mlp(batch=8),
         solver=lambda net: pu.solvers.sgd(net, lr=0.1, momentum=0.9),
         devices="host0-1:cpu:0-1",
-        **SCHEMES[scheme],
+        **{**SCHEMES, **TOGETHER}[scheme],
     )
     return {host: part_of(step, host) for host in hosts_of(step)}
 
@@ -48,6 +55,12 @@ class Simulation:
         credit = self.random.randint(1, 3)
         self.slots = self.random.randint(1, credit + 1)
         self.cores: dict[str, HostCore] = {}
+        self.calls: dict[tuple[str, str], Collective] = {}
+        """By host and op the collective that it has a part in."""
+        self.meetings: dict[tuple[Group, int], dict[str, tuple[int, int, str]]] = {}
+        """By group and turn the hosts that are there: token, number of the call, and root."""
+        self.made: dict[tuple[str, Group], int] = {}
+        """By host and group how many collectives it has begun."""
         self.numbers: dict[str, dict[str, int]] = {}
         self.puts: dict[tuple[str, str], tuple[str, int]] = {}
         arrivals: dict[tuple[str, str, int], str] = {}
@@ -61,6 +74,7 @@ class Simulation:
                 puts={number[channel.op]: channel.target for channel in outgoing},
                 credit=credit,
                 slots=self.slots,
+                turns=self._turns(host, part, number),
             )
             arrivals |= {(c.source, host, c.number): c.op for c in incoming}
         for host, part in parts.items():
@@ -71,6 +85,16 @@ class Simulation:
         for host, core in self.cores.items():
             self._now_ready(host, core.extend(1))
         self.messages: list[tuple[str, ...] | tuple[str, str, int, int]] = []
+
+    def _turns(self, host: str, part: Graph, number: dict[str, int]) -> list[list[int]]:
+        """The collectives of each group, in their order."""
+        groups: dict[Group, list[tuple[int, int]]] = {}
+        for op in part.ops.values():
+            one = collective_of(op)
+            if one is not None:
+                self.calls[host, op.name] = one
+                groups.setdefault(one.group, []).append((one.number, number[op.name]))
+        return [[op for _, op in sorted(calls)] for calls in groups.values()]
 
     def run(self) -> None:
         """Run to the end; each host lets further iterations start as it likes."""
@@ -90,13 +114,31 @@ class Simulation:
     def _op(self) -> None:
         host, token = self.ready.pop(self.random.randrange(len(self.ready)))
         core = self.cores[host]
-        before = core.completed
         iteration, op = divmod(token, core.size)
         name = core.plan.ops[op]
+        if (host, name) in self.calls:
+            self._meet(host, token, self.calls[host, name])
+            return
         if (host, name) in self.puts:
             target, arrival = self.puts[host, name]
             assert iteration < self.cores[target].completed + self.slots  # there is a slot
             self.messages.append(("value", target, arrival, iteration))
+        self._complete(host, token)
+
+    def _meet(self, host: str, token: int, one: Collective) -> None:
+        """No host completes its part of a collective before all its hosts are there."""
+        turn = self.made.get((host, one.group), 0)
+        self.made[host, one.group] = turn + 1
+        there = self.meetings.setdefault((one.group, turn), {})
+        there[host] = token, one.number, one.root
+        assert len({call[1:] for call in there.values()}) == 1, "all hosts make one call"
+        if len(there) == len(one.hosts):
+            for at, (own, _, _) in there.items():
+                self._complete(at, own)
+
+    def _complete(self, host: str, token: int) -> None:
+        core = self.cores[host]
+        before = core.completed
         self._now_ready(host, core.complete(token))
         if core.completed != before:
             others = (other for other in self.cores if other != host)
@@ -113,7 +155,7 @@ class Simulation:
         self.ready += [(host, token & TOKEN) for token in tokens]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, *TOGETHER])
 def test_no_placement_of_credits_and_delays_deadlocks(scheme: str) -> None:
     for seed in range(150):
         simulation = Simulation(parts(scheme), seed)

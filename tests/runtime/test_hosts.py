@@ -112,6 +112,8 @@ def test_two_hosts_train_as_one_device(scheme: str, tmp_path: Path) -> None:
         ("module", "model", 2),
         ("module", "ring", 4),
         ("lenet", "data-pipeline", 4),
+        ("module", "native", 4),
+        ("lenet", "native-pipeline", 4),
     ],
 )
 def test_nets_train_on_hosts_as_on_one_device(net: str, scheme: str, hosts: int) -> None:
@@ -266,7 +268,7 @@ def test_an_error_in_a_test_ends_all_hosts() -> None:
         assert "sample 41 is damaged" in str(error)
 
 
-@pytest.mark.parametrize("topology", ["sharded", "tree", "ring"])
+@pytest.mark.parametrize("topology", ["sharded", "tree", "ring", "native"])
 def test_hosts_of_unequal_batch_train_as_one_device(topology: Topology) -> None:
     """A fast host takes 6 of 8 samples, on two devices."""
     parts = [lenet(4), lenet(2), lenet(2)]
@@ -283,7 +285,7 @@ def test_hosts_of_unequal_batch_train_as_one_device(topology: Topology) -> None:
         agree(found, serial())
 
 
-@pytest.mark.parametrize(("topology", "samples"), [("sharded", 1), ("server", 2)])
+@pytest.mark.parametrize(("topology", "samples"), [("sharded", 1), ("server", 2), ("native", 2)])
 def test_twenty_hosts_train_as_one_device(topology: Topology, samples: int) -> None:
     """More than send to one host, of which each builds its own part where batches are equal."""
 
@@ -338,8 +340,9 @@ def test_a_process_alone_cannot_run_two_hosts() -> None:
     assert "purine launch --hosts 2" in str(caught.value)
 
 
-def test_a_host_that_fails_ends_the_others_by_name() -> None:
-    step = composed({})
+@pytest.mark.parametrize("scheme", ["data", "native"])
+def test_a_host_that_fails_ends_the_others_by_name(scheme: str) -> None:
+    step = composed(SCHEMES[scheme])
 
     def work(world: InprocWorld) -> None:
         with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
@@ -376,18 +379,28 @@ except pu.PurineError as error:
 """
 
 
-def step_in(folder: Path) -> Path:
+def step_in(folder: Path, scheme: str = "data") -> Path:
     """The file of a step on two hosts."""
-    save_yaml(composed({}), folder / "step.yaml")
+    save_yaml(composed(SCHEMES[scheme]), folder / "step.yaml")
     return folder / "step.yaml"
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("transport", ["shm", "tcp", "torchdist", "gaspi"])
-def test_processes_train_as_one_device(transport: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "scheme"),
+    [
+        ("shm", "data"),
+        ("tcp", "data"),
+        ("torchdist", "data"),
+        ("gaspi", "data"),
+        ("tcp", "native"),
+        ("torchdist", "native"),
+    ],
+)
+def test_processes_train_as_one_device(transport: str, scheme: str, tmp_path: Path) -> None:
     if transport == "gaspi":
         needs_gpi2()
-    for host in start_hosts("-c", SCRIPT, transport, "5", step_in(tmp_path)):
+    for host in start_hosts("-c", SCRIPT, transport, "5", step_in(tmp_path, scheme)):
         code, out, err = host.ended(120)
         assert code == 0, err
         for found, expected in zip(map(float, out.split()), serial().losses, strict=True):
@@ -396,7 +409,7 @@ def test_processes_train_as_one_device(transport: str, tmp_path: Path) -> None:
 
 @pytest.mark.multiprocess
 def test_four_processes_train_as_one_device() -> None:
-    cases = ["module/data-pipeline", "lenet/data-model"]
+    cases = ["module/data-pipeline", "lenet/data-model", "lenet/native-pipeline"]
     program = ("-m", "tests.runtime.host_cases", "shm", *cases)
     for host in start_hosts(*program, count=4):
         code, out, err = host.ended(120)
@@ -408,23 +421,25 @@ def test_four_processes_train_as_one_device() -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("transport", "number"),
+    ("transport", "number", "scheme"),
     [
-        ("shm", signal.SIGKILL),
-        ("shm", signal.SIGSTOP),
-        ("tcp", signal.SIGKILL),
-        ("tcp", signal.SIGSTOP),
-        ("torchdist", signal.SIGKILL),
-        ("torchdist", signal.SIGSTOP),
-        ("gaspi", signal.SIGKILL),
+        ("shm", signal.SIGKILL, "data"),
+        ("shm", signal.SIGSTOP, "data"),
+        ("tcp", signal.SIGKILL, "data"),
+        ("tcp", signal.SIGSTOP, "data"),
+        ("torchdist", signal.SIGKILL, "data"),
+        ("torchdist", signal.SIGSTOP, "data"),
+        ("gaspi", signal.SIGKILL, "data"),
+        ("tcp", signal.SIGKILL, "native"),
+        ("tcp", signal.SIGSTOP, "native"),
     ],
 )
 def test_a_host_that_dies_or_hangs_is_named(
-    transport: str, number: signal.Signals, tmp_path: Path
+    transport: str, number: signal.Signals, scheme: str, tmp_path: Path
 ) -> None:
     if transport == "gaspi":
         needs_gpi2()
-    words = ("-c", SCRIPT, transport, "100000", step_in(tmp_path))
+    words = ("-c", SCRIPT, transport, "100000", step_in(tmp_path, scheme))
     one, other = start_hosts(*words)
     try:
         assert one.out.readline(), "it trains"

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from purine.core import Core, compile_plan
-from purine.graph import Builder, Filler, Graph, Location, floats, verify
+from purine.graph import Builder, Filler, Graph, Location, verify
+from purine.graph.nodes import floats
 from purine.runtime.pool import Pool
 
 HOME = Location(device="cpu:0")

@@ -18,10 +18,11 @@ from purine.lowering import Options, lower
 from purine.lowering.hosts import hosts_of
 from purine.runtime.streams import stream_plan
 from purine.transports.inproc import InprocWorld
+from tests.forked import start_hosts
 from tests.parallel.nets import Trained, agree, float64, images, trained
 from tests.parallel.test_batch_norm import small
 from tests.runtime.stand_in import StandIn, stand_in
-from tests.runtime.test_hosts import on_hosts, started
+from tests.runtime.test_hosts import on_hosts
 
 __all__ = ["stand_in"]
 
@@ -124,10 +125,9 @@ def test_a_checkpoint_goes_on_with_other_shares_and_hosts(tmp_path: Path) -> Non
 @pytest.mark.multiprocess
 def test_processes_with_unequal_shares_train_as_one_device() -> None:
     cases = ["mlp/shares", "mlp/shares-pipeline"]
-    program = ("-m", "tests.runtime.host_cases")
-    for process in started("shm", *cases, hosts=2, program=program):
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err
+    for host in start_hosts("-m", "tests.runtime.host_cases", "shm", *cases):
+        code, out, err = host.ended(240)
+        assert code == 0, err
         told = [json.loads(line) for line in out.splitlines()]
         assert [row["case"] for row in told] == cases
         assert not [row["wrong"] for row in told if row["wrong"]]

@@ -1,0 +1,45 @@
+"""Collectives between hosts, as a library has them: all hosts of a group make the same calls.
+
+One thread of each host makes the calls of a communicator, one after the other, in the order that
+lowering fixed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Communicator", "GlooCommunicator"]
+
+
+class Communicator(ABC):
+    """One host's end of the collectives of a group.
+
+    A call returns when this host has done its part. It raises `RuntimeError` if another host is
+    gone, or waits for it: whoever calls has to look for lost hosts. A communicator ends with its
+    world.
+    """
+
+    @abstractmethod
+    def reduce(self, line: Tensor, root: str) -> None:
+        """Add up the lines of all hosts into that of `root`; the others' are undefined after it."""
+
+    @abstractmethod
+    def broadcast(self, line: Tensor, root: str) -> None:
+        """Copy the line of `root` into those of all others."""
+
+
+class GlooCommunicator(Communicator):
+    """The collectives of Gloo, through `torch.distributed`, in the memory of the host."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Mapping[str, int]) -> None:
+        self._group, self._ranks = group, ranks
+
+    def reduce(self, line: Tensor, root: str) -> None:
+        dist.reduce(line, dst=self._ranks[root], group=self._group)
+
+    def broadcast(self, line: Tensor, root: str) -> None:
+        dist.broadcast(line, src=self._ranks[root], group=self._group)
