@@ -115,7 +115,9 @@ def part_of(step: Graph, host: str) -> Graph:
         raise unknown_name(ConfigError, "host", host, hosts, remedy=remedy)
     if len(hosts) == 1:
         return step
-    return _Part(in_parcels(step), host, hosts).graph()
+    if not collectives_of(step):  # these broadcast small states as well
+        step = in_parcels(step)
+    return _Part(step, host, hosts).graph()
 
 
 def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Channel, ...]]:
