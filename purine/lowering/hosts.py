@@ -107,7 +107,7 @@ def part_of(step: Graph, host: str) -> Graph:
     >>> step = pu.compose(net, solver=pu.solvers.sgd, devices="host0-1:cpu:0")
     >>> incoming, outgoing = channels_of(part_of(step, "host0"), "host0")
     >>> len(incoming), len(outgoing)
-    (11, 11)
+    (9, 9)
     """
     hosts = hosts_of(step)
     if host not in hosts:
