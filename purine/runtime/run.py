@@ -458,6 +458,7 @@ class Run:
             lowered = lower(self.graph, options)
             if self.world is not None:
                 plain, world = lowered.unsegmented or lowered.graph, self.world
+                world.barrier()
                 exchange = Exchange(
                     plain,
                     world.host,
@@ -469,6 +470,8 @@ class Run:
                 sources = {**sources, **exchange.kernels}
                 states = {name: states[name] for name in plain.states}
             program = compile_program(lowered, sources, fused=self._fused)
+            if self.world is not None:
+                self.world.barrier()  # transports wait for a minute, and others may still compile
             settings = replace(self._settings, record=bool(self.record))
             self._executor = Executor(
                 program, states=states, start=self._reached, settings=settings, exchange=exchange

@@ -29,12 +29,13 @@ from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
-from purine.transports.base import Transport, bytes_of
+from purine.transports.base import ENDED, Transport, bytes_of
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator, GlooCommunicator
 from purine.transports.gaspi import GaspiTransport
 from purine.transports.gpi2 import join
 from purine.transports.mpi import MpiTransport, check_job
+from purine.transports.pulse import Pulse
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
@@ -107,6 +108,8 @@ class ProcessWorld(World):
         try:
             store, *_ = next(rendezvous("env://", timeout=_PATIENCE))
             store = PrefixStore(f"start{os.environ.get(RESTARTS) or 0}", store)
+            signs = PrefixStore("pulse", store)
+            signs.set(f"host{rank}", "0")
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE
             )
@@ -122,6 +125,9 @@ class ProcessWorld(World):
         self._transport = transport
         self._store = dist.distributed_c10d._get_default_store()
         self._caller = _Caller()
+        connection = signs.clone()  # type: ignore[attr-defined]  # missing in the stubs of torch
+        self._pulse = Pulse(connection, self.host, self.peers, keeper=self.hosts[0])
+        self._pulse.start()
         self._count = 0
         self._end: int | None = None
         """The iteration at which all hosts stop."""
@@ -218,9 +224,10 @@ class ProcessWorld(World):
         return self._end is not None and iteration >= self._end
 
     def barrier(self) -> None:
-        self._watched(dist.barrier, "barrier", "states")
+        self.all_gather("", op="barrier", blob="states")
 
     def close(self) -> None:
+        self._pulse.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -235,25 +242,32 @@ class ProcessWorld(World):
 
         `host` is the one whose answer it needs, if it is one alone.
         """
-        result, since, begun = self._caller.call(call), None, monotonic()
+        result, since = self._caller.call(call), None
         while not result.done():
             wait([result], timeout=_LOOK)
-            if self.losses is unheard and monotonic() - begun > _PATIENCE.total_seconds():
-                break
-            since = (since or monotonic()) if self.losses() else None
+            since = (since or monotonic()) if self._lost(host) else None
             if since is not None and monotonic() - since > _GRACE and not result.done():
                 break
         error = result.exception() if result.done() else None
         if result.done() and not isinstance(error, RuntimeError):
             return result.result()
         why = "it does not answer" if error is None else " ".join(str(error).split())[:120]
-        losses = dict(self.losses())
+        if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)) and not self.first:
+            host = self.hosts[0]  # the store is there
+        losses = dict(self._lost(host))
         if not losses:
             if host is None or host == self.host:
                 host = self.peers[0] if len(self.peers) == 1 else self.hosts[0]
             losses = {host: why}
         name = host if host in losses else next(iter(losses))
         raise host_lost(name, losses[name], op=op, blob=blob) from error
+
+    def _lost(self, host: str | None) -> Mapping[str, str]:
+        """The hosts that are lost to a call for the answer of `host`, or of all of them."""
+        if self.losses is not unheard:
+            return self.losses()
+        ended = {peer: ENDED for peer in self._pulse.ended if host in (None, peer)}
+        return {**ended, **self._pulse.losses()}
 
 
 def _send_text(text: bytes) -> None:

@@ -70,8 +70,7 @@ class World(ABC):
     ) -> dict[str, str]:
         """The text of each host, on all of them; `op` and `blob` name what waits for it.
 
-        A host that is alive is waited for as long as it takes. While nobody hears from the others,
-        that is a minute.
+        A host that is alive is waited for as long as it takes.
         """
 
     def compare(self, facts: Mapping[str, str]) -> None:
