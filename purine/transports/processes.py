@@ -27,8 +27,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
+from purine.lowering.together import Group
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
+from purine.transports import nccl
 from purine.transports.base import Transport, bytes_of
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator, GlooCommunicator
@@ -146,17 +148,26 @@ class ProcessWorld(World):
             return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
 
-    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+    def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         ranks = {host: rank for rank, host in enumerate(self.hosts)}
+        on_gpus = [group for group in groups if group.gpus]
+        if on_gpus:
+            told = self.jointly(partial(nccl.gpus_of, on_gpus, self.host), op="communicators")
+            nccl.refuse_shared(on_gpus, told)
+        watched: Callable[[Callable[[], object]], object] = partial(
+            self._watched, op="communicators", blob="group"
+        )
         found: list[Communicator | None] = []
-        for hosts in groups:
-            make = partial(
-                dist.new_group, [ranks[host] for host in hosts], backend="gloo", timeout=_NEVER
-            )
-            group = self._watched(make, "communicators", "group")
-            own = self.host in hosts
-            assert not own or isinstance(group, dist.ProcessGroup)
-            found.append(GlooCommunicator(group, ranks) if own else None)
+        for group in groups:
+            if group.gpus:
+                own = nccl.connected(group, self.host, ranks, timeout=_NEVER, watched=watched)
+                found.append(own)
+                continue
+            numbers = [ranks[host] for host in group.hosts]
+            made = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
+            member = self.host in group.hosts
+            assert not member or isinstance(made, dist.ProcessGroup)
+            found.append(GlooCommunicator(made, ranks) if member else None)
         return found
 
     def all_gather(

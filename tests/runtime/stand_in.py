@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from purine.compile import fused as compiled
@@ -30,6 +31,7 @@ from purine.registry import aten
 from purine.registry.lookup import lookup
 from purine.runtime import run, streams
 from purine.runtime.streams import Streams
+from purine.transports.inproc import InprocCommunicator
 
 
 class Agent:
@@ -158,6 +160,9 @@ class Event:
     def synchronize(self) -> None:
         self.world.host.see(self.seen)
 
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, other: Event) -> float:
         return 1e3 * (other.at - self.at)
 
@@ -177,17 +182,18 @@ class Graph:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Two GPUs, until the test ends; what is compiled there runs op by op."""
     world = StandIn()
-    now: list[Stream] = []
+    here = threading.local()
+    """The streams that a thread is on."""
     capturing: list[Graph] = []
 
     @contextlib.contextmanager
     def on_stream(stream: Stream) -> Iterator[None]:
-        now.append(stream)
+        outer, here.now = getattr(here, "now", None), stream
         try:
             with Watch(world, stream):
                 yield
         finally:
-            now.pop()
+            here.now = outer
 
     @contextlib.contextmanager
     def capture(graph: Graph, **_: object) -> Iterator[None]:
@@ -246,6 +252,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         if op.kind == "Data":  # read from memory that is not torch's
             world.fresh(world.host, {key_of(self.buffers.value(iteration, b)) for b in op.outputs})
 
+    def enqueued(
+        call: Callable[[InprocCommunicator, Tensor, str], None],
+    ) -> Callable[[InprocCommunicator, Tensor, str], None]:
+        """A collective that a stream reads and writes a line for; what others bring is not watched."""
+
+        def made(self: InprocCommunicator, line: Tensor, root: str) -> None:
+            stream = getattr(here, "now", None)
+            if stream is not None:
+                reads = call is broadcast and root == self._host
+                key = {key_of(line)}
+                world.access(stream, key, set() if reads else key, call.__name__)
+            with _disable_current_modes():
+                call(self, line, root)
+
+        return made
+
     empty = torch.empty
 
     def pinned_or_not(*sizes: Any, pin_memory: bool = False, **rest: Any) -> Tensor:
@@ -260,7 +282,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         "Stream": lambda device: Stream(world, device),
         "Event": lambda **_: Event(world),
         "stream": on_stream,
-        "current_stream": lambda *_: now[-1],
+        "current_stream": lambda *_: here.now,
         "synchronize": synchronize,
         "device": lambda _: contextlib.nullcontext(),
         "is_available": lambda: False,  # batches are not pinned
@@ -270,6 +292,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch, "empty", pinned_or_not)
+    broadcast = InprocCommunicator.broadcast
+    for call in (InprocCommunicator.reduce, broadcast):
+        monkeypatch.setattr(InprocCommunicator, call.__name__, enqueued(call))
     monkeypatch.setattr(
         Tensor,
         "record_stream",

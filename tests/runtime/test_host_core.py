@@ -13,7 +13,6 @@ from purine.core import compile_plan
 from purine.graph import Builder, Graph
 from purine.lowering.hosts import SPAN, channels_of, hosts_of, part_of
 from purine.lowering.together import Collective, collective_of
-from purine.runtime.exchange import Group
 from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
@@ -87,13 +86,13 @@ class Simulation:
         self.messages: list[tuple[str, ...] | tuple[str, str, int, int]] = []
 
     def _turns(self, host: str, part: Graph, number: dict[str, int]) -> list[list[int]]:
-        """The collectives of each group, in their order."""
+        """The collectives of each order, one after the other."""
         groups: dict[Group, list[tuple[int, int]]] = {}
         for op in part.ops.values():
             one = collective_of(op)
             if one is not None:
                 self.calls[host, op.name] = one
-                groups.setdefault(one.group, []).append((one.number, number[op.name]))
+                groups.setdefault(one.order, []).append((one.number, number[op.name]))
         return [[op for _, op in sorted(calls)] for calls in groups.values()]
 
     def run(self) -> None:
