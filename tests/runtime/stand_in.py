@@ -34,6 +34,10 @@ from purine.runtime.streams import Streams
 from purine.transports.inproc import InprocCommunicator
 
 
+PATIENCE = 60.0
+"""Seconds that somebody waits for GPUs that do nothing."""
+
+
 class Agent:
     """The host or a stream: how far it is, and how far it has seen others."""
 
@@ -72,6 +76,9 @@ class StandIn:
         self.replays = 0
         self.captures: bool | Exception = True
         """Whether capturing works, or what it fails with."""
+        self.going = threading.Event()
+        """Whether GPUs do what is enqueued; otherwise whoever waits for them waits."""
+        self.going.set()
 
     def known(self, key: int) -> Memory:
         return self.memory.setdefault(key, Memory(self.host, (self.host, 0)))
@@ -158,10 +165,11 @@ class Event:
         self.at = time.perf_counter()
 
     def synchronize(self) -> None:
+        assert self.world.going.wait(PATIENCE)
         self.world.host.see(self.seen)
 
     def query(self) -> bool:
-        return True
+        return self.world.going.is_set()
 
     def elapsed_time(self, other: Event) -> float:
         return 1e3 * (other.at - self.at)
@@ -183,8 +191,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Two GPUs, until the test ends; what is compiled there runs op by op."""
     world = StandIn()
     here = threading.local()
-    """The streams that a thread is on."""
-    capturing: list[Graph] = []
+    """By thread the stream that it is on, and the graph that it captures."""
 
     @contextlib.contextmanager
     def on_stream(stream: Stream) -> Iterator[None]:
@@ -199,11 +206,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     def capture(graph: Graph, **_: object) -> Iterator[None]:
         if isinstance(world.captures, Exception):
             raise world.captures
-        capturing.append(graph)
+        here.capturing = graph
         try:
             yield
         finally:
-            capturing.pop()
+            here.capturing = None
 
     def one_by_one(op: Op) -> FusedKernel:
         kernel, over = lookup(op).bind_overwrite(op), dict(over_of(op))
@@ -213,7 +220,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
             return [found] if isinstance(found, Tensor) else list(found)
 
         def called_or_captured(*tensors: Tensor) -> list[Tensor]:
-            if not capturing:
+            capturing: Graph | None = getattr(here, "capturing", None)
+            if capturing is None:
                 return called(*tensors)
             # Capturing computes nothing: results have places, and get values in replays.
             likely = called(*(value.clone() for value in tensors))
@@ -228,12 +236,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
                     if k not in over:
                         rooms[k].copy_(value)
 
-            capturing[-1].calls.append(again)
+            capturing.calls.append(again)
             return rooms
 
         return FusedKernel(called_or_captured, lambda _: None)
 
     def synchronize(*_: object) -> None:
+        assert world.going.wait(PATIENCE)
         for stream in world.streams:
             world.host.see(stream.seen)
 
