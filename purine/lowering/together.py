@@ -160,9 +160,9 @@ def _broadcasts(
 
     for name in sorted(step.states, key=updated):
         root = step.blobs[name].location
-        copies = [op for op in step.consumers[name] if op.kind == "Copy"]
-        copies = sorted((op for op in copies if op.location.host != root.host), key=lambda op: op.name)
-        places, names = [root, *(op.location for op in copies)], tuple(op.name for op in copies)
+        copied = (op for op in step.consumers[name] if op.kind == "Copy")
+        far = {op.name: op.location for op in copied if op.location.host != root.host}
+        names, places = tuple(sorted(far)), [root, *far.values()]
         hosts, gpus = _members(places)
         alike = len(hosts) == len(places) and len(set(map(is_cpu, places))) == 1
         free = bound.isdisjoint(names) and name not in clockwork

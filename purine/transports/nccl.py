@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from purine.errors import ConfigError
+from purine.graph import Location
 from purine.lowering.together import Group
 from purine.registry.aten import device_of
 from purine.transports.communicator import Communicator, Mark
@@ -33,7 +34,7 @@ _REMEDY = "use topology 'sharded', whose values go through the memory of the hos
 
 
 def gpus_of(groups: Sequence[Group], host: str) -> str:
-    """The GPUs of a host in some groups, as a text for the others: by location what each is.
+    """The GPUs of a host in some groups, as a text for the others: by name what each is.
 
     Raises `ConfigError` where NCCL cannot use one.
     """
@@ -42,41 +43,45 @@ def gpus_of(groups: Sequence[Group], host: str) -> str:
     for location in sorted(own):
         if not dist.is_nccl_available():
             raise ConfigError(
-                f"{location} cannot take part in a collective: torch has no NCCL here",
+                f"{_named(location)} cannot take part in a collective: torch has no NCCL there",
                 expected="a build of torch with CUDA and NCCL, for topology 'native' over GPUs",
                 found=f"torch {torch.__version__}",
                 remedy=_REMEDY,
             )
         facts = torch.cuda.get_device_properties(device_of(location))
-        gpus[str(location)] = f"{facts.name} {facts.uuid}"
+        gpus[_named(location)] = f"{facts.name} {facts.uuid}"
     return json.dumps(gpus)
 
 
 def refuse_shared(groups: Sequence[Group], told: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if one GPU is in a group twice; `told` is what `gpus_of` gave on each host.
+    """Raise `ConfigError` if one GPU is in a group twice; `told` is what `gpus_of` gave each host.
 
     >>> group = Group("", ("host0", "host1"), ("cuda:0", "cuda:0"))
-    >>> told = {f"host{k}": json.dumps({f"host{k}, cuda:0": "H200 7f1c"}) for k in range(2)}
+    >>> told = {f"host{k}": json.dumps({f"cuda:0 of host{k}": "H200 7f1c"}) for k in range(2)}
     >>> refuse_shared([group], told)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    purine.errors.ConfigError: host0, cuda:0 and host1, cuda:0 are one GPU: H200 7f1c...
+    purine.errors.ConfigError: cuda:0 of host0 and cuda:0 of host1 are one GPU: H200 7f1c...
     """
     gpus: dict[str, str] = {}
     for text in told.values():
         gpus |= json.loads(text)
     for group in groups:
         seen: dict[str, str] = {}
-        for location in map(str, map(group.gpu_of, group.hosts)):
-            gpu = gpus[location]
+        for name in map(_named, map(group.gpu_of, group.hosts)):
+            gpu = gpus[name]
             if gpu in seen:
                 raise ConfigError(
-                    f"{seen[gpu]} and {location} are one GPU: {gpu}",
+                    f"{seen[gpu]} and {name} are one GPU: {gpu}",
                     expected="a GPU for each host of a collective: NCCL takes none twice",
-                    found=", ".join(f"{at} is {gpus[at]}" for at in (seen[gpu], location)),
+                    found=", ".join(f"{at} is {gpus[at]}" for at in (seen[gpu], name)),
                     remedy=f"give each host a GPU of its own (CUDA_VISIBLE_DEVICES), or {_REMEDY}",
                 )
-            seen[gpu] = location
+            seen[gpu] = name
+
+
+def _named(location: Location) -> str:
+    return f"{location.device} of {location.host}"
 
 
 def connected(

@@ -157,18 +157,15 @@ class ProcessWorld(World):
         watched: Callable[[Callable[[], object]], object] = partial(
             self._watched, op="communicators", blob="group"
         )
-        found: list[Communicator | None] = []
-        for group in groups:
+
+        def connected(group: Group) -> Communicator | None:
             if group.gpus:
-                own = nccl.connected(group, self.host, ranks, timeout=_NEVER, watched=watched)
-                found.append(own)
-                continue
+                return nccl.connected(group, self.host, ranks, timeout=_NEVER, watched=watched)
             numbers = [ranks[host] for host in group.hosts]
             made = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
-            member = self.host in group.hosts
-            assert not member or isinstance(made, dist.ProcessGroup)
-            found.append(GlooCommunicator(made, ranks) if member else None)
-        return found
+            return GlooCommunicator(made, ranks) if isinstance(made, dist.ProcessGroup) else None
+
+        return list(map(connected, groups))
 
     def all_gather(
         self, text: str, *, op: str = "compare", blob: str = "settings"

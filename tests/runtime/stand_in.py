@@ -33,7 +33,6 @@ from purine.runtime import run, streams
 from purine.runtime.streams import Streams
 from purine.transports.inproc import InprocCommunicator
 
-
 PATIENCE = 60.0
 """Seconds that somebody waits for GPUs that do nothing."""
 
@@ -264,7 +263,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     def enqueued(
         call: Callable[[InprocCommunicator, Tensor, str], None],
     ) -> Callable[[InprocCommunicator, Tensor, str], None]:
-        """A collective that a stream reads and writes a line for; what others bring is not watched."""
+        """A stream reads and writes the line of a collective; what others bring has no watch."""
 
         def made(self: InprocCommunicator, line: Tensor, root: str) -> None:
             stream = getattr(here, "now", None)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ import purine as pu
 from purine.core import Plan, compile_plan
 from purine.errors import HostLostError
 from purine.graph import Graph
+from purine.job import RunFolder, Training, make_plan, merge
+from purine.job.hosts import folder_on
 from purine.lowering import Options, lower
 from purine.lowering.hosts import hosts_of, part_of
 from purine.lowering.together import Group, collective_of
@@ -31,6 +34,7 @@ from tests.parallel.nets import Trained, images
 from tests.runtime.host_cases import difference, subject, train
 from tests.runtime.stand_in import PATIENCE, Event, StandIn, stand_in
 from tests.runtime.test_hosts import on_hosts
+from tests.runtime.test_shares import JOB, plans_of
 
 __all__ = ["stand_in"]
 
@@ -83,6 +87,30 @@ def test_captured_steps_meet_too(stand_in: StandIn) -> None:
     assert_trained("lenet", pu.fuse(step_of("lenet", "host0-1:cuda:0"), devices=["cuda:0"]))
     assert stand_in.replays
     assert not stand_in.races, sorted(set(stand_in.races))[:5]
+
+
+def test_a_job_trains_and_is_measured_as_alone(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    where = {"devices": "host0-1:cuda:0", "parallel": "topology=native"}
+    plans = plans_of(monkeypatch, **JOB, **where, out=str(tmp_path / "both"))
+
+    def work(world: InprocWorld) -> dict[str, object]:
+        plan = plans[world.host]
+        with Training(plan, folder_on(world, plan, None), world) as training:
+            list(training.events())
+            return training.summary()
+
+    results = on_hosts(work)
+    monkeypatch.delenv("RANK")
+    alone = make_plan(merge({**JOB, "out": str(tmp_path / "alone")}))
+    with Training(alone, RunFolder.create(alone.job, alone.net)) as training:
+        list(training.events())
+        expected = training.summary()
+    for found in results:
+        assert isinstance(found, dict), found
+        assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-4)
+        assert found["parallel"] == "data=2,topology=native"
 
 
 def collectives(graph: Graph, plan: Plan) -> set[int]:
@@ -253,6 +281,7 @@ def test_gpus_that_wait_for_a_lost_host_are_let_go(stand_in: StandIn) -> None:
     assert isinstance(interrupt, KeyboardInterrupt), interrupt
     assert isinstance(error, HostLostError), error
     assert "host 'host1' is lost" in str(error)
+    assert f"of iteration {count - 1}, for which op" in str(error)
     assert [one.ends for one in made if isinstance(one, Surviving)] == [["abort"]]
 
 

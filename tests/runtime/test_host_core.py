@@ -12,7 +12,7 @@ import purine as pu
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
 from purine.lowering.hosts import SPAN, channels_of, hosts_of, part_of
-from purine.lowering.together import Collective, collective_of
+from purine.lowering.together import Collective, Group, collective_of
 from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
@@ -29,6 +29,8 @@ TOGETHER: dict[str, dict[str, object]] = {
     "native-pipeline": {"data": 2, "pipeline": 2, "topology": "native"},
 }
 """Schemes whose hosts meet for collectives."""
+GPUS: dict[str, dict[str, object]] = {f"{name}-gpus": TOGETHER[name] for name in TOGETHER}
+"""The same on GPUs, where collectives of all kinds and groups have one order."""
 ITERATIONS = 4
 
 
@@ -37,8 +39,8 @@ def parts(scheme: str) -> dict[str, Graph]:
     step = pu.compose(
         pu.zoo.mlp(batch=8),
         solver=lambda net: pu.solvers.sgd(net, lr=0.1, momentum=0.9),
-        devices="host0-1:cpu:0-1",
-        **{**SCHEMES, **TOGETHER}[scheme],
+        devices=f"host0-1:{'cuda' if scheme in GPUS else 'cpu'}:0-1",
+        **{**SCHEMES, **TOGETHER, **GPUS}[scheme],
     )
     return {host: part_of(step, host) for host in hosts_of(step)}
 
@@ -154,7 +156,7 @@ class Simulation:
         self.ready += [(host, token & TOKEN) for token in tokens]
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, *TOGETHER])
+@pytest.mark.parametrize("scheme", [*SCHEMES, *TOGETHER, *GPUS])
 def test_no_placement_of_credits_and_delays_deadlocks(scheme: str) -> None:
     for seed in range(150):
         simulation = Simulation(parts(scheme), seed)
