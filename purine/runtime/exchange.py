@@ -145,6 +145,7 @@ class Exchange:
             credit=credit,
             deadlines={number[channel.op]: channel.deadline for channel in self.outgoing},
             turns=self.turns,
+            on_gpus=[number[name] for name, one in self._collectives.items() if one.gpus],
         )
         self.transport.open(self.peers, self.incoming, self.outgoing, self.core.slots)
         self._begin()

@@ -76,6 +76,11 @@ class Simulation:
                 credit=credit,
                 slots=self.slots,
                 turns=self._turns(host, part, number),
+                on_gpus=[
+                    number[op.name]
+                    for op in part.ops.values()
+                    if (one := collective_of(op)) is not None and one.gpus
+                ],
             )
             arrivals |= {(c.source, host, c.number): c.op for c in incoming}
         for host, part in parts.items():
@@ -205,6 +210,22 @@ def test_a_put_waits_for_a_slot_and_holds_nothing_up() -> None:
     assert sender.held() == [(2, "put/copy")]
     assert names(sender, sender.grant("host1", 1)) == [(2, "put/copy")]
     assert sender.grant("host1", 1) == []  # hosts repeat themselves to show that they are alive
+
+
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_a_gpu_begins_collectives_when_the_iterations_before_are_complete(on_gpus: bool) -> None:
+    """`meet` needs nothing, as the receiver's part in a broadcast; `late` is still to be done."""
+    builder = Builder()
+    for name in ("meet", "late"):
+        builder.op(name, "Fence", (), ())
+    plan = compile_plan(builder.graph())
+    meet, late = map(plan.ops.index, ("meet", "late"))
+    core = HostCore(
+        plan, arrivals=[], puts={}, turns=[[meet]], on_gpus=[meet] if on_gpus else [], credit=2
+    )
+    assert sorted(names(core, core.extend(2))) == [(0, "late"), (0, "meet"), (1, "late")]
+    assert names(core, core.complete(meet)) == ([] if on_gpus else [(1, "meet")])
+    assert names(core, core.complete(late)) == ([(1, "meet")] if on_gpus else [])
 
 
 def test_an_early_arrival_waits_until_its_iteration_is_open() -> None:
