@@ -105,8 +105,6 @@ def replicate(
     if len(hosts) > 1:
         part = None if batch_norm == "synchronised" else only
         plan = HostReplicas(steps, onto, topology=topology, bucket=bucket, unit=unit, only=part)
-        if topology == "native" and (batch_norm == "synchronised" or plan.joined.ops):
-            _refuse_early_meetings(places)
         graph = plan.graph()
     else:
         plan = _Replicas(steps, onto)
@@ -200,21 +198,6 @@ def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:
             expected = "topology 'native' over GPUs alone, or over CPU devices alone"
             remedy = "name devices of one sort, or use topology 'sharded'"
             raise wrong_devices(what, expected, ", ".join(map(str, group)), remedy)
-
-
-def _refuse_early_meetings(places: Sequence[Location]) -> None:
-    """Replicas that put values to each other before their gradients may hang with NCCL.
-
-    A call of CUDA that waits for a whole GPU then waits for a peer, which waits for such a value.
-    """
-    gpus = [place for place in places if not machines.is_cpu(place)]
-    if gpus:
-        raise wrong_devices(
-            "replicas on GPUs of several hosts compute values of the whole batch together",
-            "CPU devices, or a net and batch norm of each replica alone, with topology 'native'",
-            gpus,
-            "use topology 'sharded'",
-        )
 
 
 def _refuse(

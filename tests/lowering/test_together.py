@@ -151,17 +151,6 @@ def test_gpus_and_cores_are_refused() -> None:
         native("host0:cuda:0,host1:cpu:0")
 
 
-def test_gpus_whose_replicas_meet_before_their_gradients_are_refused() -> None:
-    step = pu.solvers.sgd(pu.backward(pu.zoo.resnet50(batch=2, classes=4)), lr=0.1)
-
-    def synchronised(devices: str) -> Graph:
-        return replicate(step, devices, topology="native", batch_norm="synchronised")
-
-    with pytest.raises(ConfigError, match="compute values of the whole batch together"):
-        synchronised("host0-1:cuda:0")
-    assert collectives_of(synchronised("host0-1:cpu:0"))
-
-
 @pytest.mark.parametrize("devices", ["host0-2:cuda:0", "host0-1:cuda:0-1", "host0-3:cuda:0"])
 def test_collectives_of_gpus_have_one_order_over_kinds_and_groups(devices: str) -> None:
     step = native(devices)

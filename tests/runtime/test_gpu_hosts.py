@@ -213,8 +213,9 @@ def with_communicators(
     return world
 
 
-def run_on(world: InprocWorld, step: Graph) -> pu.Run:
-    return pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world)
+def run_on(world: InprocWorld, step: Graph, compiled: bool | None = None) -> pu.Run:
+    options = {"seed": 3, "threads": 1, "share_cores": True, "compiled": compiled}
+    return pu.Run(step, data=images(), world=world, **options)  # type: ignore[arg-type]
 
 
 def test_communicators_are_closed_when_all_hosts_are_through(stand_in: StandIn) -> None:
