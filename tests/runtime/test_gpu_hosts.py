@@ -33,6 +33,7 @@ from purine.transports.inproc import InprocWorld
 from tests.parallel.nets import Trained, images
 from tests.runtime.host_cases import difference, subject, train
 from tests.runtime.stand_in import PATIENCE, Event, StandIn, stand_in
+from tests.runtime.test_host_core import ITERATIONS, Simulation
 from tests.runtime.test_hosts import on_hosts
 from tests.runtime.test_shares import JOB, plans_of
 
@@ -81,6 +82,26 @@ def test_gpus_of_hosts_train_as_one_device(
     assert_trained(name, step_of(name, devices, scheme))
     assert stand_in.streams
     assert not stand_in.races, sorted(set(stand_in.races))[:5]
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "scheme"),
+    [
+        ("module", "host0-3:cuda:0", "data"),
+        ("module", "host0-1:cuda:0-1", "pipeline"),
+        ("lenet", "host0-3:cuda:0", "pipeline"),
+    ],
+)
+def test_hosts_that_wait_for_their_gpus_do_not_deadlock(
+    name: str, devices: str, scheme: str
+) -> None:
+    """Also where replicas put values to each other before their gradients, as "module" does."""
+    step = step_of(name, devices, scheme)
+    parts = {host: part_of(step, host) for host in hosts_of(step)}
+    for seed in range(20):
+        simulation = Simulation(parts, seed)
+        simulation.run()
+        assert {core.completed for core in simulation.cores.values()} == {ITERATIONS}, seed
 
 
 def test_captured_steps_meet_too(stand_in: StandIn) -> None:
