@@ -6,7 +6,9 @@ a call of NCCL. Otherwise it stays a `Reduce`: its inputs are copied to its devi
 One between hosts is left to the pass `hosts`, which a step as a whole does not take.
 
 NCCL deadlocks when two GPUs see collectives in different orders. Control edges therefore fix one
-order for all GPUs, and one thread enqueues each collective on all its GPUs.
+order for all GPUs, and one thread enqueues each collective on all its GPUs. Where GPUs also meet
+those of other hosts, another thread enqueues that. Nothing would fix an order between the two, so
+within such a host parts are copied and added.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from purine.core import urgency
 from purine.graph import COLLECTIVES, Builder, Graph, Op
 from purine.kinds.average import is_flat
 from purine.lowering.lowered import Lowered
+from purine.lowering.together import collective_of
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel, Results
 
@@ -38,13 +41,14 @@ def has_nccl() -> bool:
 def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered:
     """The graph with each collective in the form that its devices allow.
 
-    `by_nccl` says whether GPUs can use NCCL. By default that depends on the build of torch.
+    `by_nccl` says whether GPUs can use NCCL within a host. By default they do if torch has it and
+    they do not meet GPUs of other hosts.
     """
     collectives = [op for op in graph.ops.values() if op.kind in COLLECTIVES and _here(graph, op)]
     if not collectives:
         return Lowered(graph)
     if by_nccl is None:
-        by_nccl = has_nccl()
+        by_nccl = has_nccl() and not any(map(_between_gpus, graph.ops.values()))
     builder = Builder(graph)
     cards = Cards()
     kernels: dict[str, Kernel] = {}
@@ -67,6 +71,12 @@ def without_collectives(graph: Graph, *, by_nccl: bool | None = None) -> Lowered
 def _here(graph: Graph, op: Op) -> bool:
     """Whether all inputs of an op are on its host."""
     return all(graph.blobs[name].location.host == op.location.host for name in op.inputs)
+
+
+def _between_gpus(op: Op) -> bool:
+    """Whether an op is the part of a host in a collective between GPUs of several."""
+    one = collective_of(op)
+    return one is not None and bool(one.gpus)
 
 
 def _one_order(

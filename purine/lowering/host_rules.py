@@ -14,7 +14,7 @@ from purine.errors import GraphError
 from purine.graph import Graph, Op
 from purine.graph.verify import no_cycle
 from purine.lowering.hosts import Channel, channels_of, hosts_of, part_of
-from purine.lowering.together import BROADCAST, Collective, collective_of
+from purine.lowering.together import BROADCAST, Collective, Group, collective_of
 
 __all__ = ["host_problems", "problems_of_parts"]
 
@@ -96,13 +96,13 @@ def _form(channel: Channel) -> str:
 
 def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
     """All hosts of a group make its collectives in one order, which control edges fix."""
-    known: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
+    known: dict[Group, dict[str, list[str]]] = {}
     for host, part in parts.items():
         calls = [(one, op) for op in part.ops.values() if (one := collective_of(op)) is not None]
-        last: dict[tuple[str, tuple[str, ...]], str] = {}
+        last: dict[Group, str] = {}
         for one, op in sorted(calls, key=lambda call: call[0].number):
             known.setdefault(one.group, {}).setdefault(host, []).append(_call(part, one, op))
-            before = last.get(one.group)
+            before = last.get(one.order)
             if before is not None and op.name not in part.successors[before]:
                 yield GraphError(
                     f"nothing orders collectives {before!r} and {op.name!r} of host {host!r}",
@@ -111,18 +111,19 @@ def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
                     remedy="lower the parts of all hosts from one step",
                     op=op,
                 )
-            last[one.group] = op.name
-    for (kind, hosts), orders in known.items():
-        first = orders.get(hosts[0], [])
-        for host in hosts:
+            last[one.order] = op.name
+    for group, orders in known.items():
+        first = orders.get(group.hosts[0], [])
+        for host in group.hosts:
             own = orders.get(host, [])
             if own != first:
                 places = range(max(len(own), len(first)))
                 at = next(k for k in places if own[k : k + 1] != first[k : k + 1])
                 theirs, its = ((*order[at : at + 1], "none")[0] for order in (first, own))
                 yield GraphError(
-                    f"hosts {hosts[0]!r} and {host!r} differ in collective {at} of {kind}",
-                    expected=f"{theirs}, as {hosts[0]!r} has",
+                    f"hosts {group.hosts[0]!r} and {host!r} differ in collective {at} "
+                    f"of {group.kind or 'GPUs'}",
+                    expected=f"{theirs}, as {group.hosts[0]!r} has",
                     found=f"{its}, as {host!r} has",
                     remedy="lower the parts of all hosts from one step",
                 )
@@ -133,7 +134,7 @@ def _call(part: Graph, one: Collective, op: Op) -> str:
     blobs = op.inputs or op.outputs
     forms = " ".join(f"{part.blobs[b].dtype} {list(part.blobs[b].shape or ())}" for b in blobs)
     name = "" if one.kind == BROADCAST else f" {one.op}"
-    return f"number {one.number} to or from {one.root}{name}: {forms}"
+    return f"{one.kind} number {one.number} to or from {one.root}{name}: {forms}"
 
 
 def _cycles(
@@ -170,4 +171,4 @@ def _node(host: str, op: Op) -> str:
     one = collective_of(op)
     if one is None:
         return f"{host}/{op.name}"
-    return f"{one.kind} {one.number} of {','.join(one.hosts)}"
+    return f"{one.kind} {one.number} of {','.join((*one.hosts, *one.gpus))}"

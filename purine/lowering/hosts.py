@@ -23,7 +23,14 @@ from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import origin_of, result_of
 from purine.lowering.parcels import in_parcels
-from purine.lowering.together import BROADCAST, REDUCE, Collective, collectives_of, in_depth
+from purine.lowering.together import (
+    BROADCAST,
+    REDUCE,
+    Collective,
+    Group,
+    collectives_of,
+    in_depth,
+)
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
 from purine.registry.facts import Facts, Role
@@ -379,6 +386,8 @@ class _Part:
         """Add the part of this host in a collective, and return its name."""
         step, builder, roots = self.step, self.builder, one.root == self.host
         call: dict[str, Attribute] = {"root": one.root, "hosts": one.hosts, "number": one.number}
+        if one.gpus:
+            call["gpus"] = one.gpus  # whose collectives have one stream, whatever they are
         read: tuple[str, ...] = (one.op,) if roots else ()
         if one.kind == BROADCAST:
             copies = (name for name in one.copies if step.ops[name].location.host == self.host)
@@ -393,7 +402,7 @@ class _Part:
             written = op.outputs if roots else ()
             share = hosts.index(self.host) // op.whole("groups", 1)
             call["weight"] = (op.items("weights") or [1.0 / len(one.hosts)] * len(hosts))[share]
-        at = step.blobs[(*read, *written)[0]].location
+        at, lane = step.blobs[(*read, *written)[0]].location, "inbound" if one.gpus else lane
         builder.op(name, one.kind, read, written, call, location=at, lane=lane, origin=origin)
         return name
 
@@ -401,28 +410,28 @@ class _Part:
 def _thinned(
     waits: Mapping[str, set[str]], together: Mapping[str, Collective]
 ) -> dict[str, set[str]]:
-    """Of the collectives of a group for which an op waits, only the last."""
+    """Of the collectives of one order for which an op waits, only the last."""
     thin: dict[str, set[str]] = {}
     for name, before in waits.items():
-        last: dict[tuple[str, tuple[str, ...]], int] = {}
+        last: dict[Group, int] = {}
         for one in map(together.get, before):
             if one is not None:
-                last[one.group] = max(one.number, last.get(one.group, 0))
+                last[one.order] = max(one.number, last.get(one.order, 0))
         thin[name] = {
             half
             for half in before
-            if half not in together or together[half].number == last[together[half].group]
+            if half not in together or together[half].number == last[together[half].order]
         }
     return thin if together else dict(waits)
 
 
 def _in_order(ops: Mapping[Collective, str]) -> Iterator[tuple[str, str]]:
-    """Control edges between the ops of collectives, by which those of a group have one order."""
-    last: dict[tuple[str, tuple[str, ...]], str] = {}
+    """Control edges between the ops of collectives, which fix their orders."""
+    last: dict[Group, str] = {}
     for one, name in ops.items():
-        if one.group in last:
-            yield last[one.group], name
-        last[one.group] = name
+        if one.order in last:
+            yield last[one.order], name
+        last[one.order] = name
 
 
 def _numbered(transfers: list[_Transfer]) -> Iterator[tuple[int, _Transfer]]:

@@ -8,15 +8,19 @@ The hosts of a group make their collectives in one order. Reductions and broadca
 each, so a new parameter can go out while gradients come in. Both follow the depth of ops in the
 step (see `in_depth`), so no host waits for itself: a collective stands behind all that any of its
 hosts reads.
+
+All collectives of GPUs have one order, whatever their kind and hosts. NCCL runs as a kernel that
+waits for its peers and keeps a part of the GPU meanwhile. Two of them that GPUs begin in different
+orders may wait for each other for ever, also if they belong to different communicators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from purine.errors import GraphError
-from purine.graph import Graph, Op
+from purine.graph import Graph, Location, Op
 from purine.placement.devices import is_cpu
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
@@ -25,6 +29,7 @@ __all__ = [
     "BROADCAST",
     "REDUCE",
     "Collective",
+    "Group",
     "collective_of",
     "collectives_of",
     "groups_of",
@@ -32,7 +37,12 @@ __all__ = [
 ]
 
 REDUCE, BROADCAST = "HostReduce", "HostBroadcast"
-_CALL = {"root": Attr(str), "hosts": Attr(tuple[str, ...]), "number": Attr(int)}
+_CALL = {
+    "root": Attr(str),
+    "hosts": Attr(tuple[str, ...]),
+    "number": Attr(int),
+    "gpus": Attr(tuple[str, ...], ()),
+}
 
 register(
     Kind(
@@ -46,19 +56,41 @@ register(
 )
 """The part of one host in a reduction: it adds `weight` times its inputs to the sums at `root`.
 
-`hosts` are all that take part. `number` is the place of the collective among those of its kind and
-hosts. Only the root has outputs.
+`hosts` are all that take part, and `gpus` the GPU of each, if they meet on GPUs. `number` is the
+place of the collective in its order (see `Collective.order`). Only the root has outputs.
 """
 
 register(Kind(BROADCAST, None, (), variadic=True, attributes=_CALL, facts=Facts(role=Role.COPY)))
 """The part of one host in a broadcast: the root has an input, each other host an output."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """Whose collectives go through one communicator.
+
+    In the memory of hosts each `kind` has a communicator. Between GPUs both kinds share one: a
+    communicator of NCCL takes some hundred megabytes of the GPU. `gpus` are the GPU of each host.
+    """
+
+    kind: str
+    hosts: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+
+    def gpu_of(self, host: str) -> Location:
+        """Where a host takes part, in a group of GPUs."""
+        return Location(host, self.gpus[self.hosts.index(host)])
+
+
+_ALL_GPUS = Group("", ())
+"""What stands for the one order of all collectives between GPUs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective of a step. `op` is its `Reduce`, or the state that is sent.
 
-    `copies` are the copies for which a broadcast stands.
+    `copies` are the copies for which a broadcast stands. `gpus` are those of its hosts, if it is
+    between GPUs.
     """
 
     kind: str
@@ -67,6 +99,7 @@ class Collective:
     hosts: tuple[str, ...]
     number: int
     copies: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -74,13 +107,18 @@ class Collective:
         return self.copies if self.kind == BROADCAST else (self.op,)
 
     @property
-    def group(self) -> tuple[str, tuple[str, ...]]:
-        """The collectives of one group have one order."""
-        return self.kind, self.hosts
+    def group(self) -> Group:
+        """The collectives of one group go through one communicator."""
+        return Group("" if self.gpus else self.kind, self.hosts, self.gpus)
+
+    @property
+    def order(self) -> Group:
+        """What all collectives of one order have alike: the group, or that they are of GPUs."""
+        return _ALL_GPUS if self.gpus else self.group
 
 
 def collectives_of(step: Graph, clockwork: Collection[str] = ()) -> tuple[Collective, ...]:
-    """The collectives between the hosts of a step, those of each group in their order.
+    """The collectives between the hosts of a step, those of each order one after the other.
 
     `clockwork` are the blobs that hosts do not send, since each computes them.
 
@@ -98,8 +136,22 @@ def collectives_of(step: Graph, clockwork: Collection[str] = ()) -> tuple[Collec
     found = []
     for op in sorted(reduces.values(), key=lambda op: place[op.name]):
         _refuse(step, op)
-        found.append(Collective(REDUCE, op.name, op.location.host, _hosts(step, op), 0))
-    groups = {one.hosts for one in found}
+        hosts, gpus = _members(step.blobs[name].location for name in op.inputs)
+        found.append(Collective(REDUCE, op.name, op.location.host, hosts, 0, gpus=gpus))
+    found = [*_broadcasts(step, found, place, clockwork), *found]
+    # Between GPUs a broadcast has its turn before the reductions of its iteration. Elsewhere kinds
+    # have an order each.
+    return tuple(_numbered(sorted(found, key=lambda one: not one.gpus and one.kind == BROADCAST)))
+
+
+def _broadcasts(
+    step: Graph, reduces: Collection[Collective], place: dict[str, int], clockwork: Collection[str]
+) -> Iterator[Collective]:
+    """The broadcasts of states between the members of reductions, those updated early first.
+
+    They read states alone, so no reduction of their iteration comes before one.
+    """
+    groups = {(one.hosts, one.gpus) for one in reduces}
     bound = {name for edge in step.control for name in edge}
 
     def updated(state: str) -> tuple[int, str]:
@@ -107,15 +159,15 @@ def collectives_of(step: Graph, clockwork: Collection[str] = ()) -> tuple[Collec
         return (-1 if maker is None else place[maker.name]), state
 
     for name in sorted(step.states, key=updated):
-        root = step.blobs[name].location.host
-        copies = [op for op in step.consumers[name] if op.kind == "Copy"]
-        copies = sorted((op for op in copies if op.location.host != root), key=lambda op: op.name)
-        hosts = tuple(sorted((root, *(op.location.host for op in copies))))
-        free = all(is_cpu(op.location) and op.name not in bound for op in copies)
-        if hosts in groups and free and name not in clockwork:
-            names = tuple(op.name for op in copies)
-            found.append(Collective(BROADCAST, name, root, hosts, 0, names))
-    return tuple(_numbered(found))
+        root = step.blobs[name].location
+        copied = (op for op in step.consumers[name] if op.kind == "Copy")
+        far = {op.name: op.location for op in copied if op.location.host != root.host}
+        names, places = tuple(sorted(far)), [root, *far.values()]
+        hosts, gpus = _members(places)
+        alike = len(hosts) == len(places) and len(set(map(is_cpu, places))) == 1
+        free = bound.isdisjoint(names) and name not in clockwork
+        if (hosts, gpus) in groups and alike and free:
+            yield Collective(BROADCAST, name, root.host, hosts, 0, names, gpus)
 
 
 def in_depth(step: Graph) -> list[str]:
@@ -135,31 +187,41 @@ def _hosts(step: Graph, op: Op) -> tuple[str, ...]:
     return tuple(sorted({step.blobs[name].location.host for name in op.inputs}))
 
 
-def _numbered(collectives: list[Collective]) -> Iterator[Collective]:
-    count: dict[tuple[str, tuple[str, ...]], int] = {}
+def _members(places: Iterable[Location]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The hosts of some places, and the GPU of each if all of them are GPUs."""
+    devices = {at.host: at for at in places}
+    hosts = tuple(sorted(devices))
+    if any(is_cpu(at) for at in devices.values()):
+        return hosts, ()
+    return hosts, tuple(devices[host].device for host in hosts)
+
+
+def _numbered(collectives: Iterable[Collective]) -> Iterator[Collective]:
+    count: dict[Group, int] = {}
     for one in collectives:
-        number = count[one.group] = count.get(one.group, -1) + 1
+        number = count[one.order] = count.get(one.order, -1) + 1
         yield replace(one, number=number)
 
 
 def _refuse(step: Graph, op: Op) -> None:
-    """A host has one part of a reduction between hosts, in its memory."""
+    """A host has one part of a reduction between hosts, on its GPU or in its memory."""
     hosts = _hosts(step, op)
     places = [step.blobs[name].location for name in op.inputs]
     one_each = len(set(places)) == len(hosts) and len(places) == len(hosts) * op.whole("groups", 1)
-    if one_each and all(map(is_cpu, places)) and op.location in places:
+    if one_each and len(set(map(is_cpu, places))) == 1 and op.location in places:
         return
     found = ", ".join(map(str, dict.fromkeys(places)))
     raise GraphError(
         f"op {op.name!r} at {op.location} is no reduction between hosts",
-        expected="one part from a CPU device of each host, one of them the device of the op",
+        expected="one part from each host, all from GPUs or all from CPU devices, one of them the "
+        "device of the op",
         found=f"parts from {found}",
         remedy="use topology 'sharded'",
         op=op,
     )
 
 
-def groups_of(step: Graph) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def groups_of(step: Graph) -> tuple[Group, ...]:
     """The groups of hosts with collectives, in one order for all hosts."""
     return tuple(sorted({one.group for one in collectives_of(step)}))
 
@@ -168,8 +230,13 @@ def collective_of(op: Op) -> Collective | None:
     """What an op of a lowered part has a part in; None for other ops."""
     if op.kind not in (REDUCE, BROADCAST):
         return None
-    root, hosts = op.attributes["root"], op.attributes["hosts"]
+    root = op.attributes["root"]
     assert isinstance(root, str)
-    assert isinstance(hosts, tuple)
-    names = tuple(name for name in hosts if isinstance(name, str))
-    return Collective(op.kind, op.name, root, names, op.whole("number"))
+    hosts, gpus = _texts(op, "hosts"), _texts(op, "gpus")
+    return Collective(op.kind, op.name, root, hosts, op.whole("number"), gpus=gpus)
+
+
+def _texts(op: Op, name: str) -> tuple[str, ...]:
+    texts = op.attributes.get(name, ())
+    assert isinstance(texts, tuple)
+    return tuple(text for text in texts if isinstance(text, str))

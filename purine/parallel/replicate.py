@@ -191,11 +191,11 @@ class _Replicas:
 
 
 def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:
-    """Only GPUs of one machine, or CPU devices, have a collective of their own."""
+    """Only GPUs, or CPU devices, have a collective of their own."""
     for group in zip(*places, strict=True):
-        if len({None if machines.is_cpu(member) else member.host for member in group}) > 1:
+        if len(set(map(machines.is_cpu, group))) > 1:
             what = "these devices have no collective in common"
-            expected = "topology 'native' over GPUs of one machine, or over CPU devices"
+            expected = "topology 'native' over GPUs alone, or over CPU devices alone"
             remedy = "name devices of one sort, or use topology 'sharded'"
             raise wrong_devices(what, expected, ", ".join(map(str, group)), remedy)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from purine.graph import CHANNELS_LAST, Blob, Graph, Op
 from purine.lowering.together import BROADCAST, collective_of
-from purine.registry.aten import dtype_of
+from purine.registry.aten import device_of, dtype_of
 from purine.registry.kind import Kernel, Results
 from purine.transports.communicator import Communicator
 
@@ -50,10 +50,10 @@ def _reduce(graph: Graph, op: Op, communicator: Communicator) -> Kernel:
 def _broadcast(graph: Graph, op: Op, communicator: Communicator) -> Kernel:
     one, (blob,) = collective_of(op), [graph.blobs[name] for name in (*op.inputs, *op.outputs)]
     assert one is not None
-    size, dtype = _size(blob), dtype_of(blob.dtype)
+    size, dtype, device = _size(blob), dtype_of(blob.dtype), device_of(blob.location)
 
     def kernel(*values: Tensor) -> Results:
-        line = _line(values[0], blob) if values else torch.empty(size, dtype=dtype)
+        line = _line(values[0], blob) if values else torch.empty(size, dtype=dtype, device=device)
         communicator.broadcast(line, one.root)
         return _results([] if values else [_shaped(line, blob)])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event as Bell
 from time import monotonic
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from torch import Tensor
 
@@ -20,24 +20,23 @@ from purine.core import Plan
 from purine.errors import KernelError
 from purine.graph import Graph
 from purine.lowering.hosts import Channel, channels_of
-from purine.lowering.together import Collective, collective_of
+from purine.lowering.together import Collective, Group, collective_of
 from purine.registry.aten import device_of
 from purine.registry.kind import Kernel
 from purine.runtime.calls import kernel_of
+from purine.runtime.enqueued import Enqueued
 from purine.runtime.host_core import HostCore
 from purine.runtime.receipts import Receipts
 from purine.transports.base import ENDED, Arrived, Event, Granted, Lost, Transport
 from purine.transports.communicator import Communicator
 from purine.transports.world import host_lost, value_lost
 
-__all__ = ["Exchange", "Group", "Wait"]
+__all__ = ["Exchange", "Wait"]
 
 _BEAT = 1.0
 """Seconds between two signs of life."""
 _SILENCE = 6.0
 """Seconds after which a host that says nothing is taken for lost. All hosts end within ten."""
-Group: TypeAlias = tuple[str, tuple[str, ...]]
-"""The kind and the hosts of collectives that have one order."""
 _OVERDUE = 20.0
 """Seconds after which a value that was sent and has not arrived is taken for lost."""
 
@@ -47,7 +46,8 @@ class Wait:
     """An op that waits for another host.
 
     An "arrival" waits for its value, a put for a free "slot", and a "send" is under way. A
-    "collective" that is under way waits for each of its hosts.
+    "collective" that is under way waits for each of its hosts; of those enqueued on GPUs, the
+    oldest does.
     """
 
     sort: Literal["arrival", "slot", "send", "collective"]
@@ -96,11 +96,12 @@ class Exchange:
                 self.kernels[op.name] = _nothing
         self._collectives: dict[str, Collective] = {}
         """By op the collective that it has a part in."""
+        self._enqueued = Enqueued(communicators or {})
         for op in graph.ops.values():
             one = collective_of(op)
             if one is not None:
                 self._collectives[op.name] = one
-                self.kernels[op.name] = kernel_of(graph, op, (communicators or {})[one.group])
+                self.kernels[op.name] = kernel_of(graph, op, self._enqueued.through(one.group))
         self._blobs = {
             name: (*graph.ops[name].outputs, *graph.ops[name].inputs)[0]
             for name in self._collectives
@@ -131,9 +132,9 @@ class Exchange:
         self._cells = {number[name]: cell for name, cell in self._versions.items()}
         groups: dict[Group, list[tuple[int, int]]] = {}
         for name, one in self._collectives.items():
-            groups.setdefault(one.group, []).append((one.number, number[name]))
+            groups.setdefault(one.order, []).append((one.number, number[name]))
         self.turns = [[op for _, op in sorted(calls)] for calls in groups.values()]
-        """The collectives of each group, in their order."""
+        """The collectives of each order, one after the other."""
         self.away = {op for ops in (self.puts, *self.turns) for op in ops}
         """The ops that are running while they wait for other hosts."""
         self.core = HostCore(
@@ -144,6 +145,7 @@ class Exchange:
             credit=credit,
             deadlines={number[channel.op]: channel.deadline for channel in self.outgoing},
             turns=self.turns,
+            on_gpus=[number[name] for name, one in self._collectives.items() if one.gpus],
         )
         self.transport.open(self.peers, self.incoming, self.outgoing, self.core.slots)
         self._begin()
@@ -180,7 +182,7 @@ class Exchange:
         return run_token
 
     def _meet(self, run: Callable[[int], None], token: int) -> None:
-        """Run a collective."""
+        """Run a collective, or enqueue one of a GPU."""
         iteration, op = divmod(token, self.core.size)
         self._meeting[op] = iteration
         try:
@@ -189,6 +191,8 @@ class Exchange:
             if isinstance(error.__cause__, RuntimeError):
                 self._blame(self.core.plan.ops[op], iteration, error)
             raise
+        name = self.core.plan.ops[op]
+        self._enqueued.add(op, iteration, self._collectives[name].group)
         del self._meeting[op]
 
     def _blame(self, op: str, iteration: int, error: KernelError) -> None:
@@ -209,7 +213,16 @@ class Exchange:
     @property
     def meets(self) -> bool:
         """Whether a collective is under way."""
-        return bool(self._meeting)
+        return bool(self._meeting) or self._enqueued.oldest() is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether what GPUs make from now on may be wrong: they no longer wait for other hosts."""
+        return self._enqueued.abandoned
+
+    def abandon(self) -> None:
+        """Let GPUs go on that wait for other hosts. It returns at once."""
+        self._enqueued.abandon()
 
     def wait(self) -> list[Event]:
         """The next events. Tells the peers now and then that this host is alive."""
@@ -262,7 +275,11 @@ class Exchange:
     def close(self) -> None:
         """Close the transport; hosts that are lost are not waited for."""
         self._closed.set()
-        self.transport.close([peer for peer, why in self.losses().items() if why != ENDED])
+        losses = {peer: why for peer, why in self.losses().items() if why != ENDED}
+        if losses:
+            self._enqueued.abandon()
+        self._enqueued.close()
+        self.transport.close(list(losses))
         self._lost.clear()  # all hosts close theirs, so from now on that says nothing
 
     def waits(self) -> list[Wait]:
@@ -272,7 +289,8 @@ class Exchange:
         waits = [Wait("arrival", channel_of[op], at) for at, op in self.core.missing()]
         waits += [Wait("slot", channel_of[op], at) for at, op in self.core.held()]
         waits += [Wait("send", channel_of[op], at) for at, op in sending]
-        for number, at in dict(self._meeting).items():
+        oldest = self._enqueued.oldest()
+        for number, at in {**self._meeting, **dict([oldest] if oldest else [])}.items():
             op = self.core.plan.ops[number]
             one, blob = self._collectives[op], self._blobs[op]
             for peer in one.hosts:
@@ -309,9 +327,11 @@ class Exchange:
 
     def _putting(self, channel: Channel) -> Kernel:
         put, version = self.transport.put, self._versions[channel.op]
-        peer, number = channel.target, channel.number
+        peer, number, enqueued = channel.target, channel.number, self._enqueued
 
         def kernel(value: Tensor | None = None) -> tuple[Tensor, ...]:
+            if enqueued.on_gpus and value is not None:
+                value = enqueued.right(value.cpu())
             put(peer, number, version[0], value)
             return ()
 

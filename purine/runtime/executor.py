@@ -223,7 +223,9 @@ class Executor:
             self._results.pop(iteration - 1, None)
             outputs = self._results[iteration]
         with self._gpu_errors():
-            return on_host(outputs)
+            values = on_host(outputs)
+        self._raise_if_abandoned()
+        return values
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
@@ -235,6 +237,7 @@ class Executor:
         if self._streams is not None:
             with self._gpu_errors():
                 self._streams.synchronize()
+        self._raise_if_abandoned()
         return completed
 
     def states(self) -> dict[str, Tensor]:
@@ -268,6 +271,8 @@ class Executor:
             return  # a forked child has no threads, and locks in their state at the fork
         with self._lock:
             self._stop()
+            if self._exchange is not None and not self.core.idle:
+                self._exchange.abandon()
         stuck = self._exchange is not None and (
             self._failure is not None or self._exchange.meets or bool(self._exchange.losses())
         )
@@ -290,6 +295,7 @@ class Executor:
         except RuntimeError as error:
             with self._lock:
                 self._fail(_gpu_error(error))
+            self._raise_if_abandoned()
             raise _gpu_error(error) from error
 
     def _on_gpu(self, token: int) -> bool:
@@ -442,10 +448,18 @@ class Executor:
             what, expected, found = "the lanes have ended", "a run that is going on", "a closed one"
             raise RunError(what, expected=expected, found=found, remedy="call steps again")
 
+    def _raise_if_abandoned(self) -> None:
+        """Raise the failure after which GPUs went on without the hosts that they waited for."""
+        if self._exchange is not None and self._exchange.abandoned:
+            with self._lock:
+                self._raise_if_stopped()
+
     def _fail(self, error: BaseException) -> None:
         """Keep the first failure, stop, and wake all threads. Holds the lock."""
         if self._failure is None:
             self._failure = error if isinstance(error, RunError) else _unexpected(error)
+        if self._exchange is not None:
+            self._exchange.abandon()
         self._stop()
         self._let_go_if_idle()
 

@@ -6,7 +6,9 @@ and gives those of an iteration back when the iteration is complete there, so a 
 waits until the receiver has completed iteration i - slots.
 
 Collectives of a group of hosts run in one order over all iterations: one whose turn has not come is
-held.
+held. One that a GPU waits in is held until the iterations before its own are complete here. So a
+thread that waits for all of a GPU (to free memory, to load a kernel, to capture a graph) does not
+wait for a peer which waits for what this thread has still to do.
 
 No set of hosts can deadlock on this. Consider the oldest iteration that some host has not
 completed. All earlier ones are complete everywhere, so its puts have slots. Its ops wait for ops of
@@ -28,26 +30,35 @@ TOKEN = (1 << 62) - 1
 
 
 class _Turns:
-    """The order of the collectives of one group, over all iterations."""
+    """The order of the collectives of one group, over all iterations.
 
-    def __init__(self, ops: Sequence[int], size: int, start: int) -> None:
+    With `settled` they wait for the iterations before their own.
+    """
+
+    def __init__(self, ops: Sequence[int], size: int, start: int, *, settled: bool) -> None:
+        self.settled = settled
         self._place = {op: place for place, op in enumerate(ops)}
         self._size, self._next = size, start * len(ops)
         self._ready: dict[int, int] = {}
         """By turn the token that is ready for it."""
 
-    def take(self, token: int) -> bool:
-        """Whether it is the turn of a token that is ready; otherwise it is kept."""
+    def take(self, token: int, completed: int) -> list[int]:
+        """The token, which is ready, if it is its turn; otherwise it is kept."""
         iteration, op = divmod(token, self._size)
-        turn = iteration * len(self._place) + self._place[op]
-        if turn != self._next:
-            self._ready[turn] = token
-        return turn == self._next
+        self._ready[iteration * len(self._place) + self._place[op]] = token
+        return self.runnable(completed)
 
-    def pass_on(self) -> list[int]:
-        """The collective whose turn it was is complete; the next token, if it is ready."""
+    def pass_on(self, completed: int) -> list[int]:
+        """The collective whose turn it was is complete; the next token, if it may run."""
         self._next += 1
-        return [self._ready.pop(self._next)] if self._next in self._ready else []
+        return self.runnable(completed)
+
+    def runnable(self, completed: int) -> list[int]:
+        """The token whose turn it is, if it is ready and has nothing to wait for."""
+        token = self._ready.get(self._next)
+        if token is None or (self.settled and token // self._size > completed):
+            return []
+        return [self._ready.pop(self._next)]
 
 
 class HostCore:
@@ -57,7 +68,7 @@ class HostCore:
     send, with the host they send to. `deadlines` gives the order of puts: the place of the op that
     waits for the value, in the iteration or the next. A put that is ready has this order in its
     high bits, above the token: `token & TOKEN` is the token alone. `turns` are the collectives of
-    each group in their order.
+    each group in their order, and `on_gpus` those that a GPU waits in.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class HostCore:
         slots: int | None = None,
         deadlines: Mapping[int, int] | None = None,
         turns: Sequence[Sequence[int]] = (),
+        on_gpus: Collection[int] = (),
     ) -> None:
         self.core = Core(plan, start=start, credit=credit)
         self.plan, self.size = plan, self.core.size
@@ -86,8 +98,11 @@ class HostCore:
         """By peer: it has slots for the iterations below this one."""
         self._held: dict[str, list[int]] = {peer: [] for peer in self._granted}
         self._turns: dict[int, _Turns] = {}
+        self._settled: list[_Turns] = []
         for ops in turns:
-            self._turns |= dict.fromkeys(ops, _Turns(ops, self.size, start))
+            order = _Turns(ops, self.size, start, settled=not set(on_gpus).isdisjoint(ops))
+            self._turns |= dict.fromkeys(ops, order)
+            self._settled += [order] * order.settled
 
     @property
     def completed(self) -> int:
@@ -101,9 +116,14 @@ class HostCore:
         return self._runnable(self.core.extend(limit))
 
     def complete(self, token: int) -> list[int]:
+        before = self.completed
         ready = self._runnable(self.core.complete(token))
         turns = self._turns.get(token % self.size)
-        return ready if turns is None else [*turns.pass_on(), *ready]
+        if turns is not None:
+            ready = [*turns.pass_on(self.completed), *ready]
+        if self._settled and self.completed != before:
+            ready += [token for order in self._settled for token in order.runnable(self.completed)]
+        return ready
 
     def arrive(self, op: int, iteration: int) -> list[int]:
         """The value of an arrival is in its slot; returns the tokens that became ready."""
@@ -164,7 +184,8 @@ class HostCore:
                     self._held[peer].append(token)
                     continue
                 token = self._urgent(token)
-            elif op in self._turns and not self._turns[op].take(token):
+            elif op in self._turns:
+                runnable += self._turns[op].take(token, self.completed)
                 continue
             runnable.append(token)
         return runnable

@@ -28,7 +28,7 @@ from purine.graph import Graph, Op
 from purine.graph.names import copied_from
 from purine.lowering import Options, lower, options_for
 from purine.lowering.hosts import hosts_of, part_of
-from purine.lowering.together import groups_of
+from purine.lowering.together import Group, groups_of
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
@@ -42,7 +42,7 @@ from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
 from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.compute import means_over_test_set
-from purine.runtime.exchange import Exchange, Group
+from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
@@ -232,6 +232,8 @@ class Run:
                 tensors.check_value(self.graph, name, value)
             if self._executor is not None:
                 iteration, states = self._settled()
+                if self.world is not None:  # others may still wait for what is on its way
+                    self.world.barrier()
                 self._keep_results()
                 kept = {name: value for name, value in states.items() if name not in given}
                 del states  # `_restart` frees each state once it is copied
@@ -466,12 +468,12 @@ class Run:
                     world.transport(),
                     communicators=_communicators(self.graph, world),
                 )
-                world.losses = exchange.losses
                 sources = {**sources, **exchange.kernels}
                 states = {name: states[name] for name in plain.states}
             program = compile_program(lowered, sources, fused=self._fused)
-            if self.world is not None:
+            if self.world is not None and exchange is not None:
                 self.world.barrier()  # transports wait for a minute, and others may still compile
+                self.world.losses = exchange.losses
             settings = replace(self._settings, record=bool(self.record))
             self._executor = Executor(
                 program, states=states, start=self._reached, settings=settings, exchange=exchange
@@ -500,7 +502,7 @@ class Run:
 def _communicators(step: Graph, world: World) -> dict[Group, Communicator]:
     """The communicators of a step's groups of collectives that this host is in."""
     groups = groups_of(step)
-    made = world.communicators([hosts for _, hosts in groups])
+    made = world.communicators(groups)
     return {group: one for group, one in zip(groups, made, strict=True) if one is not None}
 
 

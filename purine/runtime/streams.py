@@ -3,8 +3,8 @@
 One thread enqueues all ops of all GPUs, but for what goes to other hosts or comes from them. An
 event is recorded behind each op that another stream or a CPU lane waits for. Copies from the host,
 of batches and of what other hosts send, have a stream of their own, so that they arrive while the
-rest of the `inbound` lane waits for other devices. Outputs of the graph are copied to the host on
-the `outbound` stream.
+rest of the `inbound` lane waits for other devices. So have collectives with other hosts, which wait
+for GPUs there. Outputs of the graph are copied to the host on the `outbound` stream.
 
 Memory belongs to the stream that allocated it. An op of another stream that reads it tells torch's
 allocator. An op that writes over a value waits for the other streams that read it.
@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from purine.core import Plan
 from purine.graph import NOTHING, Graph, Location, Op
+from purine.lowering.together import collective_of
 from purine.registry.aten import device_of
 from purine.runtime.buffers import Buffers
 from purine.runtime.program import Program
@@ -34,6 +35,11 @@ Fetched: TypeAlias = Tensor | tuple[Tensor, torch.cuda.Event]
 """An output: on the host, or with the event behind its copy to the host."""
 
 
+Beside: TypeAlias = Literal["", "from host", "together"]
+"""What has a stream beside that of its lane: copies from the host, and collectives with others."""
+_Queue: TypeAlias = tuple[int, Beside]
+
+
 def is_gpu(location: Location) -> bool:
     """Whether a location is a GPU."""
     return location.device.startswith("cuda")
@@ -43,8 +49,8 @@ def is_gpu(location: Location) -> bool:
 class StreamPlan:
     """Who waits for whom, by op number."""
 
-    queue: tuple[tuple[int, bool], ...]
-    """The stream of each op: its station, and whether the op copies from the host."""
+    queue: tuple[_Queue, ...]
+    """The stream of each op: its station, and why the op is in another stream, if it is."""
     waits: tuple[tuple[tuple[int, int], ...], ...]
     """What an op on a GPU waits for in other streams: an op, and how many iterations ago it ran."""
     host_waits: tuple[tuple[tuple[int, int], ...], ...]
@@ -65,7 +71,7 @@ def stream_plan(graph: Graph, plan: Plan, program: Program | None = None) -> Str
     ops = [graph.ops[name] for name in plan.ops]
     gpu = [is_gpu(op.location) for op in ops]
     stations = zip(ops, plan.station, strict=True)
-    queue = [(station, _from_host(graph, op)) for op, station in stations]
+    queue = [(station, _beside(graph, op)) for op, station in stations]
     waits: list[set[tuple[int, int]]] = [set() for _ in ops]
     host_waits: list[set[tuple[int, int]]] = [set() for _ in ops]
     fetched = _fetched(graph, ops)
@@ -104,7 +110,7 @@ def _edges(
 
 
 def _foreign(
-    graph: Graph, ops: Sequence[Op], queue: Sequence[tuple[int, bool]]
+    graph: Graph, ops: Sequence[Op], queue: Sequence[_Queue]
 ) -> tuple[tuple[str, ...], ...]:
     """By op on a GPU the blobs that it reads from another stream."""
     carried = {state.read: state.next for state in graph.states.values()}
@@ -137,12 +143,15 @@ def _fetched(graph: Graph, ops: Sequence[Op]) -> tuple[tuple[tuple[str, int], ..
     return tuple(fetched)
 
 
-def _from_host(graph: Graph, op: Op) -> bool:
-    """Whether an op on a GPU copies something from the host."""
+def _beside(graph: Graph, op: Op) -> Beside:
+    """Why an op is not in the stream of its lane."""
     if not is_gpu(op.location):
-        return False
+        return ""
+    if collective_of(op) is not None:
+        return "together"
     arrives = op.kind == "Arrival" and bool(op.outputs)
-    return arrives or (op.kind == "Copy" and not is_gpu(graph.blobs[op.inputs[0]].location))
+    copied = op.kind == "Copy" and not is_gpu(graph.blobs[op.inputs[0]].location)
+    return "from host" if arrives or copied else ""
 
 
 class Streams:

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Communicator", "GlooCommunicator"]
+__all__ = ["Communicator", "GlooCommunicator", "Mark"]
+
+
+class Mark(Protocol):
+    """A place in the work of a GPU, such as an event of CUDA."""
+
+    def query(self) -> bool:
+        """Whether the GPU has come there."""
 
 
 class Communicator(ABC):
     """One host's end of the collectives of a group.
 
     A call returns when this host has done its part. It raises `RuntimeError` if another host is
-    gone, or waits for it: whoever calls has to look for lost hosts. A communicator ends with its
-    world.
+    gone, or waits for it: whoever calls has to look for lost hosts. In the memory of hosts, a
+    communicator ends with its world.
+
+    Between GPUs a call returns when it is enqueued on the current stream, and never fails: the GPU
+    then waits for its peers until they come, or until somebody ends the communicator.
     """
+
+    enqueues = False
+    """Whether a call returns when it is enqueued on a GPU."""
 
     @abstractmethod
     def reduce(self, line: Tensor, root: str) -> None:
@@ -30,6 +44,16 @@ class Communicator(ABC):
     @abstractmethod
     def broadcast(self, line: Tensor, root: str) -> None:
         """Copy the line of `root` into those of all others."""
+
+    def mark(self) -> Mark | None:
+        """The end of the latest call on its GPU; None where it has ended."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  (most have nothing to free)
+        """Free what the communicator has on a GPU. All hosts call it after their last call."""
+
+    def abort(self) -> None:  # noqa: B027
+        """Let a GPU go on that waits for peers. Lines of unfinished calls have any values then."""
 
 
 class GlooCommunicator(Communicator):

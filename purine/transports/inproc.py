@@ -18,7 +18,9 @@ from torch import Tensor
 
 from purine.graph import Graph
 from purine.lowering.hosts import Channel
+from purine.lowering.together import Group
 from purine.transports.base import (
+    ENDED,
     Arrived,
     Event,
     Granted,
@@ -127,7 +129,7 @@ class InprocTransport(Transport):
         if not self._closed:
             self._closed = True
             for peer in self._peers:
-                self._network.ends[peer]._tell(Lost(self._host, "it closed its end"))
+                self._network.ends[peer]._tell(Lost(self._host, ENDED))
 
     def _tell(self, event: Event) -> None:
         network = self._network
@@ -153,14 +155,14 @@ class _Meeting:
         self.hosts = tuple(hosts)
         self.changed = threading.Condition()
         self.calls: dict[int, dict[str, tuple[str, Tensor]]] = {}
-        """By number of a call what each host that is here calls, and its line."""
+        """By number of a call what each host that is here calls, and its line in memory."""
         self.left: dict[int, int] = {}
 
     def meet(self, number: int, host: str, call: str, line: Tensor) -> dict[str, Tensor]:
         """The lines of all hosts, in their order."""
         with self.changed:
             calls = self.calls.setdefault(number, {})
-            calls[host] = call, line.clone()
+            calls[host] = call, line.to("cpu", copy=True)  # that waits for the stream of a GPU
             self.changed.notify_all()
             if not self.changed.wait_for(lambda: len(calls) == len(self.hosts), _PATIENCE):
                 raise RuntimeError(f"of {self.hosts}, only {tuple(calls)} came")
@@ -181,9 +183,10 @@ class InprocCommunicator(Communicator):
     def reduce(self, line: Tensor, root: str) -> None:
         lines = self._meet(f"reduce {tuple(line.shape)} {line.dtype} to {root}", line)
         if root == self._host:
-            line.zero_()
-            for part in lines.values():
-                line.add_(part)
+            own, *others = lines.values()
+            for part in others:
+                own = own + part
+            line.copy_(own)
 
     def broadcast(self, line: Tensor, root: str) -> None:
         lines = self._meet(f"broadcast {tuple(line.shape)} {line.dtype} from {root}", line)
@@ -211,15 +214,16 @@ class InprocWorld(World):
                 shared.networks[self._count] = network
             return self._shared.networks[self._count].ends[self.host]
 
-    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+    def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         self._meetings += 1
         ends: list[Communicator | None] = []
-        for number, hosts in enumerate(groups):
+        for number, group in enumerate(groups):
             with self._shared.lock:
                 meeting = self._shared.meetings.setdefault(
-                    (self._meetings, number), _Meeting(hosts)
+                    (self._meetings, number), _Meeting(group.hosts)
                 )
-            ends.append(InprocCommunicator(self.host, meeting) if self.host in hosts else None)
+            own = self.host in group.hosts
+            ends.append(InprocCommunicator(self.host, meeting) if own else None)
         return ends
 
     def all_gather(

@@ -27,8 +27,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
+from purine.lowering.together import Group
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
+from purine.transports import nccl
 from purine.transports.base import ENDED, Transport, bytes_of
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator, GlooCommunicator
@@ -152,18 +154,24 @@ class ProcessWorld(World):
             return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
 
-    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+    def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         ranks = {host: rank for rank, host in enumerate(self.hosts)}
-        found: list[Communicator | None] = []
-        for hosts in groups:
-            make = partial(
-                dist.new_group, [ranks[host] for host in hosts], backend="gloo", timeout=_NEVER
-            )
-            group = self._watched(make, "communicators", "group")
-            own = self.host in hosts
-            assert not own or isinstance(group, dist.ProcessGroup)
-            found.append(GlooCommunicator(group, ranks) if own else None)
-        return found
+        on_gpus = [group for group in groups if group.gpus]
+        if on_gpus:
+            told = self.jointly(partial(nccl.gpus_of, on_gpus, self.host), op="communicators")
+            nccl.refuse_shared(on_gpus, told)
+        watched: Callable[[Callable[[], object]], object] = partial(
+            self._watched, op="communicators", blob="group"
+        )
+
+        def connected(group: Group) -> Communicator | None:
+            if group.gpus:
+                return nccl.connected(group, self.host, ranks, timeout=_NEVER, watched=watched)
+            numbers = [ranks[host] for host in group.hosts]
+            made = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
+            return GlooCommunicator(made, ranks) if isinstance(made, dist.ProcessGroup) else None
+
+        return list(map(connected, groups))
 
     def all_gather(
         self, text: str, *, op: str = "compare", blob: str = "settings"

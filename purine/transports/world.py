@@ -18,6 +18,7 @@ from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.graph import Graph, to_text
 from purine.graph.names import origin_of
 from purine.lowering.hosts import channels_of, hosts_of, part_of
+from purine.lowering.together import Group
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 from purine.transports.communicator import Communicator
@@ -61,7 +62,7 @@ class World(ABC):
         """A new transport between the hosts, to be opened by all."""
 
     @abstractmethod
-    def communicators(self, groups: Sequence[Sequence[str]]) -> list[Communicator | None]:
+    def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         """New communicators, one for each group of hosts; None for a group without this host."""
 
     @abstractmethod

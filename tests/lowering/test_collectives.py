@@ -17,6 +17,8 @@ from purine.kinds.average import Average
 from purine.lowering import collectives
 from purine.lowering.aliases import without_aliases
 from purine.lowering.collectives import Cards, NcclReduce, without_collectives
+from purine.lowering.hosts import part_of
+from purine.lowering.together import BROADCAST, REDUCE
 from purine.parallel import Scheme, replicate
 from purine.recipe import compose
 from purine.registry.aten import device_of
@@ -77,6 +79,25 @@ def test_cards_without_nccl_or_with_several_replicas_copy_and_add_up(
     found = without_collectives(step, by_nccl=by_nccl)
     assert not found.kernels
     assert reductions(found.graph) == reductions(step)
+
+
+def test_gpus_that_meet_those_of_other_hosts_use_no_second_nccl(
+    cards: pytest.MonkeyPatch,
+) -> None:
+    cards.setattr(torch.cuda, "device_count", lambda: 2)
+    cards.setattr(collectives, "has_nccl", lambda: True)
+    device_of.cache_clear()
+    inner = native("cuda:0-1")
+    assert without_collectives(inner).kernels
+    hosts = ("host0", "host1")
+    devices = ",".join(f"{host}:cpu:0,{host}:cuda:0-1" for host in hosts)
+    step = replicate(inner, devices, topology="native")
+    for host in hosts:
+        part = part_of(step, host)
+        assert {op.kind for op in part.ops.values()} >= {"Reduce", REDUCE, BROADCAST}
+        found = without_collectives(part)
+        assert not found.kernels
+        assert found.graph == part
 
 
 def test_parts_that_are_elsewhere_are_brought_to_the_owner() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -17,8 +18,10 @@ from purine.lowering.together import (
     BROADCAST,
     REDUCE,
     Collective,
+    Group,
     collective_of,
     collectives_of,
+    groups_of,
     in_depth,
 )
 from purine.parallel import compress, replicate
@@ -143,9 +146,38 @@ def test_a_step_as_a_whole_keeps_its_reductions() -> None:
     assert kinds.count("Reduce") == [op.kind for op in step.ops.values()].count("Reduce") > 0
 
 
-def test_gpus_of_several_hosts_are_refused() -> None:
+def test_gpus_and_cores_are_refused() -> None:
     with pytest.raises(ConfigError, match="no collective in common"):
-        native("host0-1:cuda:0")
+        native("host0:cuda:0,host1:cpu:0")
+
+
+@pytest.mark.parametrize("devices", ["host0-2:cuda:0", "host0-1:cuda:0-1", "host0-3:cuda:0"])
+def test_collectives_of_gpus_have_one_order_over_kinds_and_groups(devices: str) -> None:
+    step = native(devices)
+    parts = {host: part_of(step, host) for host in hosts_of(step)}
+    assert not list(problems_of_parts(parts))
+    whole = collectives_of(step)
+    assert [one.number for one in whole] == list(range(len(whole)))
+    assert [one.kind for one in whole] == sorted(one.kind for one in whole), "broadcasts are first"
+    for host, part in parts.items():
+        own = calls(part)
+        assert [(one.number, one.kind, one.root) for one in own] == [
+            (one.number, one.kind, one.root) for one in whole if host in one.hosts
+        ]
+        assert {part.ops[one.op].location.device for one in own} == {
+            at.device for at in {op.location for op in step.ops.values()} if at.host == host
+        } - {"cpu:0"}
+        for before, after in pairwise(own):
+            assert after.op in part.successors[before.op]
+
+
+def test_a_group_of_gpus_has_one_communicator_for_each_set_of_gpus() -> None:
+    groups = groups_of(native("host0-1:cuda:0-1"))
+    assert groups == (
+        Group("", ("host0", "host1"), ("cuda:0", "cuda:0")),
+        Group("", ("host0", "host1"), ("cuda:1", "cuda:1")),
+    )
+    assert {group.kind for group in groups_of(native())} == {REDUCE, BROADCAST}
 
 
 def test_a_reduction_with_two_parts_of_one_host_is_refused() -> None:

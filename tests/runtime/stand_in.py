@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from purine.compile import fused as compiled
@@ -30,6 +31,10 @@ from purine.registry import aten
 from purine.registry.lookup import lookup
 from purine.runtime import run, streams
 from purine.runtime.streams import Streams
+from purine.transports.inproc import InprocCommunicator
+
+PATIENCE = 60.0
+"""Seconds that somebody waits for GPUs that do nothing."""
 
 
 class Agent:
@@ -70,6 +75,9 @@ class StandIn:
         self.replays = 0
         self.captures: bool | Exception = True
         """Whether capturing works, or what it fails with."""
+        self.going = threading.Event()
+        """Whether GPUs do what is enqueued; otherwise whoever waits for them waits."""
+        self.going.set()
 
     def known(self, key: int) -> Memory:
         return self.memory.setdefault(key, Memory(self.host, (self.host, 0)))
@@ -156,7 +164,11 @@ class Event:
         self.at = time.perf_counter()
 
     def synchronize(self) -> None:
+        assert self.world.going.wait(PATIENCE)
         self.world.host.see(self.seen)
+
+    def query(self) -> bool:
+        return self.world.going.is_set()
 
     def elapsed_time(self, other: Event) -> float:
         return 1e3 * (other.at - self.at)
@@ -177,27 +189,27 @@ class Graph:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Two GPUs, until the test ends; what is compiled there runs op by op."""
     world = StandIn()
-    now: list[Stream] = []
-    capturing: list[Graph] = []
+    here = threading.local()
+    """By thread the stream that it is on, and the graph that it captures."""
 
     @contextlib.contextmanager
     def on_stream(stream: Stream) -> Iterator[None]:
-        now.append(stream)
+        outer, here.now = getattr(here, "now", None), stream
         try:
             with Watch(world, stream):
                 yield
         finally:
-            now.pop()
+            here.now = outer
 
     @contextlib.contextmanager
     def capture(graph: Graph, **_: object) -> Iterator[None]:
         if isinstance(world.captures, Exception):
             raise world.captures
-        capturing.append(graph)
+        here.capturing = graph
         try:
             yield
         finally:
-            capturing.pop()
+            here.capturing = None
 
     def one_by_one(op: Op) -> FusedKernel:
         kernel, over = lookup(op).bind_overwrite(op), dict(over_of(op))
@@ -207,7 +219,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
             return [found] if isinstance(found, Tensor) else list(found)
 
         def called_or_captured(*tensors: Tensor) -> list[Tensor]:
-            if not capturing:
+            capturing: Graph | None = getattr(here, "capturing", None)
+            if capturing is None:
                 return called(*tensors)
             # Capturing computes nothing: results have places, and get values in replays.
             likely = called(*(value.clone() for value in tensors))
@@ -222,12 +235,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
                     if k not in over:
                         rooms[k].copy_(value)
 
-            capturing[-1].calls.append(again)
+            capturing.calls.append(again)
             return rooms
 
         return FusedKernel(called_or_captured, lambda _: None)
 
     def synchronize(*_: object) -> None:
+        assert world.going.wait(PATIENCE)
         for stream in world.streams:
             world.host.see(stream.seen)
 
@@ -246,6 +260,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         if op.kind == "Data":  # read from memory that is not torch's
             world.fresh(world.host, {key_of(self.buffers.value(iteration, b)) for b in op.outputs})
 
+    def enqueued(
+        call: Callable[[InprocCommunicator, Tensor, str], None],
+    ) -> Callable[[InprocCommunicator, Tensor, str], None]:
+        """A stream reads and writes the line of a collective; what others bring has no watch."""
+
+        def made(self: InprocCommunicator, line: Tensor, root: str) -> None:
+            stream = getattr(here, "now", None)
+            if stream is not None:
+                reads = call is broadcast and root == self._host
+                key = {key_of(line)}
+                world.access(stream, key, set() if reads else key, call.__name__)
+            with _disable_current_modes():
+                call(self, line, root)
+
+        return made
+
     empty = torch.empty
 
     def pinned_or_not(*sizes: Any, pin_memory: bool = False, **rest: Any) -> Tensor:
@@ -260,7 +290,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         "Stream": lambda device: Stream(world, device),
         "Event": lambda **_: Event(world),
         "stream": on_stream,
-        "current_stream": lambda *_: now[-1],
+        "current_stream": lambda *_: here.now,
         "synchronize": synchronize,
         "device": lambda _: contextlib.nullcontext(),
         "is_available": lambda: False,  # batches are not pinned
@@ -270,6 +300,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch, "empty", pinned_or_not)
+    broadcast = InprocCommunicator.broadcast
+    for call in (InprocCommunicator.reduce, broadcast):
+        monkeypatch.setattr(InprocCommunicator, call.__name__, enqueued(call))
     monkeypatch.setattr(
         Tensor,
         "record_stream",

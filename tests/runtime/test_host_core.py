@@ -12,8 +12,7 @@ import purine as pu
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
 from purine.lowering.hosts import SPAN, channels_of, hosts_of, part_of
-from purine.lowering.together import Collective, collective_of
-from purine.runtime.exchange import Group
+from purine.lowering.together import Collective, Group, collective_of
 from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
@@ -30,6 +29,8 @@ TOGETHER: dict[str, dict[str, object]] = {
     "native-pipeline": {"data": 2, "pipeline": 2, "topology": "native"},
 }
 """Schemes whose hosts meet for collectives."""
+GPUS: dict[str, dict[str, object]] = {f"{name}-gpus": TOGETHER[name] for name in TOGETHER}
+"""The same on GPUs, where collectives of all kinds and groups have one order."""
 ITERATIONS = 4
 
 
@@ -38,8 +39,9 @@ def parts(scheme: str) -> dict[str, Graph]:
     step = pu.compose(
         pu.zoo.mlp(batch=8),
         solver=lambda net: pu.solvers.sgd(net, lr=0.1, momentum=0.9),
-        devices="host0-1:cpu:0-1",
-        **{**SCHEMES, **TOGETHER}[scheme],
+        devices=f"host0-1:{'cuda' if scheme in GPUS else 'cpu'}:0-1",
+        clip=0.5 if scheme in GPUS else None,
+        **{**SCHEMES, **TOGETHER, **GPUS}[scheme],
     )
     return {host: part_of(step, host) for host in hosts_of(step)}
 
@@ -48,9 +50,15 @@ plan_of = cache(compile_plan)
 
 
 class Simulation:
-    """Hosts without kernels. Whatever may happen next happens in a random order."""
+    """Hosts without kernels. Whatever may happen next happens in a random order.
 
-    def __init__(self, parts: dict[str, Graph], seed: int) -> None:
+    A collective of GPUs is complete when it is enqueued, and under way until all its hosts have
+    enqueued it. Now and then a host waits for all that its GPUs have under way: it runs no op until
+    then, but for puts, arrivals and collectives, which have threads of their own. With
+    `settled=False` collectives do not wait for the iterations before theirs.
+    """
+
+    def __init__(self, parts: dict[str, Graph], seed: int, *, settled: bool = True) -> None:
         self.random = random.Random(seed)
         credit = self.random.randint(1, 3)
         self.slots = self.random.randint(1, credit + 1)
@@ -61,13 +69,20 @@ class Simulation:
         """By group and turn the hosts that are there: token, number of the call, and root."""
         self.made: dict[tuple[str, Group], int] = {}
         """By host and group how many collectives it has begun."""
+        self.under_way: dict[str, set[tuple[Group, int]]] = {host: set() for host in parts}
+        """By host the collectives that its GPUs have not completed."""
+        self.awaited: dict[str, set[tuple[Group, int]]] = {host: set() for host in parts}
+        """By host those that it waits for."""
         self.numbers: dict[str, dict[str, int]] = {}
+        self.exchanged: dict[str, set[str]] = {}
+        """By host its puts and arrivals."""
         self.puts: dict[tuple[str, str], tuple[str, int]] = {}
         arrivals: dict[tuple[str, str, int], str] = {}
         for host, part in parts.items():
             plan = plan_of(part)
             number = self.numbers[host] = {name: index for index, name in enumerate(plan.ops)}
             incoming, outgoing = channels_of(part, host)
+            self.exchanged[host] = {channel.op for channel in (*incoming, *outgoing)}
             self.cores[host] = HostCore(
                 plan,
                 arrivals=[number[channel.op] for channel in incoming],
@@ -75,6 +90,11 @@ class Simulation:
                 credit=credit,
                 slots=self.slots,
                 turns=self._turns(host, part, number),
+                on_gpus=[
+                    number[op.name]
+                    for op in part.ops.values()
+                    if settled and (one := collective_of(op)) is not None and one.gpus
+                ],
             )
             arrivals |= {(c.source, host, c.number): c.op for c in incoming}
         for host, part in parts.items():
@@ -87,20 +107,20 @@ class Simulation:
         self.messages: list[tuple[str, ...] | tuple[str, str, int, int]] = []
 
     def _turns(self, host: str, part: Graph, number: dict[str, int]) -> list[list[int]]:
-        """The collectives of each group, in their order."""
+        """The collectives of each order, one after the other."""
         groups: dict[Group, list[tuple[int, int]]] = {}
         for op in part.ops.values():
             one = collective_of(op)
             if one is not None:
                 self.calls[host, op.name] = one
-                groups.setdefault(one.group, []).append((one.number, number[op.name]))
+                groups.setdefault(one.order, []).append((one.number, number[op.name]))
         return [[op for _, op in sorted(calls)] for calls in groups.values()]
 
     def run(self) -> None:
         """Run to the end; each host lets further iterations start as it likes."""
         limits = dict.fromkeys(self.cores, 1)
         while True:
-            choices = [self._op] * bool(self.ready) + [self._message] * bool(self.messages)
+            choices = [self._op] * bool(self._free()) + [self._message] * bool(self.messages)
             behind = [host for host, limit in limits.items() if limit < ITERATIONS]
             if behind and (not choices or self.random.random() < 0.1):
                 host = self.random.choice(behind)
@@ -112,8 +132,10 @@ class Simulation:
                 return
 
     def _op(self) -> None:
-        host, token = self.ready.pop(self.random.randrange(len(self.ready)))
+        host, token = self.ready.pop(self.random.choice(self._free()))
         core = self.cores[host]
+        if self.random.random() < 0.1:
+            self.awaited[host] = set(self.under_way[host])
         iteration, op = divmod(token, core.size)
         name = core.plan.ops[op]
         if (host, name) in self.calls:
@@ -125,14 +147,35 @@ class Simulation:
             self.messages.append(("value", target, arrival, iteration))
         self._complete(host, token)
 
+    def _free(self) -> list[int]:
+        """The places of what is ready and does not wait for a GPU."""
+        waiting = {host for host, awaited in self.awaited.items() if awaited}
+        return [
+            place
+            for place, (host, token) in enumerate(self.ready)
+            if host not in waiting or self._has_own_thread(host, token)
+        ]
+
+    def _has_own_thread(self, host: str, token: int) -> bool:
+        core = self.cores[host]
+        name = core.plan.ops[token % core.size]
+        return (host, name) in self.calls or name in self.exchanged[host]
+
     def _meet(self, host: str, token: int, one: Collective) -> None:
-        """No host completes its part of a collective before all its hosts are there."""
+        """No host completes its part of a collective before all its hosts are there, but GPUs."""
         turn = self.made.get((host, one.group), 0)
         self.made[host, one.group] = turn + 1
         there = self.meetings.setdefault((one.group, turn), {})
         there[host] = token, one.number, one.root
         assert len({call[1:] for call in there.values()}) == 1, "all hosts make one call"
-        if len(there) == len(one.hosts):
+        whole = len(there) == len(one.hosts)
+        if one.gpus:
+            self.under_way[host].add((one.group, turn))
+            for sets in (self.under_way, self.awaited) if whole else ():
+                for keys in sets.values():
+                    keys.discard((one.group, turn))
+            self._complete(host, token)
+        elif whole:
             for at, (own, _, _) in there.items():
                 self._complete(at, own)
 
@@ -155,7 +198,7 @@ class Simulation:
         self.ready += [(host, token & TOKEN) for token in tokens]
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, *TOGETHER])
+@pytest.mark.parametrize("scheme", [*SCHEMES, *TOGETHER, *GPUS])
 def test_no_placement_of_credits_and_delays_deadlocks(scheme: str) -> None:
     for seed in range(150):
         simulation = Simulation(parts(scheme), seed)
@@ -164,6 +207,16 @@ def test_no_placement_of_credits_and_delays_deadlocks(scheme: str) -> None:
             assert core.completed == ITERATIONS, (seed, host, core.missing(), core.held())
             assert not core.missing()
             assert not core.held()
+
+
+def test_without_the_wait_for_iterations_before_hosts_of_gpus_deadlock() -> None:
+    """A host waits for its GPU, which waits for a parameter, whose owner waits for a norm of it."""
+    ends = set()
+    for seed in range(150):
+        simulation = Simulation(parts("native-gpus"), seed, settled=False)
+        simulation.run()
+        ends |= {core.completed for core in simulation.cores.values()}
+    assert min(ends) < ITERATIONS
 
 
 def two_hosts() -> tuple[HostCore, HostCore]:
@@ -204,6 +257,22 @@ def test_a_put_waits_for_a_slot_and_holds_nothing_up() -> None:
     assert sender.held() == [(2, "put/copy")]
     assert names(sender, sender.grant("host1", 1)) == [(2, "put/copy")]
     assert sender.grant("host1", 1) == []  # hosts repeat themselves to show that they are alive
+
+
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_a_gpu_begins_collectives_when_the_iterations_before_are_complete(on_gpus: bool) -> None:
+    """`meet` needs nothing, as the receiver's part in a broadcast; `late` is still to be done."""
+    builder = Builder()
+    for name in ("meet", "late"):
+        builder.op(name, "Fence", (), ())
+    plan = compile_plan(builder.graph())
+    meet, late = map(plan.ops.index, ("meet", "late"))
+    core = HostCore(
+        plan, arrivals=[], puts={}, turns=[[meet]], on_gpus=[meet] if on_gpus else [], credit=2
+    )
+    assert sorted(names(core, core.extend(2))) == [(0, "late"), (0, "meet"), (1, "late")]
+    assert names(core, core.complete(meet)) == ([] if on_gpus else [(1, "meet")])
+    assert names(core, core.complete(late)) == ([(1, "meet")] if on_gpus else [])
 
 
 def test_an_early_arrival_waits_until_its_iteration_is_open() -> None:
