@@ -211,14 +211,18 @@ class Exchange:
         """Whether a collective is under way."""
         return bool(self._meeting)
 
-    def wait(self) -> list[Event]:
+    def wait(self, timeout: float = _BEAT) -> list[Event]:
         """The next events. Tells the peers now and then that this host is alive."""
-        events = self.transport.wait(_BEAT)
+        events = self.transport.wait(timeout)
         now = self._clock()
         if now >= self._beat:
             self._beat = now + _BEAT
             self.completed()
         return events
+
+    def pause(self) -> bool:
+        """Wait until the next sign of life is due; returns whether the exchange is closed."""
+        return self._closed.wait(_BEAT)
 
     def completed(self) -> None:
         """Tell the peers how far this host is: the slots of complete iterations are free."""

@@ -236,6 +236,10 @@ class Transport(ABC):
     by one thread; `credit` and `wake` by any.
     """
 
+    prompt = False
+    """Once it is open: whether a put is over as soon as the value is copied, and waits for nobody.
+    Then the thread that computes may put and receive itself."""
+
     @abstractmethod
     def open(
         self,

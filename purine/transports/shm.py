@@ -19,6 +19,7 @@ import socket
 import struct
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -46,6 +47,8 @@ __all__ = ["ShmTransport"]
 _HELLO = 4096
 _MANY = 1 << 16
 """Bytes that a read takes at most: what a pipe holds."""
+_CREDITS = 256
+"""Credits that may be unread in a pipe beside the messages of puts."""
 _LOOK = 100
 """Milliseconds after which a put that waits for room looks whether this host has closed."""
 _PATIENCE = 60.0
@@ -108,6 +111,7 @@ class ShmTransport(Transport):
             connection.close()
             self._inbox.add(self._take[peer].fileno(), partial(self._read, peer))
         self._sockets.clear()
+        self.prompt = all(self._has_room(peer, slots) for peer in peers)
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
         return self._slots[peer].value(channel, version)
@@ -163,6 +167,18 @@ class ShmTransport(Transport):
             Granted(peer, value, sent) if channel == CREDIT else Arrived(peer, channel, value)
             for channel, sent, value in MESSAGE.iter_unpack(messages)
         ]
+
+    def _has_room(self, peer: str, slots: int) -> bool:
+        """Whether the pipe to a peer takes all messages that can be on their way at a time."""
+        region = self._outgoing.get(peer)
+        puts = 0 if region is None else len(region.channels) * slots
+        needed, pipe = (puts + _CREDITS) * MESSAGE.size, self._give[peer].fileno()
+        try:
+            if fcntl(pipe, F_GETPIPE_SZ) < needed:
+                fcntl(pipe, F_SETPIPE_SZ, needed)
+        except OSError:  # more than the system allows
+            return False
+        return True
 
     def _connect(self, peer: str) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
