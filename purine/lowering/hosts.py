@@ -14,7 +14,7 @@ and stop at the same iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from purine.analysis.clockwork import clockwork
@@ -22,6 +22,7 @@ from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import origin_of, result_of
+from purine.lowering.board import POST, adjoined, is_posted, places_of, posted
 from purine.lowering.parcels import in_parcels
 from purine.lowering.together import BROADCAST, REDUCE, Collective, collectives_of, in_depth
 from purine.nearest import unknown_name
@@ -55,8 +56,12 @@ next. A put without an input only tells the peer that the ops before it are comp
 register(Kind("Fence", None, (), facts=Facts(role=Role.COPY)))
 """Stands for many control edges: what comes behind it waits for all that is before it."""
 
-register(Kind("Arrival", None, (), attributes=_ENDS, facts=Facts(role=Role.COPY)))
-"""The receiver's half of a copy between hosts: completes when the value from `peer` has arrived."""
+_COMING = {**_ENDS, "board": Attr(int | None, None)}
+register(Kind("Arrival", None, (), attributes=_COMING, facts=Facts(role=Role.COPY)))
+"""The receiver's half of a copy between hosts: completes when the value from `peer` has arrived.
+
+With `board` the value is read where it is, from that byte of the board on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Channel:
 
     `number` is its place among those of the same two hosts. `op` is the put of the sender or the
     arrival of the receiver. `blob` is None where only a signal is sent. What has an earlier
-    `deadline` is sent first.
+    `deadline` is sent first. On the board a blob begins at byte `board`.
     """
 
     source: str
@@ -74,6 +79,7 @@ class Channel:
     op: str
     blob: Blob | None
     deadline: int = 0
+    board: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class _Transfer:
     written: Blob | None
     before: str | None = None
     after: str | None = None
+    board: int | None = None
 
 
 def hosts_of(graph: Graph) -> tuple[str, ...]:
@@ -124,6 +131,14 @@ def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Chan
     """The channels to a host and those from it, in the order of its ops."""
     incoming, outgoing = [], []
     for op in part.ops.values():
+        if op.kind == POST:
+            blob, deadline, place = (
+                part.blobs[op.inputs[0]],
+                op.whole("deadline"),
+                op.whole("board"),
+            )
+            for peer, number in zip(op.items("peers"), op.items("channels"), strict=True):
+                outgoing.append(Channel(host, peer, number, op.name, blob, deadline, place))
         if op.kind not in ("Put", "Arrival"):
             continue
         peer, number = op.attributes["peer"], op.whole("channel")
@@ -134,7 +149,8 @@ def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Chan
             deadline = op.whole("deadline")
             outgoing.append(Channel(host, peer, number, op.name, blob, deadline))
         else:
-            incoming.append(Channel(peer, host, number, op.name, blob))
+            place = op.attributes.get("board")
+            incoming.append(Channel(peer, host, number, op.name, blob, board=place))
     return tuple(incoming), tuple(outgoing)
 
 
@@ -149,6 +165,7 @@ class _Part:
         self.later = {blob for blob, when in needed.items() if when >= SPAN}
         """The blobs that are not needed before the next iteration."""
         self.collectives = collectives_of(step, self.clockwork)
+        self.places = places_of(step)
         self.builder = Builder()
 
     def graph(self) -> Graph:
@@ -169,10 +186,16 @@ class _Part:
             self._computed(name, self._devices(self.host)[0])
         results = (result_of(name, self.host) for name in step.outputs)
         builder.outputs = [n for n in (*step.outputs, *results) if n in builder.blobs]
-        halves = {
-            transfer.name: self._add_half(channel, transfer)
-            for channel, transfer in _numbered(transfers)
-        }
+        halves: dict[str, str] = {}
+        posts: dict[str, list[tuple[int, _Transfer]]] = {}
+        for channel, transfer in _numbered(transfers):
+            if transfer.board is not None and transfer.source.host == host:
+                posts.setdefault(transfer.read or "", []).append((channel, transfer))
+            else:
+                halves[transfer.name] = self._add_half(channel, transfer)
+        for blob, ends in posts.items():
+            halves |= dict.fromkeys((one.name for _, one in ends), self._add_post(blob, ends))
+        self._adjoin(posts)
         own = {one: self._add_collective(one) for one in self.collectives if host in one.hosts}
         builder.control |= set(_in_order(own))
         builder.control |= {edge for edge in step.control if builder.ops.keys() >= set(edge)}
@@ -222,7 +245,9 @@ class _Part:
             if op.name in together:
                 continue
             if self.host in (source.location.host, target.location.host):
-                yield _Transfer(op.name, source.location, target.location, source.name, target)
+                place = self.places[source.name] if is_posted(op) else None
+                ends = source.location, target.location
+                yield _Transfer(op.name, *ends, source.name, target, board=place)
         for name in step.outputs:
             blob = step.blobs[name]
             sent = blob.shape == () and name not in self.clockwork
@@ -368,12 +393,42 @@ class _Part:
             builder.add(transfer.written)
             builder.outputs.append(transfer.written.name)
         at = transfer.target
+        if transfer.board is not None:
+            ends["board"] = transfer.board
         builder.op(
             transfer.name, "Arrival", (), written, ends, location=at, lane="inbound", origin=origin
         )
         if transfer.after is not None:
             builder.control.add((transfer.name, transfer.after))
         return transfer.name
+
+    def _add_post(self, blob: str, ends: list[tuple[int, _Transfer]]) -> str:
+        """Add the post of a blob for several hosts, and return its name."""
+        builder, transfers = self.builder, [transfer for _, transfer in ends]
+        name, result = builder.fresh(f"post/{blob}"), posted(blob)
+        builder.add(replace(self.step.blobs[blob], name=result, where=None))
+        settings: dict[str, Attribute] = {"board": self.places[blob]}
+        settings["peers"] = tuple(transfer.target.host for transfer in transfers)
+        settings["channels"] = tuple(channel for channel, _ in ends)
+        if size_in_bytes(self.step.blobs[blob]) > _TINY:
+            names = (transfer.written.name for transfer in transfers if transfer.written)
+            settings["deadline"] = min(self.deadlines.get(name, 2 * SPAN) for name in names)
+        at, of = self.step.blobs[blob].location, Origin(blob, "copy")
+        ends_of = {"location": at, "lane": "outbound", "origin": of}
+        builder.op(name, POST, (blob,), (result,), settings, **ends_of)
+        return name
+
+    def _adjoin(self, posts: Collection[str]) -> None:
+        """Let joins read on the board what is there, also what this host has posted itself."""
+        builder = self.builder
+        here = {o.outputs[0] for o in builder.ops.values() if o.attributes.get("board") is not None}
+        own = {blob: posted(blob) for blob in posts}
+        joins = [
+            op.name
+            for op in builder.ops.values()
+            if op.kind == "aten.cat" and here.issuperset(own.get(name, name) for name in op.inputs)
+        ]
+        adjoined(builder, joins, own)
 
     def _add_collective(self, one: Collective) -> str:
         """Add the part of this host in a collective, and return its name."""

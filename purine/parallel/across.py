@@ -64,9 +64,10 @@ class HostReplicas:
         topology: Topology,
         bucket: int,
         unit: int,
+        shared: bool = False,
         only: str | None = None,
     ) -> None:
-        self.topology, self.bucket = topology, bucket
+        self.topology, self.bucket, self.shared = topology, bucket, shared
         cut = cache(lambda step: in_units(step, unit))
         self.base, self.cuts = cut(steps[0])
         self.steps = [cut(step)[0] for step in steps]
@@ -244,13 +245,29 @@ class HostReplicas:
             self._join(parameter, cut)
 
     def _spread(self, name: str, parameter: str, root: str, form: Form) -> None:
-        """Copy a blob from its owner to the other hosts, along their route."""
-        route = self.route(self.base.blobs[parameter].location, root, form)
+        """Copy a blob from its owner to the other hosts, along their route.
+
+        In memory that hosts share, the owner puts a state for all of them.
+        """
+        location = self.base.blobs[parameter].location
+        board = self.shared and name in self.base.states and self._goes_to_all(location)
+        route = self.route(location, root, "flat" if board else form)
         copies = {0: name}
         for number in self._receivers(route):
             source = copies.get(route.parent(number), name)
             location = self.home(parameter, route.host(number))
-            copies[number] = add_copy(self.builder, name, location, source)
+            copies[number] = copy = add_copy(self.builder, name, location, source)
+            if board:
+                made = self.builder.ops[copy]
+                self.builder.ops[copy] = replace(made, attributes={"board": True})
+
+    def _goes_to_all(self, location: Location) -> bool:
+        """Whether each host of the step has a replica there, on cores."""
+        group = self.group(location)
+        every = {part.located(at).host for part in self.parts for at in self.own}
+        return group.keys() == every and all(
+            is_cpu(part.located(location)) for parts in group.values() for part in parts
+        )
 
     def _receivers(self, route: Route) -> Iterator[int]:
         """The numbers of the hosts that get a copy along a route, parents first.

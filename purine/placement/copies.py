@@ -37,6 +37,7 @@ def insert_copies(graph: Graph) -> Graph:
     for op in graph.ops.values():
         if op.kind == "Copy":
             settings = _settings(*(graph.blobs[n].location for n in (*op.inputs, *op.outputs)))
+            settings |= {"board": True} if op.attributes.get("board") else {}
             if settings != op.attributes:
                 builder.ops[op.name] = replace(op, attributes=settings)
         elif op.kind not in COLLECTIVES:

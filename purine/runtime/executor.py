@@ -512,15 +512,16 @@ def _add_peers(
     workers: list[Station], numbers: list[int], exchange: Exchange, *, alone: bool
 ) -> int:
     """Add a thread for the puts to each peer, one for each group of collectives, and one that
-    receives, whose number is returned.
+    receives, whose number is returned. Where ops put to several peers, one thread puts to all.
 
     A thread that is `alone` puts and receives itself.
     """
-    for peer in () if alone else exchange.peers:
-        for op, target in exchange.puts.items():
-            if target == peer:
+    posts = any(len(targets) > 1 for targets in exchange.puts.values())
+    for group in [] if alone else [exchange.peers] if posts else [(p,) for p in exchange.peers]:
+        for op, targets in exchange.puts.items():
+            if targets[0] in group:
                 numbers[op] = len(workers)
-        workers.append((Location(peer), "outbound"))
+        workers.append((Location(group[0]), "outbound"))
     for group in exchange.turns:
         for op in group:
             numbers[op] = len(workers)
