@@ -61,8 +61,8 @@ Copy = register(
 )
 """The same value at another location: the only kind whose two ends differ in location.
 
-With `alias` both ends are one piece of memory, and the run does nothing. With `board` the value goes
-to all other hosts through memory that they share.
+With `alias` both ends are one piece of memory, and the run does nothing. With `board` the value
+goes to all other hosts through memory that they share.
 """
 
 

@@ -20,12 +20,12 @@ from purine.analysis.infer import size_in_bytes
 from purine.graph import Builder, Graph, Op
 from purine.registry.facts import Facts, Role
 from purine.registry.fillers import shard_of
-from purine.registry.kind import Attr, Kind, PerOp, kind, register
+from purine.registry.kind import Attr, Kind, PerOp, register
 from purine.registry.spec import Inferred, Spec
 
-__all__ = ["POST", "Adjoin", "adjoined", "is_posted", "places_of", "posted"]
+__all__ = ["ADJOIN", "POST", "adjoined", "is_posted", "places_of", "posted"]
 
-POST = "Post"
+POST, ADJOIN = "Post", "Adjoin"
 
 register(
     Kind(
@@ -53,14 +53,7 @@ def _infer(op: Op, parts: Sequence[Spec]) -> Inferred:
     return Inferred((replace(first, shape=(rows, *first.shape[1:])),), (0,), several=False)
 
 
-@kind(per_op=PerOp(infer=_infer))
-def Adjoin(*parts: Tensor) -> Tensor:
-    """The parts along the first axis as one. Those that follow each other in memory are not copied.
-
-    >>> whole = torch.arange(6.0).view(3, 2)
-    >>> Adjoin(whole[:1], whole[1:]).data_ptr() == whole.data_ptr()
-    True
-    """
+def _adjoin(*parts: Tensor) -> Tensor:
     first, behind = parts[0], 0
     for part in parts:
         if not _follows(part, first, behind):
@@ -68,6 +61,10 @@ def Adjoin(*parts: Tensor) -> Tensor:
         behind += part.numel()
     rows = sum(part.shape[0] for part in parts)
     return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+register(Kind(ADJOIN, _adjoin, (), variadic=True, per_op=PerOp(infer=_infer)))
+"""The parts along the first axis as one. Those that follow each other in memory are not copied."""
 
 
 def _follows(part: Tensor, first: Tensor, behind: int) -> bool:
@@ -123,4 +120,4 @@ def adjoined(builder: Builder, joins: Sequence[str], own: Mapping[str, str]) -> 
     for name in joins:
         op = builder.ops[name]
         inputs = tuple(own.get(blob, blob) for blob in op.inputs)
-        builder.ops[name] = replace(op, kind="Adjoin", inputs=inputs, attributes={})
+        builder.ops[name] = replace(op, kind=ADJOIN, inputs=inputs, attributes={})

@@ -23,6 +23,7 @@ from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import origin_of, result_of
 from purine.lowering.board import POST, adjoined, is_posted, places_of, posted
+from purine.lowering.deadlines import SPAN, deadlines, early
 from purine.lowering.parcels import in_parcels
 from purine.lowering.together import BROADCAST, REDUCE, Collective, collectives_of, in_depth
 from purine.nearest import unknown_name
@@ -30,13 +31,8 @@ from purine.placement.devices import shares_memory
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["SPAN", "Channel", "channels_of", "hosts_of", "part_of"]
+__all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
 
-SPAN = 1 << 20
-"""The length of an iteration in the unit of deadlines."""
-
-_PASSING = frozenset({"copy", "reduce", "update"})
-"""Roles of ops that only pass a value on to those who wait for it."""
 _HOP = 8
 """A transfer is taken to last this part of an iteration, so gradients go before parameters."""
 _TINY = 4096
@@ -129,27 +125,23 @@ def part_of(step: Graph, host: str) -> Graph:
 
 def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Channel, ...]]:
     """The channels to a host and those from it, in the order of its ops."""
-    incoming, outgoing = [], []
+    incoming, outgoing = list[Channel](), list[Channel]()
     for op in part.ops.values():
+        if op.kind not in ("Arrival", "Put", POST):
+            continue
+        names = op.outputs if op.kind == "Arrival" else op.inputs
+        blob = part.blobs[names[0]] if names else None
+        place = op.whole("board") if "board" in op.attributes else None
         if op.kind == POST:
-            blob, deadline, place = (
-                part.blobs[op.inputs[0]],
-                op.whole("deadline"),
-                op.whole("board"),
-            )
-            for peer, number in zip(op.items("peers"), op.items("channels"), strict=True):
-                outgoing.append(Channel(host, peer, number, op.name, blob, deadline, place))
-        if op.kind not in ("Put", "Arrival"):
+            when = op.whole("deadline")
+            ends = zip(op.items("peers"), op.items("channels"), strict=True)
+            outgoing += [Channel(host, peer, k, op.name, blob, when, place) for peer, k in ends]
             continue
         peer, number = op.attributes["peer"], op.whole("channel")
         assert isinstance(peer, str)
-        names = op.inputs if op.kind == "Put" else op.outputs
-        blob = part.blobs[names[0]] if names else None
         if op.kind == "Put":
-            deadline = op.whole("deadline")
-            outgoing.append(Channel(host, peer, number, op.name, blob, deadline))
+            outgoing.append(Channel(host, peer, number, op.name, blob, op.whole("deadline")))
         else:
-            place = op.attributes.get("board")
             incoming.append(Channel(peer, host, number, op.name, blob, board=place))
     return tuple(incoming), tuple(outgoing)
 
@@ -160,8 +152,8 @@ class _Part:
     def __init__(self, step: Graph, host: str, hosts: tuple[str, ...]) -> None:
         self.step, self.host, self.hosts = step, host, hosts
         self.clockwork = clockwork(step)
-        self.deadlines = _deadlines(step, hop=len(step.ops) // _HOP)
-        needed = _deadlines(step, hop=0)
+        self.deadlines = deadlines(step, hop=len(step.ops) // _HOP)
+        needed = deadlines(step, hop=0)
         self.later = {blob for blob, when in needed.items() if when >= SPAN}
         """The blobs that are not needed before the next iteration."""
         self.collectives = collectives_of(step, self.clockwork)
@@ -193,8 +185,8 @@ class _Part:
                 posts.setdefault(transfer.read or "", []).append((channel, transfer))
             else:
                 halves[transfer.name] = self._add_half(channel, transfer)
-        for blob, ends in posts.items():
-            halves |= dict.fromkeys((one.name for _, one in ends), self._add_post(blob, ends))
+        for read, ends in posts.items():
+            halves |= dict.fromkeys((one.name for _, one in ends), self._add_post(read, ends))
         self._adjoin(posts)
         own = {one: self._add_collective(one) for one in self.collectives if host in one.hosts}
         builder.control |= set(_in_order(own))
@@ -283,7 +275,7 @@ class _Part:
         host reads from the start: what is computed from states alone. Arrivals that are not needed
         before the next iteration share a fence, and wait for the puts of all these values.
         """
-        step, early = self.step, _early(self.step)
+        step, given = self.step, early(self.step)
         late: set[str] = set()
         """The arrivals that are needed in the next iteration."""
         first: set[str] = set()
@@ -302,7 +294,7 @@ class _Part:
                 after = transfer.name if transfer.name in step.ops else None
             if transfer.source.host == self.host and after is not None:
                 puts.setdefault(after, set()).add(half)
-                if transfer.read in early:
+                if transfer.read in given:
                     first.add(half)
             elif transfer.target.host == self.host and before is not None:
                 arrivals.setdefault(before, []).append(half)
@@ -414,8 +406,8 @@ class _Part:
             names = (transfer.written.name for transfer in transfers if transfer.written)
             settings["deadline"] = min(self.deadlines.get(name, 2 * SPAN) for name in names)
         at, of = self.step.blobs[blob].location, Origin(blob, "copy")
-        ends_of = {"location": at, "lane": "outbound", "origin": of}
-        builder.op(name, POST, (blob,), (result,), settings, **ends_of)
+        read, written = (blob,), (result,)
+        builder.op(name, POST, read, written, settings, location=at, lane="outbound", origin=of)
         return name
 
     def _adjoin(self, posts: Collection[str]) -> None:
@@ -487,46 +479,3 @@ def _numbered(transfers: list[_Transfer]) -> Iterator[tuple[int, _Transfer]]:
         pair = transfer.source.host, transfer.target.host
         numbers[pair] = numbers.get(pair, -1) + 1
         yield numbers[pair], transfer
-
-
-def _early(step: Graph) -> frozenset[str]:
-    """The states, and what is computed from them alone."""
-    early = set(step.states)
-    for name in step.order:
-        op = step.ops[name]
-        if op.kind != "Data" and early.issuperset(op.inputs):
-            early.update(op.outputs)
-    return frozenset(early)
-
-
-def _deadlines(step: Graph, *, hop: int) -> dict[str, int]:
-    """By blob when the first op that waits for it has its turn, in the order of the step.
-
-    What only leads to an update is needed when the next iteration reads the new value, so that
-    turn counts from the next iteration. Copies, reductions and updates themselves do not count,
-    and neither does what is computed from states alone, such as a transposed weight: they can wait
-    as long as what waits for them. A transfer between hosts takes the time of `hop`
-    ops.
-    """
-    place = {name: index for index, name in enumerate(step.order)}
-    count, never, early = len(place), 2 * len(place), _early(step)
-    needed: dict[str, int] = {}
-    for _ in range(2):  # the second time with what the next iteration needs of the states
-        following = {
-            state.next: count + needed[name]
-            for name, state in step.states.items()
-            if needed.get(name, never) < count and state.next != name
-        }
-        needed = {}
-        for name in reversed(step.order):
-            op = step.ops[name]
-            results = (min(needed.get(b, never), following.get(b, never)) for b in op.outputs if b)
-            when = min(results, default=never)
-            passing = origin_of(op).role in _PASSING or early.issuperset(op.inputs)
-            if not passing and op.kind != "Copy":
-                when = place[name]
-            elif op.kind == "Copy" and step.blobs[op.inputs[0]].location.host != op.location.host:
-                when -= hop
-            for blob in op.inputs:
-                needed[blob] = min(needed.get(blob, never), when)
-    return {blob: when * SPAN // count for blob, when in needed.items()}

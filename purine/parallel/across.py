@@ -34,7 +34,7 @@ from purine.parallel._parts import (
     joined_of,
 )
 from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
-from purine.parallel.reduce import Topology
+from purine.parallel.reduce import FORMS, Topology
 from purine.parallel.routes import Form, Route
 from purine.parallel.units import Cut, in_units, without_joins
 from purine.placement.copies import add_copy
@@ -43,14 +43,6 @@ from purine.registry.clock import ITERATION, SEED
 from purine.solvers.clip import norm_of_norms
 
 __all__ = ["HostReplicas"]
-
-_FORMS: Mapping[Topology, Form] = {
-    "sharded": "star",
-    "server": "star",
-    "tree": "tree",
-    "ring": "path",
-    "native": "flat",
-}
 
 
 class HostReplicas:
@@ -236,11 +228,11 @@ class HostReplicas:
                 continue
             maker = base.producers.get(name)
             if name in base.states or (maker is not None and maker.name in once):
-                form = _FORMS[self.topology] if name in self.owners else "tree"
+                form = FORMS[self.topology] if name in self.owners else "tree"
                 self._spread(name, name, homes[name].host, form)
         for parameter, cut in self.cuts.items():
             for unit in cut.units:
-                form = _FORMS[self.topology]
+                form = FORMS[self.topology]
                 self._spread(unit, parameter, self.owners[unit].host, form)
             self._join(parameter, cut)
 
@@ -256,18 +248,13 @@ class HostReplicas:
         for number in self._receivers(route):
             source = copies.get(route.parent(number), name)
             location = self.home(parameter, route.host(number))
-            copies[number] = copy = add_copy(self.builder, name, location, source)
-            if board:
-                made = self.builder.ops[copy]
-                self.builder.ops[copy] = replace(made, attributes={"board": True})
+            copies[number] = add_copy(self.builder, name, location, source, board=board)
 
     def _goes_to_all(self, location: Location) -> bool:
         """Whether each host of the step has a replica there, on cores."""
-        group = self.group(location)
         every = {part.located(at).host for part in self.parts for at in self.own}
-        return group.keys() == every and all(
-            is_cpu(part.located(location)) for parts in group.values() for part in parts
-        )
+        cores = all(is_cpu(part.located(location)) for part in self.parts)
+        return cores and self.group(location).keys() == every
 
     def _receivers(self, route: Route) -> Iterator[int]:
         """The numbers of the hosts that get a copy along a route, parents first.
@@ -301,7 +288,7 @@ class HostReplicas:
             if cut is None:
                 blobs = [base.blobs[self.gradients[name]] for name in bucket]
                 owner = self.owners[bucket[0]]
-                self._reduce(blobs, bucket[0], owner, _FORMS[self.topology])
+                self._reduce(blobs, bucket[0], owner, FORMS[self.topology])
             else:
                 self._reduce_units(cut)
 
@@ -327,7 +314,7 @@ class HostReplicas:
             add_reduction(self.builder, kind, [value], own, settings, name=name, of=cut.parameter)
         for unit, name in zip(units, cut.units, strict=True):
             owner = self.owners[name]
-            route = self.route(whole.location, owner.host, _FORMS[self.topology])
+            route = self.route(whole.location, owner.host, FORMS[self.topology])
 
             def value_of(host: str, unit: Blob = unit) -> list[str]:
                 home = self.home(cut.parameter, host)

@@ -69,9 +69,10 @@ def replicate(
 
     On several hosts, each host averages its own replicas first. Parameters of two or more `unit`
     bytes are cut into units, whose owners alternate between hosts. With `shared` the hosts are
-    processes of one machine, and read parameters in memory that they share. With `only`, the graph is what
-    this host needs: its own part, and of the others only what it exchanges with them. Where
-    replicas lie across hosts or compute values of the whole batch together, it is the whole graph.
+    processes of one machine, which read parameters in memory that they share. With `only`, the
+    graph is what this host needs: its own part, and of the others only what it exchanges with them.
+    Where replicas lie across hosts or compute values of the whole batch together, it is the whole
+    graph.
 
     With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
     the running statistics are the mean of all. With `"synchronised"` it sees the samples of all

@@ -125,7 +125,8 @@ class Executor:
     def _make_queues(self) -> None:
         """A queue for each thread, and for each op the number of its thread and its priority."""
         stations, station_of = self.plan.stations, self.plan.station
-        self._workers, worker_of = _workers(stations, self.settings.cores)
+        waits = self._exchange is not None and not self._exchange.transport.prompt
+        self._workers, worker_of = _workers(stations, self.settings.cores, waits=waits)
         numbers = [worker_of[station] for station in station_of]
         self._receiver: int | None = None
         self._alone = False
@@ -483,16 +484,20 @@ class Executor:
 
 
 def _workers(
-    stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]]
+    stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]], *, waits: bool
 ) -> tuple[list[Station], list[int]]:
     """The lanes that get a thread, and for each lane the number of the thread that serves it.
 
     A device with one core has one thread for all its lanes. With several, the thread that holds the
     interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
     thread, which only enqueues. Lanes that float have the number -1; the compute threads of their
-    devices take them. A single device has all cores that the process may use.
+    devices take them.
+
+    A single device has all cores that the process may use. If that is one, its lanes share a thread
+    too, unless other hosts are behind a network that `waits`: what it brings is passed on while a
+    kernel runs.
     """
-    own = len(available())
+    own = 0 if waits else len(available())
     workers: dict[Station, int] = {}
     worker_of = []
     for location, lane in stations:
@@ -517,11 +522,12 @@ def _add_peers(
     A thread that is `alone` puts and receives itself.
     """
     posts = any(len(targets) > 1 for targets in exchange.puts.values())
-    for group in [] if alone else [exchange.peers] if posts else [(p,) for p in exchange.peers]:
+    served = [exchange.peers] if posts else [(peer,) for peer in exchange.peers]
+    for peers in () if alone else served:
         for op, targets in exchange.puts.items():
-            if targets[0] in group:
+            if targets[0] in peers:
                 numbers[op] = len(workers)
-        workers.append((Location(group[0]), "outbound"))
+        workers.append((Location(peers[0]), "outbound"))
     for group in exchange.turns:
         for op in group:
             numbers[op] = len(workers)

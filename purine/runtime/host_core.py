@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from purine.core import Core, Plan
-from purine.lowering.hosts import SPAN
+from purine.lowering.deadlines import SPAN
 
 __all__ = ["TOKEN", "HostCore"]
 
