@@ -70,7 +70,7 @@ register(Kind(ADJOIN, _adjoin, (), variadic=True, per_op=PerOp(infer=_infer)))
 def _follows(part: Tensor, first: Tensor, behind: int) -> bool:
     """Whether a part lies so many elements behind the first one, in the same order."""
     return (
-        part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        part.untyped_storage()._cdata == first.untyped_storage()._cdata
         and part.storage_offset() == first.storage_offset() + behind
         and part.stride() == first.stride()
         and part.stride(0) * part.shape[0] == part.numel()

@@ -250,7 +250,7 @@ def test_weights_of_the_next_iteration_overtake_gradients_that_are_needed_later(
     plan = compile_plan(parts("data")["host0"])
     weight, soon, late = 0, 1, 2
     deadlines = {weight: SPAN // 2, soon: SPAN + SPAN // 4, late: 2 * SPAN - 1}
-    puts = dict.fromkeys(deadlines, ["host1"])
+    puts = {op: ["host1"] for op in deadlines}
     core = HostCore(plan, arrivals=[], puts=puts, deadlines=deadlines, slots=9)
     order = sorted((late, soon, core.size + weight), key=core._urgent)
     assert order == [soon, core.size + weight, late]
