@@ -21,7 +21,7 @@ from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
-from purine.graph.names import origin_of, result_of
+from purine.graph.names import copied_from, origin_of, result_of
 from purine.lowering.board import POST, adjoined, is_posted, places_of, posted
 from purine.lowering.deadlines import SPAN, deadlines, early
 from purine.lowering.parcels import in_parcels
@@ -397,7 +397,7 @@ class _Part:
     def _add_post(self, blob: str, ends: list[tuple[int, _Transfer]]) -> str:
         """Add the post of a blob for several hosts, and return its name."""
         builder, transfers = self.builder, [transfer for _, transfer in ends]
-        name, result = builder.fresh(f"post/{blob}"), posted(blob)
+        name, result = builder.fresh(f"post/{copied_from(transfers[0].name)}"), posted(blob)
         builder.add(replace(self.step.blobs[blob], name=result, where=None))
         settings: dict[str, Attribute] = {"board": self.places[blob]}
         settings["peers"] = tuple(transfer.target.host for transfer in transfers)
