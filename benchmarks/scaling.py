@@ -70,7 +70,7 @@ MICRO = ("fixed", "floating")
 OURS = ("purine", "hosts", *MICRO)
 PATIENCE = 120.0
 """Seconds that a device waits for another in a step."""
-UNIT = 1 << 20
+UNIT = 2 << 20
 """Bytes in which parameters go between hosts that share memory."""
 RECORDED, SKIPPED = 12, 3
 """Iterations of the recorded run, and how many of these do not count."""
