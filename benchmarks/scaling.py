@@ -3,7 +3,8 @@
 Contenders, each with one core per device and the same batch on each:
 
 - `purine`: one process whose devices are cores (`replicate`);
-- `hosts`, with `--hosts`: the same step with a process (host) for each device, over shared memory;
+- `hosts`, with `--hosts`: the same step with a process (host) for each device, over transport
+  `shm`, with parameters in memory that they share;
 - `fixed` and `floating`, with `--micro`: `purine` with the batch of a device in so many
   micro-batches, which stay at their device or go to whichever is free, with the same bits;
 - `limit`: as many processes that train by themselves and never talk, added up;
@@ -14,11 +15,12 @@ Contenders, each with one core per device and the same batch on each:
   gradients as views of buckets).
 
 For each number of devices all contenders are started first and then take turns, so that whatever
-else the machine does hits all of them alike. With `--starts` all of this is repeated with new
-processes. Reported are medians over turns, and over starts medians of these. `synchronous_ratio` is
-the rate of `purine` and `hosts` over the synchronous limit in the same turn. `hidden` is the part
-of the time of Purine's transfers and reductions that no device waited for, from a recorded run
-behind the turns. The last line is JSON, and a picture of the acceleration can be drawn.
+else the machine does hits all of them alike. All processes are forked from this one, which has
+imported torch and built the steps. With `--starts` all of this is repeated with new processes.
+Reported are medians over turns, and over starts medians of these. `synchronous_ratio` is the rate
+of `purine` and `hosts` over the synchronous limit in the same turn. With `--hidden` there is a
+recorded run behind the turns: `hidden` is the part of the time of Purine's transfers and reductions
+that no device waited for. The last line is JSON, and a picture of the acceleration can be drawn.
 
     python benchmarks/scaling.py --net googlenet --devices 1,2 --hosts
 """
@@ -31,23 +33,27 @@ import os
 import select
 import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from curve import picture
+from forked import Forked
 from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, samples
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from purine.graph import Graph
+    from purine.parallel.reduce import Topology
 
 NETS = {
     "mlp": (SETTINGS["mlp"], 32),
@@ -64,6 +70,8 @@ MICRO = ("fixed", "floating")
 OURS = ("purine", "hosts", *MICRO)
 PATIENCE = 120.0
 """Seconds that a device waits for another in a step."""
+UNIT = 2 << 20
+"""Bytes in which parameters go between hosts that share memory."""
 RECORDED, SKIPPED = 12, 3
 """Iterations of the recorded run, and how many of these do not count."""
 
@@ -81,11 +89,7 @@ def main() -> None:
     parser.add_argument("--hosts", action="store_true", help="with a process for each device too")
     parser.add_argument("--micro", type=int, default=0, help="micro-batches of a device, to float")
     parser.add_argument("--picture", type=Path, help="where to write the curve, as SVG")
-    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--bells", help=argparse.SUPPRESS)
+    parser.add_argument("--hidden", action="store_true", help="record what communication costs")
     options = parser.parse_args()
     options.batch = options.batch or NETS[options.net][1]
     for name in ("turns", "starts", "batch"):
@@ -98,13 +102,12 @@ def main() -> None:
         parser.error("fixed and floating need --micro")
     if options.micro and options.batch % options.micro:
         parser.error(f"--micro {options.micro} does not divide the batch, {options.batch}")
-    if options.worker:
-        work(options)
-        return
     counts = [int(item) for item in options.devices.split(",")]
     cores = len(os.sched_getaffinity(0))
     if max(counts) > cores:
         sys.exit(f"{max(counts)} devices asked for, and there are {cores} cores")
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     found = {count: compare(options, count) for count in counts}
     rates = {count: one for count, (one, _) in found.items()}
     report(options, counts, rates, [hidden for _, hidden in found.values()])
@@ -157,20 +160,18 @@ def take_turns(
         print(f"{count} devices{which}: starting all ...", file=sys.stderr, flush=True)
         for name in options.contenders:
             teams[name] = Team(name, count, options)
-            teams[name].send("2")  # builds, compiles and runs beside the other teams
+            teams[name].send("1")  # builds, compiles and runs beside the other teams
         for team in teams.values():
             team.answers()
         for name, team in teams.items():
             team.warm_up()
             print(f"{count} devices{which}: {name} is warm", file=sys.stderr, flush=True)
-        for turn in range(options.turns + 1):
+        for turn in range(1, options.turns + 1):
             for name, team in teams.items():
-                found = team.rate()
-                if turn:
-                    rates[name].append(found)
+                rates[name].append(team.rate())
             what = f"{count} devices, turn {turn}/{options.turns}{which}"
             print(what, file=sys.stderr, flush=True)
-        talks = "purine" in teams and count > 1
+        talks = options.hidden and "purine" in teams and count > 1
         hidden = teams["purine"].ask("hidden")[0] if talks else None
     finally:
         for team in teams.values():
@@ -183,33 +184,20 @@ class Team:
 
     def __init__(self, name: str, count: int, options: argparse.Namespace) -> None:
         self.name, self.count, self.options = name, count, options
-        command = [sys.executable, __file__, "--worker", name, "--net", options.net]
-        command += ["--batch", str(options.batch), "--count", str(count)]
-        port = str(free_port())
-        command += ["--topology", options.topology, "--port", port, "--micro", str(options.micro)]
         ranks = 1 if name in ("purine", *MICRO) else count
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         bells = [os.eventfd(0) for _ in range(count)] if name == SYNCHRONOUS else []
-        command += ["--bells", ",".join(map(str, bells))]
+        common = {**vars(options), "worker": name, "count": count, "port": free_port()}
+        common["bells"] = ",".join(map(str, bells))
+        prepare(argparse.Namespace(**common))
         self.workers = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**environment, "RANK": str(rank)},
-                pass_fds=bells,
-            )
-            for rank in range(ranks)
+            Forked(partial(work, argparse.Namespace(**common, rank=rank))) for rank in range(ranks)
         ]
         for bell in bells:
             os.close(bell)
 
     def warm_up(self) -> None:
         """Find how many steps a turn has."""
-        once = max(self.ask("2"))
+        once = max(self.ask("1"))
         self.steps = max(2, round(self.options.seconds / max(once, 1e-4)))
 
     def ask(self, question: str) -> list[float]:
@@ -219,17 +207,16 @@ class Team:
 
     def send(self, question: str) -> None:
         for worker in self.workers:
-            assert worker.stdin is not None
-            print(question, file=worker.stdin, flush=True)
+            worker.ask(question)
 
     def answers(self) -> list[float]:
-        waiting = {worker.stdout: worker for worker in self.workers}
+        waiting = {worker.answers: worker for worker in self.workers}
         answers: dict[int, float] = {}
         while waiting:  # whoever ends is seen at once, also while others wait for it
             for stream in select.select(list(waiting), [], [])[0]:
                 worker, answer = waiting.pop(stream), stream.readline()
                 if not answer:
-                    sys.exit(f"a worker of {self.name} ended with {worker.wait()}")
+                    sys.exit(f"a worker of {self.name} has ended")
                 answers[worker.pid] = float(answer)
         return [answers[worker.pid] for worker in self.workers]
 
@@ -242,9 +229,7 @@ class Team:
 
     def end(self) -> None:
         for worker in self.workers:
-            worker.kill()
-        for worker in self.workers:
-            worker.wait()
+            worker.end()
 
 
 def free_port() -> int:
@@ -253,56 +238,84 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def work(options: argparse.Namespace) -> None:
-    makers = {"ddp": ddp_steps}
+def prepare(options: argparse.Namespace) -> None:
+    """Import and build what all workers of a contender have in common, before they are forked."""
+    import torch
+
+    torch.set_num_threads(1)
+    samples_of(options.net)
+    if options.worker == "ddp":
+        model_of(options.net)
+    else:
+        step_of(options.worker, options.net, options.batch, options.count, *variant(options))
+
+
+def work(
+    options: argparse.Namespace, questions: Iterator[str], tell: Callable[[object], None]
+) -> None:
     if options.worker not in ("purine", *MICRO) or options.count == 1:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
-    run, hidden = makers.get(options.worker, purine_steps)(options)
-    for line in sys.stdin:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port)}
+    os.environ |= {"RANK": str(options.rank), "WORLD_SIZE": str(options.count)}
+    run, hidden = (ddp_steps if options.worker == "ddp" else purine_steps)(options)
+    for line in questions:
         if line.strip() == "hidden":
             assert hidden is not None
-            print(hidden(), flush=True)
+            tell(hidden())
             continue
         count = int(line)
         run(1)
         begin = time.perf_counter()
         run(count)
-        print((time.perf_counter() - begin) / count, flush=True)
+        tell((time.perf_counter() - begin) / count)
 
 
 Worker = tuple[Callable[[int], None], Callable[[], float] | None]
 """What makes so many steps, and what tells how much of its communication was hidden."""
 
 
-def purine_steps(options: argparse.Namespace) -> Worker:
-    import torch
+@cache
+def samples_of(net: str) -> tuple[Tensor, Tensor]:
+    inputs, labels = samples(NETS[net][0])
+    return inputs, labels
 
+
+def variant(options: argparse.Namespace) -> tuple[str, int]:
+    """What else the step of a contender depends on."""
+    return options.topology, options.micro if options.worker in MICRO else 1
+
+
+@cache
+def step_of(worker: str, net: str, batch: int, count: int, topology: Topology, micro: int) -> Graph:
+    """The step of a contender, the same in all its processes."""
     import purine as pu
 
-    torch.set_num_threads(1)
-    setting = NETS[options.net][0]
-    micro = options.micro if options.worker in MICRO else 1
-    net = pu.zoo.NETS[options.net](
-        batch=options.batch // micro, classes=setting.classes, **setting.arguments
-    )
-    step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    setting = NETS[net][0]
+    made = pu.zoo.NETS[net](batch=batch // micro, classes=setting.classes, **setting.arguments)
+    step = pu.solvers.sgd(pu.backward(made), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     step = pu.parallel.accumulate(pu.prune(step, ["loss"]), micro, chained=False)
+    if worker == "hosts" and count > 1:
+        devices = f"host0-{count - 1}:cpu:0"
+        step = pu.parallel.replicate(step, devices, topology=topology, unit=UNIT, shared=True)
+    elif worker in OURS:
+        step = pu.parallel.replicate(step, f"cpu:0-{count - 1}", topology=topology)
+        if worker == "floating":
+            step = pu.parallel.floating(step)
+    return pu.layout(step, "channels-last")
+
+
+def purine_steps(options: argparse.Namespace) -> Worker:
+    import purine as pu
+
     world = None
     if options.worker == "hosts" and options.count > 1:
         from purine.transports.processes import ProcessWorld
 
-        devices = f"host0-{options.count - 1}:cpu:0"
-        step = pu.parallel.replicate(step, devices, topology=options.topology)
         world = ProcessWorld("shm")
-    elif options.worker in OURS:
-        devices = f"cpu:0-{options.count - 1}"
-        step = pu.parallel.replicate(step, devices, topology=options.topology)
-        if options.worker == "floating":
-            step = pu.parallel.floating(step)
-    rows = [part.numpy() for part in samples(setting)]
-    source = pu.data.ArraySource(*rows, classes=setting.classes)
+    rows = [part.numpy() for part in samples_of(options.net)]
+    source = pu.data.ArraySource(*rows, classes=NETS[options.net][0].classes)
     data = pu.data.DataSet("memory", source)
-    step = pu.layout(step, "channels-last")
+    step = step_of(options.worker, options.net, options.batch, options.count, *variant(options))
     if options.worker == SYNCHRONOUS:
         step = meeting(step, options)
     run = pu.Run(step, data=data, seed=0, threads=1, world=world)
@@ -366,20 +379,27 @@ def meeting(step: Graph, options: argparse.Namespace) -> Graph:
     return builder.graph()
 
 
+@cache
+def model_of(net: str) -> Module:
+    import torch
+    from rivals import RIVALS
+    from torch.nn.parallel import DistributedDataParallel  # noqa: F401
+
+    setting = NETS[net][0]
+    model = RIVALS[net](setting.sample[0], setting.classes)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def ddp_steps(options: argparse.Namespace) -> Worker:
     import torch
     import torch.distributed as dist
-    from rivals import RIVALS, loss_of
+    from rivals import loss_of
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.set_num_threads(1)
-    setting = NETS[options.net][0]
-    inputs, labels = samples(setting)
-    model = RIVALS[options.net](setting.sample[0], setting.classes)
-    model = model.to(memory_format=torch.channels_last)
+    setting, model = NETS[options.net][0], model_of(options.net)
+    inputs, labels = samples_of(options.net)
     inputs = inputs.contiguous(memory_format=torch.channels_last)
     if options.count > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         address = f"tcp://127.0.0.1:{options.port}"
         dist.init_process_group(
             "gloo", init_method=address, rank=options.rank, world_size=options.count
@@ -455,61 +475,9 @@ def report(
         for name, found in ratios.items():
             print(f"{name} / {SYNCHRONOUS}: {', '.join(f'{value:.3f}' for value in found)}")
     if options.picture:
-        options.picture.write_text(picture(options, counts, medians))
+        title = f"{options.net}, batch {options.batch} for each device"
+        options.picture.write_text(picture(title, counts, medians))
     print(json.dumps(result))
-
-
-def picture(options: argparse.Namespace, counts: list[int], medians: dict[str, list[float]]) -> str:
-    """The acceleration over one device, with the diagonal of perfect scaling."""
-    width, height, margin = 560, 420, 56
-    most = max(counts)
-    base = medians["limit" if "limit" in medians else "purine"][0] / counts[0]
-    colours = {"purine": "#7b2d8b", "limit": "#888888", "ddp": "#d9822b"}
-    colours |= {"hosts": "#2d6cb5", SYNCHRONOUS: "#4a9a5b"}
-
-    def point(count: float, value: float) -> str:
-        x = margin + (width - 2 * margin) * count / most
-        y = height - margin - (height - 2 * margin) * value / most
-        return f"{x:.1f},{y:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{width / 2}" y="28" text-anchor="middle" font-size="16">'
-        f"{options.net}, batch {options.batch} for each device</text>",
-        f'<polyline points="{point(0, 0)} {point(most, most)}" stroke="#cccccc" fill="none" '
-        'stroke-dasharray="4 4"/>',
-        f'<polyline points="{point(0, most)} {point(0, 0)} {point(most, 0)}" stroke="black" '
-        'fill="none"/>',
-        f'<text x="{width / 2}" y="{height - 14}" text-anchor="middle">devices (one core each)'
-        "</text>",
-        f'<text transform="translate(18,{height / 2}) rotate(-90)" text-anchor="middle">'
-        "acceleration</text>",
-    ]
-    for count in counts:
-        x, y = point(count, 0).split(",")
-        parts.append(f'<text x="{x}" y="{float(y) + 18}" text-anchor="middle">{count}</text>')
-        x, y = point(0, count).split(",")
-        parts.append(
-            f'<text x="{float(x) - 8}" y="{float(y) + 4}" text-anchor="end">{count}</text>'
-        )
-    for row, (name, found) in enumerate(medians.items()):
-        places = [point(c, v / base) for c, v in zip(counts, found, strict=True)]
-        colour = colours[name]
-        parts.append(
-            f'<polyline points="{" ".join(places)}" stroke="{colour}" stroke-width="2" '
-            'fill="none"/>'
-        )
-        for place in places:
-            x, y = place.split(",")
-            parts.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>')
-        top = 60 + 20 * row
-        parts.append(
-            f'<rect x="{margin + 16}" y="{top - 10}" width="12" height="12" fill="{colour}"/>'
-        )
-        parts.append(f'<text x="{margin + 34}" y="{top}">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
 
 
 if __name__ == "__main__":

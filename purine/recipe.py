@@ -309,6 +309,7 @@ def _placed(steps: Sequence[Graph], settings: Settings) -> Graph:
         topology=scheme.topology,
         bucket=scheme.bucket,
         unit=scheme.unit,
+        shared=scheme.shared,
         batch_norm=scheme.batch_norm,
         only=settings.host,
     )

@@ -155,7 +155,7 @@ def test_idle_time_and_hidden_transfers_are_read_from_a_trace(
 @pytest.mark.multiprocess
 def test_scaling_tells_how_much_of_the_communication_is_hidden() -> None:
     command = "--net lenet --devices 2 --turns 1 --seconds 0.1 --contenders purine limit"
-    done = ran("scaling.py", command)
+    done = ran("scaling.py", f"{command} --hidden")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     (hidden,) = found["hidden"]

@@ -59,8 +59,9 @@ class Aliasing:
     def _pinned(self, overwriting: Sequence[Op]) -> list[str]:
         """Families that must not be written over, once per reason."""
         pinned = [self.family[name] for name in self.kept]
-        # The memory of an arrival is a slot that the sender writes again later on.
-        arrivals = (op for op in self.graph.ops.values() if op.kind == "Arrival")
+        # The memory of an arrival is a slot that the sender writes again later on, and that of a
+        # post is read by other hosts.
+        arrivals = (op for op in self.graph.ops.values() if op.kind in ("Arrival", "Post"))
         pinned += [self.family[name] for op in arrivals for name in op.outputs]
         for op in overwriting:
             read = [self.family[name] for name in op.inputs]

@@ -215,7 +215,8 @@ class JobOptions:
         "devices), schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N "
         "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
         "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
-        "batch_norm=replica|synchronised, bucket=BYTES.",
+        "batch_norm=replica|synchronised, bucket=BYTES, unit=BYTES, shared=true (hosts of one "
+        "machine read parameters in memory that they share).",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",
         resume=PLACE,

@@ -54,14 +54,15 @@ Copy = register(
         "Copy",
         Tensor.clone,
         ("x",),
-        attributes={"alias": Attr(bool, False)},
+        attributes={"alias": Attr(bool, False), "board": Attr(bool, False)},
         facts=Facts(Precision.FOLLOW, samples=SampleRule.IDENTITY, role=Role.COPY),
         per_op=PerOp(bind=_copy),
     )
 )
 """The same value at another location: the only kind whose two ends differ in location.
 
-With `alias` both ends are one piece of memory, and the run does nothing.
+With `alias` both ends are one piece of memory, and the run does nothing. With `board` the value
+goes to all other hosts through memory that they share.
 """
 
 

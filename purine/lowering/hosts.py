@@ -14,14 +14,16 @@ and stop at the same iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
-from purine.graph.names import origin_of, result_of
+from purine.graph.names import copied_from, origin_of, result_of
+from purine.lowering.board import POST, adjoined, is_posted, places_of, posted
+from purine.lowering.deadlines import SPAN, deadlines, early
 from purine.lowering.parcels import in_parcels
 from purine.lowering.together import (
     BROADCAST,
@@ -36,13 +38,8 @@ from purine.placement.devices import shares_memory
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["SPAN", "Channel", "channels_of", "hosts_of", "part_of"]
+__all__ = ["Channel", "channels_of", "hosts_of", "part_of"]
 
-SPAN = 1 << 20
-"""The length of an iteration in the unit of deadlines."""
-
-_PASSING = frozenset({"copy", "reduce", "update"})
-"""Roles of ops that only pass a value on to those who wait for it."""
 _HOP = 8
 """A transfer is taken to last this part of an iteration, so gradients go before parameters."""
 _TINY = 4096
@@ -62,8 +59,12 @@ next. A put without an input only tells the peer that the ops before it are comp
 register(Kind("Fence", None, (), facts=Facts(role=Role.COPY)))
 """Stands for many control edges: what comes behind it waits for all that is before it."""
 
-register(Kind("Arrival", None, (), attributes=_ENDS, facts=Facts(role=Role.COPY)))
-"""The receiver's half of a copy between hosts: completes when the value from `peer` has arrived."""
+_COMING = {**_ENDS, "board": Attr(int | None, None)}
+register(Kind("Arrival", None, (), attributes=_COMING, facts=Facts(role=Role.COPY)))
+"""The receiver's half of a copy between hosts: completes when the value from `peer` has arrived.
+
+With `board` the value is read where it is, from that byte of the board on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Channel:
 
     `number` is its place among those of the same two hosts. `op` is the put of the sender or the
     arrival of the receiver. `blob` is None where only a signal is sent. What has an earlier
-    `deadline` is sent first.
+    `deadline` is sent first. On the board a blob begins at byte `board`.
     """
 
     source: str
@@ -81,6 +82,7 @@ class Channel:
     op: str
     blob: Blob | None
     deadline: int = 0
+    board: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class _Transfer:
     written: Blob | None
     before: str | None = None
     after: str | None = None
+    board: int | None = None
 
 
 def hosts_of(graph: Graph) -> tuple[str, ...]:
@@ -129,19 +132,24 @@ def part_of(step: Graph, host: str) -> Graph:
 
 def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Channel, ...]]:
     """The channels to a host and those from it, in the order of its ops."""
-    incoming, outgoing = [], []
+    incoming, outgoing = list[Channel](), list[Channel]()
     for op in part.ops.values():
-        if op.kind not in ("Put", "Arrival"):
+        if op.kind not in ("Arrival", "Put", POST):
+            continue
+        names = op.outputs if op.kind == "Arrival" else op.inputs
+        blob = part.blobs[names[0]] if names else None
+        place = op.whole("board") if "board" in op.attributes else None
+        if op.kind == POST:
+            when = op.whole("deadline")
+            ends = zip(op.items("peers"), op.items("channels"), strict=True)
+            outgoing += [Channel(host, peer, k, op.name, blob, when, place) for peer, k in ends]
             continue
         peer, number = op.attributes["peer"], op.whole("channel")
         assert isinstance(peer, str)
-        names = op.inputs if op.kind == "Put" else op.outputs
-        blob = part.blobs[names[0]] if names else None
         if op.kind == "Put":
-            deadline = op.whole("deadline")
-            outgoing.append(Channel(host, peer, number, op.name, blob, deadline))
+            outgoing.append(Channel(host, peer, number, op.name, blob, op.whole("deadline")))
         else:
-            incoming.append(Channel(peer, host, number, op.name, blob))
+            incoming.append(Channel(peer, host, number, op.name, blob, board=place))
     return tuple(incoming), tuple(outgoing)
 
 
@@ -151,11 +159,12 @@ class _Part:
     def __init__(self, step: Graph, host: str, hosts: tuple[str, ...]) -> None:
         self.step, self.host, self.hosts = step, host, hosts
         self.clockwork = clockwork(step)
-        self.deadlines = _deadlines(step, hop=len(step.ops) // _HOP)
-        needed = _deadlines(step, hop=0)
+        self.deadlines = deadlines(step, hop=len(step.ops) // _HOP)
+        needed = deadlines(step, hop=0)
         self.later = {blob for blob, when in needed.items() if when >= SPAN}
         """The blobs that are not needed before the next iteration."""
         self.collectives = collectives_of(step, self.clockwork)
+        self.places = places_of(step)
         self.builder = Builder()
 
     def graph(self) -> Graph:
@@ -176,10 +185,16 @@ class _Part:
             self._computed(name, self._devices(self.host)[0])
         results = (result_of(name, self.host) for name in step.outputs)
         builder.outputs = [n for n in (*step.outputs, *results) if n in builder.blobs]
-        halves = {
-            transfer.name: self._add_half(channel, transfer)
-            for channel, transfer in _numbered(transfers)
-        }
+        halves: dict[str, str] = {}
+        posts: dict[str, list[tuple[int, _Transfer]]] = {}
+        for channel, transfer in _numbered(transfers):
+            if transfer.board is not None and transfer.source.host == host:
+                posts.setdefault(transfer.read or "", []).append((channel, transfer))
+            else:
+                halves[transfer.name] = self._add_half(channel, transfer)
+        for read, ends in posts.items():
+            halves |= dict.fromkeys((one.name for _, one in ends), self._add_post(read, ends))
+        self._adjoin(posts)
         own = {one: self._add_collective(one) for one in self.collectives if host in one.hosts}
         builder.control |= set(_in_order(own))
         builder.control |= {edge for edge in step.control if builder.ops.keys() >= set(edge)}
@@ -229,7 +244,9 @@ class _Part:
             if op.name in together:
                 continue
             if self.host in (source.location.host, target.location.host):
-                yield _Transfer(op.name, source.location, target.location, source.name, target)
+                place = self.places[source.name] if is_posted(op) else None
+                ends = source.location, target.location
+                yield _Transfer(op.name, *ends, source.name, target, board=place)
         for name in step.outputs:
             blob = step.blobs[name]
             sent = blob.shape == () and name not in self.clockwork
@@ -265,7 +282,7 @@ class _Part:
         host reads from the start: what is computed from states alone. Arrivals that are not needed
         before the next iteration share a fence, and wait for the puts of all these values.
         """
-        step, early = self.step, _early(self.step)
+        step, given = self.step, early(self.step)
         late: set[str] = set()
         """The arrivals that are needed in the next iteration."""
         first: set[str] = set()
@@ -284,7 +301,7 @@ class _Part:
                 after = transfer.name if transfer.name in step.ops else None
             if transfer.source.host == self.host and after is not None:
                 puts.setdefault(after, set()).add(half)
-                if transfer.read in early:
+                if transfer.read in given:
                     first.add(half)
             elif transfer.target.host == self.host and before is not None:
                 arrivals.setdefault(before, []).append(half)
@@ -375,12 +392,42 @@ class _Part:
             builder.add(transfer.written)
             builder.outputs.append(transfer.written.name)
         at = transfer.target
+        if transfer.board is not None:
+            ends["board"] = transfer.board
         builder.op(
             transfer.name, "Arrival", (), written, ends, location=at, lane="inbound", origin=origin
         )
         if transfer.after is not None:
             builder.control.add((transfer.name, transfer.after))
         return transfer.name
+
+    def _add_post(self, blob: str, ends: list[tuple[int, _Transfer]]) -> str:
+        """Add the post of a blob for several hosts, and return its name."""
+        builder, transfers = self.builder, [transfer for _, transfer in ends]
+        name, result = builder.fresh(f"post/{copied_from(transfers[0].name)}"), posted(blob)
+        builder.add(replace(self.step.blobs[blob], name=result, where=None))
+        settings: dict[str, Attribute] = {"board": self.places[blob]}
+        settings["peers"] = tuple(transfer.target.host for transfer in transfers)
+        settings["channels"] = tuple(channel for channel, _ in ends)
+        if size_in_bytes(self.step.blobs[blob]) > _TINY:
+            names = (transfer.written.name for transfer in transfers if transfer.written)
+            settings["deadline"] = min(self.deadlines.get(name, 2 * SPAN) for name in names)
+        at, of = self.step.blobs[blob].location, Origin(blob, "copy")
+        read, written = (blob,), (result,)
+        builder.op(name, POST, read, written, settings, location=at, lane="outbound", origin=of)
+        return name
+
+    def _adjoin(self, posts: Collection[str]) -> None:
+        """Let joins read on the board what is there, also what this host has posted itself."""
+        builder = self.builder
+        here = {o.outputs[0] for o in builder.ops.values() if o.attributes.get("board") is not None}
+        own = {blob: posted(blob) for blob in posts}
+        joins = [
+            op.name
+            for op in builder.ops.values()
+            if op.kind == "aten.cat" and here.issuperset(own.get(name, name) for name in op.inputs)
+        ]
+        adjoined(builder, joins, own)
 
     def _add_collective(self, one: Collective) -> str:
         """Add the part of this host in a collective, and return its name."""
@@ -441,46 +488,3 @@ def _numbered(transfers: list[_Transfer]) -> Iterator[tuple[int, _Transfer]]:
         pair = transfer.source.host, transfer.target.host
         numbers[pair] = numbers.get(pair, -1) + 1
         yield numbers[pair], transfer
-
-
-def _early(step: Graph) -> frozenset[str]:
-    """The states, and what is computed from them alone."""
-    early = set(step.states)
-    for name in step.order:
-        op = step.ops[name]
-        if op.kind != "Data" and early.issuperset(op.inputs):
-            early.update(op.outputs)
-    return frozenset(early)
-
-
-def _deadlines(step: Graph, *, hop: int) -> dict[str, int]:
-    """By blob when the first op that waits for it has its turn, in the order of the step.
-
-    What only leads to an update is needed when the next iteration reads the new value, so that
-    turn counts from the next iteration. Copies, reductions and updates themselves do not count,
-    and neither does what is computed from states alone, such as a transposed weight: they can wait
-    as long as what waits for them. A transfer between hosts takes the time of `hop`
-    ops.
-    """
-    place = {name: index for index, name in enumerate(step.order)}
-    count, never, early = len(place), 2 * len(place), _early(step)
-    needed: dict[str, int] = {}
-    for _ in range(2):  # the second time with what the next iteration needs of the states
-        following = {
-            state.next: count + needed[name]
-            for name, state in step.states.items()
-            if needed.get(name, never) < count and state.next != name
-        }
-        needed = {}
-        for name in reversed(step.order):
-            op = step.ops[name]
-            results = (min(needed.get(b, never), following.get(b, never)) for b in op.outputs if b)
-            when = min(results, default=never)
-            passing = origin_of(op).role in _PASSING or early.issuperset(op.inputs)
-            if not passing and op.kind != "Copy":
-                when = place[name]
-            elif op.kind == "Copy" and step.blobs[op.inputs[0]].location.host != op.location.host:
-                when -= hop
-            for blob in op.inputs:
-                needed[blob] = min(needed.get(blob, never), when)
-    return {blob: when * SPAN // count for blob, when in needed.items()}

@@ -7,7 +7,8 @@ parcel: one op joins them, one copy crosses, and one op splits them.
 Values share a parcel only where no op then waits for itself through another host:
 
 - those that one op reads, as the average of a bucket does: it waits for all of them anyway;
-- states that take the same way over hosts: all of them are there when an iteration begins.
+- states that take the same way over hosts: all of them are there when an iteration begins. Those
+  that go over the board are joined once, for all hosts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TypeAlias
 
 from purine.analysis.infer import size_in_bytes
 from purine.graph import Attribute, Blob, Builder, Graph, Lane, Location, Op, Origin
+from purine.lowering.board import is_posted
 
 __all__ = ["in_parcels"]
 
@@ -26,7 +28,8 @@ _SMALL = 4096
 _LANE: Lane = "inbound"
 
 _Key: TypeAlias = tuple[Location, Location, str, str | tuple[Location, ...]]
-"""From where to where, the dtype, and the op that reads the values or the way that they took."""
+"""From where to where, the dtype, and the op that reads the values or the way that they took. What
+goes over the board goes to all hosts."""
 
 
 def in_parcels(step: Graph) -> Graph:
@@ -63,6 +66,8 @@ def _key(step: Graph, copy: Op) -> _Key | None:
     if source.shape is None or len(source.shape) != 1 or size_in_bytes(source) > _SMALL:
         return None
     ends = source.location, target.location, source.dtype
+    if is_posted(copy):
+        return (*ends, "board")
     way = _way(step, source)
     if way is not None:
         return (*ends, way)
@@ -87,15 +92,18 @@ def _add(builder: Builder, copies: Sequence[Op]) -> None:
         del builder.ops[copy.name]
     sizes = tuple((blob.shape or (0,))[0] for blob in sources)
     name = f"parcel/{copies[0].name}"
-    sent = f"{name}/sent"
-    for whole, like in ((sent, sources[0]), (name, targets[0])):
+    parcel = f"parcel/{sources[0].name}" if is_posted(copies[0]) else name
+    sent, join = f"{parcel}/sent", f"{parcel}/join"
+    known = sent in builder.blobs
+    for whole, like in ((sent, sources[0]), (name, targets[0]))[known:]:
         builder.add(replace(like, name=whole, shape=(sum(sizes),), where=None))
     of, kind = Origin(sources[0].name, "copy"), "aten.split_with_sizes"
     near, far = sources[0].location, targets[0].location
     reads, writes = ([blob.name for blob in blobs] for blobs in (sources, targets))
     settings: dict[str, Attribute] = {"split_sizes": sizes}
-    join = f"{name}/join"
-    builder.op(join, "aten.cat", reads, [sent], {"dim": 0}, location=near, lane=_LANE, origin=of)
+    if not known:
+        settle: dict[str, Attribute] = {"dim": 0}
+        builder.op(join, "aten.cat", reads, [sent], settle, location=near, lane=_LANE, origin=of)
     builder.add(replace(copies[0], name=name, inputs=(sent,), outputs=(name,), where=None))
     split = f"{name}/split"
     builder.op(split, kind, [name], writes, settings, location=far, lane=_LANE, origin=of)

@@ -18,6 +18,7 @@ from purine.lowering.collectives import without_collectives
 from purine.lowering.hosts import part_of
 from purine.lowering.lowered import Lowered
 from purine.lowering.packing import with_packed_filters
+from purine.lowering.products import with_kept_products
 from purine.lowering.rules import PACKED_RULES, SHARED_MEMORY_RULES, lowering_problems
 from purine.lowering.segments import joined, pays
 from purine.lowering.shares import in_shares
@@ -82,6 +83,13 @@ LOWERING: tuple[Pass, ...] = (
         "All devices that share memory average and apply a part of each large gradient.",
         lambda graph, options: in_shares(graph),
         SHARED_MEMORY_RULES,
+    ),
+    Pass(
+        "products",
+        "Between hosts, gradients of large parameters go into memory that is kept.",
+        lambda graph, options: with_kept_products(graph),
+        SHARED_MEMORY_RULES,
+        applies=lambda options: options.host is not None,
     ),
     Pass(
         "packing",

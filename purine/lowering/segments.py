@@ -31,6 +31,7 @@ from purine.core import Station, urgency
 from purine.errors import in_a_line
 from purine.graph import Builder, Graph, Op
 from purine.graph.nodes import computes
+from purine.lowering.board import POST
 from purine.lowering.lowered import Lowered
 from purine.lowering.together import BROADCAST, REDUCE
 from purine.optimize.fuse import boundary
@@ -58,7 +59,7 @@ _SHORT = PROFILE.dispatch_matters
 """Seconds of an op from which the cost of its dispatch does not matter."""
 
 
-_ARRIVING, _SENDING = ("Arrival", REDUCE, BROADCAST), ("Put", REDUCE, BROADCAST)
+_ARRIVING, _SENDING = ("Arrival", REDUCE, BROADCAST), ("Put", POST, REDUCE, BROADCAST)
 """Kinds of ops that wait for other hosts, and for which other hosts wait."""
 _WORTH_WAITING = 1 << 15
 """Bytes of values from other hosts up to which ops wait for each other's."""
@@ -129,7 +130,7 @@ def _leaving(graph: Graph) -> set[str]:
     sent: set[str] = set()
     for name in reversed(graph.order):
         op = graph.ops[name]
-        if op.kind == "Put":
+        if op.kind in ("Put", POST):
             sent.update(blob for blob in op.inputs if _is_large(graph, blob))
         elif not sent.isdisjoint(op.outputs):
             if computes(op.lane):

@@ -34,7 +34,7 @@ from purine.parallel._parts import (
     joined_of,
 )
 from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
-from purine.parallel.reduce import Topology
+from purine.parallel.reduce import FORMS, Topology
 from purine.parallel.routes import Form, Route
 from purine.parallel.units import Cut, in_units, without_joins
 from purine.placement.copies import add_copy
@@ -43,14 +43,6 @@ from purine.registry.clock import ITERATION, SEED
 from purine.solvers.clip import norm_of_norms
 
 __all__ = ["HostReplicas"]
-
-_FORMS: Mapping[Topology, Form] = {
-    "sharded": "star",
-    "server": "star",
-    "tree": "tree",
-    "ring": "path",
-    "native": "flat",
-}
 
 
 class HostReplicas:
@@ -64,9 +56,10 @@ class HostReplicas:
         topology: Topology,
         bucket: int,
         unit: int,
+        shared: bool = False,
         only: str | None = None,
     ) -> None:
-        self.topology, self.bucket = topology, bucket
+        self.topology, self.bucket, self.shared = topology, bucket, shared
         cut = cache(lambda step: in_units(step, unit))
         self.base, self.cuts = cut(steps[0])
         self.steps = [cut(step)[0] for step in steps]
@@ -235,22 +228,33 @@ class HostReplicas:
                 continue
             maker = base.producers.get(name)
             if name in base.states or (maker is not None and maker.name in once):
-                form = _FORMS[self.topology] if name in self.owners else "tree"
+                form = FORMS[self.topology] if name in self.owners else "tree"
                 self._spread(name, name, homes[name].host, form)
         for parameter, cut in self.cuts.items():
             for unit in cut.units:
-                form = _FORMS[self.topology]
+                form = FORMS[self.topology]
                 self._spread(unit, parameter, self.owners[unit].host, form)
             self._join(parameter, cut)
 
     def _spread(self, name: str, parameter: str, root: str, form: Form) -> None:
-        """Copy a blob from its owner to the other hosts, along their route."""
-        route = self.route(self.base.blobs[parameter].location, root, form)
+        """Copy a blob from its owner to the other hosts, along their route.
+
+        In memory that hosts share, the owner puts a state for all of them.
+        """
+        location = self.base.blobs[parameter].location
+        board = self.shared and name in self.base.states and self._goes_to_all(location)
+        route = self.route(location, root, "flat" if board else form)
         copies = {0: name}
         for number in self._receivers(route):
             source = copies.get(route.parent(number), name)
             location = self.home(parameter, route.host(number))
-            copies[number] = add_copy(self.builder, name, location, source)
+            copies[number] = add_copy(self.builder, name, location, source, board=board)
+
+    def _goes_to_all(self, location: Location) -> bool:
+        """Whether each host of the step has a replica there, on cores."""
+        every = {part.located(at).host for part in self.parts for at in self.own}
+        cores = all(is_cpu(part.located(location)) for part in self.parts)
+        return cores and self.group(location).keys() == every
 
     def _receivers(self, route: Route) -> Iterator[int]:
         """The numbers of the hosts that get a copy along a route, parents first.
@@ -284,7 +288,7 @@ class HostReplicas:
             if cut is None:
                 blobs = [base.blobs[self.gradients[name]] for name in bucket]
                 owner = self.owners[bucket[0]]
-                self._reduce(blobs, bucket[0], owner, _FORMS[self.topology])
+                self._reduce(blobs, bucket[0], owner, FORMS[self.topology])
             else:
                 self._reduce_units(cut)
 
@@ -310,7 +314,7 @@ class HostReplicas:
             add_reduction(self.builder, kind, [value], own, settings, name=name, of=cut.parameter)
         for unit, name in zip(units, cut.units, strict=True):
             owner = self.owners[name]
-            route = self.route(whole.location, owner.host, _FORMS[self.topology])
+            route = self.route(whole.location, owner.host, FORMS[self.topology])
 
             def value_of(host: str, unit: Blob = unit) -> list[str]:
                 home = self.home(cut.parameter, host)

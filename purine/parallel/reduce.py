@@ -15,11 +15,20 @@ from purine.analysis.infer import size_in_bytes, spec_of
 from purine.graph import Attribute, Blob, Builder, Location
 from purine.graph.names import reduced_of
 from purine.parallel._parts import Part, add_reduction, weighting
+from purine.parallel.routes import Form
 
-__all__ = ["TOPOLOGIES", "Reduction", "Topology"]
+__all__ = ["FORMS", "TOPOLOGIES", "Reduction", "Topology"]
 
 Topology: TypeAlias = Literal["sharded", "server", "tree", "ring", "native"]
 TOPOLOGIES: tuple[str, ...] = get_args(Topology)
+FORMS: Mapping[Topology, Form] = {
+    "sharded": "star",
+    "server": "star",
+    "tree": "tree",
+    "ring": "path",
+    "native": "flat",
+}
+"""The tree along which hosts reduce."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def replicate(
     topology: Topology = "sharded",
     bucket: int = 1 << 16,
     unit: int = 1 << 18,
+    shared: bool = False,
     batch_norm: BatchNorms = "replica",
     only: str | None = None,
 ) -> Graph:
@@ -67,9 +68,11 @@ def replicate(
     `bucket` bytes with one owner are averaged together.
 
     On several hosts, each host averages its own replicas first. Parameters of two or more `unit`
-    bytes are cut into units, whose owners alternate between hosts. With `only`, the graph is what
-    this host needs: its own part, and of the others only what it exchanges with them. Where
-    replicas lie across hosts or compute values of the whole batch together, it is the whole graph.
+    bytes are cut into units, whose owners alternate between hosts. With `shared` the hosts are
+    processes of one machine, which read parameters in memory that they share. With `only`, the
+    graph is what this host needs: its own part, and of the others only what it exchanges with them.
+    Where replicas lie across hosts or compute values of the whole batch together, it is the whole
+    graph.
 
     With `batch_norm="replica"` batch norm normalises the samples of each replica by themselves, and
     the running statistics are the mean of all. With `"synchronised"` it sees the samples of all
@@ -104,7 +107,9 @@ def replicate(
     plan: _Replicas | HostReplicas
     if len(hosts) > 1:
         part = None if batch_norm == "synchronised" else only
-        plan = HostReplicas(steps, onto, topology=topology, bucket=bucket, unit=unit, only=part)
+        plan = HostReplicas(
+            steps, onto, topology=topology, bucket=bucket, unit=unit, shared=shared, only=part
+        )
         graph = plan.graph()
     else:
         plan = _Replicas(steps, onto)

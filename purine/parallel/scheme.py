@@ -29,7 +29,7 @@ _NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "buck
 _MOST = 4096  # parts of anything: a schedule has an entry for each
 _DIGITS = 18  # of a share
 _SIZES = ("bucket", "unit")  # in bytes
-_SWITCHES = ("hybrid", "floating")
+_SWITCHES = ("hybrid", "floating", "shared")
 _NAMES = ("cut", "recompute")
 _OF_PIPELINES = ("schedule", "chunks", "cut")
 _BYTES = 16 << 20  # of a file with a schedule
@@ -48,7 +48,8 @@ class Scheme:
     of blocks or their names, `cut` the names with which the stages behind the first begin. With
     `floating`, whichever device is free computes the next micro-batch, with the same result.
     Gradients of at most `bucket` bytes are reduced together; between hosts, parameters are reduced
-    and sent back in units of about `unit` bytes.
+    and sent back in units of about `unit` bytes. With `shared`, hosts are processes of one machine
+    and read parameters in memory that they share.
 
     >>> scheme = Scheme.parse("data=2,pipeline=4")
     >>> scheme.devices, scheme.micro_batches, str(scheme)
@@ -68,6 +69,7 @@ class Scheme:
     batch_norm: BatchNorms = "replica"
     bucket: int = 1 << 16
     unit: int = 1 << 18
+    shared: bool = False
     recompute: int | tuple[str, ...] | None = None
     cut: tuple[str, ...] = ()
 

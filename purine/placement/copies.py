@@ -36,7 +36,8 @@ def insert_copies(graph: Graph) -> Graph:
     builder = copies.builder
     for op in graph.ops.values():
         if op.kind == "Copy":
-            settings = _settings(*(graph.blobs[n].location for n in (*op.inputs, *op.outputs)))
+            ends = (graph.blobs[n].location for n in (*op.inputs, *op.outputs))
+            settings = _settings(*ends, board=bool(op.attributes.get("board")))
             if settings != op.attributes:
                 builder.ops[op.name] = replace(op, attributes=settings)
         elif op.kind not in COLLECTIVES:
@@ -123,10 +124,13 @@ def add_copy(
     location: Location,
     source: str | None = None,
     maker: Op | None = None,
+    *,
+    board: bool = False,
 ) -> str:
     """Add a copy of a blob at a location, read from `source`, which may be a copy itself.
 
-    `maker` is the op that makes the blob, where it is known.
+    `maker` is the op that makes the blob, where it is known. With `board` it goes through memory
+    that hosts share.
     """
     original, source = builder.blobs[blob], source or blob
     device = location.device
@@ -138,7 +142,7 @@ def add_copy(
     own = taken is None or taken.location == location
     name = builder.fresh(copy_of(base if own else blob, device))
     builder.add(replace(original, name=name, location=location))
-    settings = _settings(builder.blobs[source].location, location)
+    settings = _settings(builder.blobs[source].location, location, board=board)
     origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
     builder.add(Op(name, "Copy", (source,), (name,), settings, location, "inbound", origin=origin))
     return name
@@ -189,5 +193,7 @@ class _Copies:
         return name
 
 
-def _settings(source: Location, target: Location) -> dict[str, Attribute]:
-    return {"alias": True} if shares_memory(source, target) else {}
+def _settings(source: Location, target: Location, *, board: bool = False) -> dict[str, Attribute]:
+    if shares_memory(source, target):
+        return {"alias": True}
+    return {"board": True} if board else {}

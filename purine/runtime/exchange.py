@@ -19,6 +19,7 @@ from purine.analysis.infer import families
 from purine.core import Plan
 from purine.errors import KernelError
 from purine.graph import Graph
+from purine.lowering.board import POST
 from purine.lowering.hosts import Channel, channels_of
 from purine.lowering.together import Collective, Group, collective_of
 from purine.registry.aten import device_of
@@ -109,8 +110,8 @@ class Exchange:
         self._meeting: dict[int, int] = {}
         """By collective that is under way its iteration."""
         self._closed = Bell()
-        for channel in self.outgoing:
-            self.kernels[channel.op] = self._putting(channel)
+        for name, channels in self._channels_from().items():
+            self.kernels[name] = self._putting(channels, posts=graph.ops[name].kind == POST)
         for channel in self.incoming:
             keep = channel.blob is not None and family[channel.blob.name] in kept
             self.kernels[channel.op] = self._arriving(channel, keep)
@@ -125,7 +126,11 @@ class Exchange:
     def open(self, plan: Plan, *, start: int, credit: int) -> HostCore:
         """Connect, and return the core that waits for the other hosts as well."""
         number = {name: index for index, name in enumerate(plan.ops)}
-        self.puts = {number[channel.op]: channel.target for channel in self.outgoing}
+        self.puts = {
+            number[name]: tuple(channel.target for channel in channels)
+            for name, channels in self._channels_from().items()
+        }
+        """By put the peers to which it sends."""
         self.arrivals = {
             (channel.source, channel.number): number[channel.op] for channel in self.incoming
         }
@@ -176,7 +181,8 @@ class Exchange:
                 return
             sending[op] = token // size
             run(token)
-            sent[puts[op]] += 1  # one thread puts to a peer
+            for peer in puts[op]:
+                sent[peer] += 1  # one thread puts to a peer
             del sending[op]
 
         return run_token
@@ -224,14 +230,18 @@ class Exchange:
         """Let GPUs go on that wait for other hosts. It returns at once."""
         self._enqueued.abandon()
 
-    def wait(self) -> list[Event]:
+    def wait(self, timeout: float = _BEAT) -> list[Event]:
         """The next events. Tells the peers now and then that this host is alive."""
-        events = self.transport.wait(_BEAT)
+        events = self.transport.wait(timeout)
         now = self._clock()
         if now >= self._beat:
             self._beat = now + _BEAT
             self.completed()
         return events
+
+    def pause(self) -> bool:
+        """Wait until the next sign of life is due; returns whether the exchange is closed."""
+        return self._closed.wait(_BEAT)
 
     def completed(self) -> None:
         """Tell the peers how far this host is: the slots of complete iterations are free."""
@@ -284,11 +294,12 @@ class Exchange:
 
     def waits(self) -> list[Wait]:
         """What this host waits for from others, the oldest first. The executor's lock is held."""
-        channel_of = {channel.op: channel for channel in (*self.incoming, *self.outgoing)}
+        channel_of = {channel.op: channel for channel in self.incoming}
+        puts = self._channels_from()
         sending = [(at, self.core.plan.ops[op]) for op, at in dict(self._sending).items()]
         waits = [Wait("arrival", channel_of[op], at) for at, op in self.core.missing()]
-        waits += [Wait("slot", channel_of[op], at) for at, op in self.core.held()]
-        waits += [Wait("send", channel_of[op], at) for at, op in sending]
+        waits += [Wait("slot", channel, at) for at, op in self.core.held() for channel in puts[op]]
+        waits += [Wait("send", channel, at) for at, op in sending for channel in puts[op]]
         oldest = self._enqueued.oldest()
         for number, at in {**self._meeting, **dict([oldest] if oldest else [])}.items():
             op = self.core.plan.ops[number]
@@ -325,15 +336,27 @@ class Exchange:
                     iteration=wait.iteration,
                 )
 
-    def _putting(self, channel: Channel) -> Kernel:
-        put, version = self.transport.put, self._versions[channel.op]
-        peer, number, enqueued = channel.target, channel.number, self._enqueued
+    def _channels_from(self) -> dict[str, list[Channel]]:
+        """By op that puts its channels: one for each host that it puts to."""
+        channels: dict[str, list[Channel]] = {}
+        for channel in self.outgoing:
+            channels.setdefault(channel.op, []).append(channel)
+        return channels
 
-        def kernel(value: Tensor | None = None) -> tuple[Tensor, ...]:
+    def _putting(self, channels: Sequence[Channel], *, posts: bool) -> Kernel:
+        put, posted = self.transport.put, self.transport.posted
+        version = self._versions[channels[0].op]
+        enqueued = self._enqueued
+        ends = [(channel.target, channel.number) for channel in channels]
+
+        def kernel(value: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
             if enqueued.on_gpus and value is not None:
                 value = enqueued.right(value.cpu())
-            put(peer, number, version[0], value)
-            return ()
+            for peer, number in ends:
+                put(peer, number, version[0], value)
+            if not posts or value is None:
+                return ()
+            return posted(*ends[0], version[0], value)
 
         return kernel
 

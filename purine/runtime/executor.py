@@ -22,7 +22,7 @@ from purine.core import Core, Station
 from purine.errors import RunError, StallError
 from purine.graph import Graph, Location
 from purine.graph.nodes import computes, floats
-from purine.machine.cores import pin, threads_of_all
+from purine.machine.cores import available, pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
 from purine.runtime.buffers import Buffers
@@ -125,11 +125,15 @@ class Executor:
     def _make_queues(self) -> None:
         """A queue for each thread, and for each op the number of its thread and its priority."""
         stations, station_of = self.plan.stations, self.plan.station
-        self._workers, worker_of = _workers(stations, self.settings.cores)
+        waits = self._exchange is not None and not self._exchange.transport.prompt
+        self._workers, worker_of = _workers(stations, self.settings.cores, waits=waits)
         numbers = [worker_of[station] for station in station_of]
         self._receiver: int | None = None
+        self._alone = False
+        """Whether the thread that computes also puts and receives."""
         if self._exchange is not None:
-            self._receiver = _add_peers(self._workers, numbers, self._exchange)
+            self._alone = len(self._workers) == 1 and self._exchange.transport.prompt
+            self._receiver = _add_peers(self._workers, numbers, self._exchange, alone=self._alone)
         self._worker_of = tuple(numbers)
         """By op its thread; -1 where the thread that is free first takes it."""
         self._pool: Pool | None = None
@@ -140,7 +144,7 @@ class Executor:
                 n for n, (at, lane) in enumerate(self._workers) if lane == "compute" and at in own
             ]
             self._pool = Pool(lanes, takers)
-        shared = len(self._workers) < len(stations)
+        shared = self._alone or len(self._workers) < len(stations)
         self._later = tuple(
             _COMPUTE if shared and computes(stations[station][1]) else 0 for station in station_of
         )
@@ -154,7 +158,7 @@ class Executor:
             self._rings[self._receiver] = self._exchange.transport.wake
         self._running: list[int | None] = [None] * len(self._workers)
         """By thread the token that it runs."""
-        self._asleep = [False] * len(self._workers)
+        self._asleep = [index == self._receiver for index in range(len(self._workers))]
         self._queues: list[list[int]] = [[] for _ in self._workers]
         self._records: list[list[tuple[int, int, int]]] = [[] for _ in self._workers]
 
@@ -175,6 +179,8 @@ class Executor:
             self._threads.append(thread)
         for thread in self._threads:
             thread.start()
+        if self._alone:
+            threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
 
     def extend(self, limit: int) -> None:
         """Let iterations below `limit` run."""
@@ -196,8 +202,12 @@ class Executor:
             if worker < 0:
                 self._float(token)
                 continue
-            heappush(self._queues[worker], token + self._later[op])
+            heappush(self._queues[worker], self._place(token, op))
             self._ring(worker)
+
+    def _place(self, token: int, op: int) -> int:
+        """The place of a token in a queue. A thread that does everything puts values at once."""
+        return (token & _TOKEN if self._alone else token) + self._later[op]
 
     def _float(self, token: int) -> None:
         """Give a token of a floating lane to the thread that has its turn, or offer it to all."""
@@ -309,13 +319,17 @@ class Executor:
             location, lane = ran_at, "compute"
         return Event(op.name, op.kind, iteration, str(location), lane, begin, end)
 
-    def _lane(self, worker: int) -> None:
+    def _settle(self, worker: int) -> None:
+        """Give the calling thread what the kernels of its lane need."""
         location, lane = self._workers[worker]
         peers = () if self._exchange is None else self._exchange.peers
         cores = () if location.host in peers else self.settings.cores.get(location.device, ())
         pin(cores)
         set_kernel_threads((len(cores) or self.threads) if lane.startswith("compute") else 1)
         keep_order()
+
+    def _lane(self, worker: int) -> None:
+        self._settle(worker)
         lock, bell = self._lock, self._bells[worker]
         with torch.no_grad():
             with lock:
@@ -334,9 +348,11 @@ class Executor:
                 token = None
 
     def _receive(self, worker: int) -> None:
-        """The thread that waits for other hosts."""
+        """The thread that waits for other hosts; where it is alone, it does everything else too."""
         exchange, queue = self._exchange, self._queues[worker]
         assert exchange is not None
+        if self._alone:
+            self._settle(worker)
         with torch.no_grad():
             while not self._stopped:
                 try:
@@ -350,6 +366,13 @@ class Executor:
                 except BaseException as error:
                     with self._lock:
                         self._fail(error)
+
+    def _beat(self) -> None:
+        """Tell the other hosts that this one is alive, also while a kernel takes long."""
+        exchange = self._exchange
+        assert exchange is not None
+        while not exchange.pause() and not self._stopped:
+            exchange.completed()
 
     def _next(self, worker: int) -> int | None:
         """The next token of a lane; without one the lane is asleep from now on. Holds the lock."""
@@ -376,10 +399,10 @@ class Executor:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
         lock, worker_of, size = self._lock, self._worker_of, self.core.size
         run, release, complete = self._run, self.buffers.release, self.core.complete
-        queues, asleep, later = self._queues, self._asleep, self._later
+        queues, asleep, place = self._queues, self._asleep, self._place
         queue = queues[worker]
         record = self._records[worker] if self.settings.record else None
-        running = self._running
+        running, alone = self._running, self._exchange if self._alone else None
         while token is not None:
             running[worker] = token
             if record is None:
@@ -390,9 +413,12 @@ class Executor:
                 begin = perf_counter_ns()
                 run(token)
                 record.append((token, begin, perf_counter_ns()))
+            events = None if alone is None else alone.wait(0)
             with lock:
                 release(token)
                 ready = complete(token)
+                if events:
+                    self._push(alone.take(events))  # type: ignore[union-attr]
                 if worker_of[token % size] < 0:
                     self._pool.complete(token)  # type: ignore[union-attr]
                 if self.core.completed != self._collected:
@@ -403,7 +429,7 @@ class Executor:
                     if target < 0:
                         self._float(item)
                         continue
-                    heappush(queues[target], item + later[op])
+                    heappush(queues[target], place(item, op))
                     if asleep[target]:
                         self._ring(target)
                 ready_here = queue and not self._stopped
@@ -472,7 +498,7 @@ class Executor:
 
 
 def _workers(
-    stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]]
+    stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]], *, waits: bool
 ) -> tuple[list[Station], list[int]]:
     """The lanes that get a thread, and for each lane the number of the thread that serves it.
 
@@ -480,11 +506,16 @@ def _workers(
     interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
     thread, which only enqueues. Lanes that float have the number -1; the compute threads of their
     devices take them.
+
+    A single device has all cores that the process may use. If that is one, its lanes share a thread
+    too, unless other hosts are behind a network that `waits`: what it brings is passed on while a
+    kernel runs.
     """
+    own = 0 if waits else len(available())
     workers: dict[Station, int] = {}
     worker_of = []
     for location, lane in stations:
-        single = len(cores.get(location.device, ())) == 1
+        single = (len(cores.get(location.device, ())) or own) == 1
         if floats(lane):
             workers.setdefault((location, "compute"), len(workers))
             worker_of.append(-1)
@@ -496,18 +527,29 @@ def _workers(
     return list(workers), worker_of
 
 
-def _add_peers(workers: list[Station], numbers: list[int], exchange: Exchange) -> int:
+def _add_peers(
+    workers: list[Station], numbers: list[int], exchange: Exchange, *, alone: bool
+) -> int:
     """Add a thread for the puts to each peer, one for each group of collectives, and one that
-    receives, whose number is returned."""
-    for peer in exchange.peers:
-        for op, target in exchange.puts.items():
-            if target == peer:
+    receives, whose number is returned. Where ops put to several peers, one thread puts to all.
+
+    A thread that is `alone` puts and receives itself.
+    """
+    posts = any(len(targets) > 1 for targets in exchange.puts.values())
+    served = [exchange.peers] if posts else [(peer,) for peer in exchange.peers]
+    for peers in () if alone else served:
+        for op, targets in exchange.puts.items():
+            if targets[0] in peers:
                 numbers[op] = len(workers)
-        workers.append((Location(peer), "outbound"))
+        workers.append((Location(peers[0]), "outbound"))
     for group in exchange.turns:
         for op in group:
             numbers[op] = len(workers)
         workers.append((Location(exchange.peers[0]), "outbound"))
+    if alone:
+        for op in (*exchange.puts, *exchange.arrivals.values()):
+            numbers[op] = 0
+        return 0
     for op in exchange.arrivals.values():
         numbers[op] = len(workers)
     workers.append((Location(exchange.host), "inbound"))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from purine.core import Core, Plan
-from purine.lowering.hosts import SPAN
+from purine.lowering.deadlines import SPAN
 
 __all__ = ["TOKEN", "HostCore"]
 
@@ -65,7 +65,7 @@ class HostCore:
     """A `Core` whose arrivals and puts wait for other hosts as well.
 
     `arrivals` are the numbers of the ops that complete when a value arrives, `puts` those that
-    send, with the host they send to. `deadlines` gives the order of puts: the place of the op that
+    send, with the hosts they send to. `deadlines` gives the order of puts: the place of the op that
     waits for the value, in the iteration or the next. A put that is ready has this order in its
     high bits, above the token: `token & TOKEN` is the token alone. `turns` are the collectives of
     each group in their order, and `on_gpus` those that a GPU waits in.
@@ -76,7 +76,7 @@ class HostCore:
         plan: Plan,
         *,
         arrivals: Collection[int],
-        puts: Mapping[int, str],
+        puts: Mapping[int, Collection[str]],
         start: int = 0,
         credit: int = 2,
         slots: int | None = None,
@@ -94,7 +94,8 @@ class HostCore:
         """Arrivals whose iteration is open and whose value is not here."""
         self._early: set[int] = set()
         """Arrivals whose value is here and whose iteration is not open yet."""
-        self._granted = dict.fromkeys(self._puts.values(), start + self.slots)
+        peers = [peer for targets in self._puts.values() for peer in targets]
+        self._granted = dict.fromkeys(peers, start + self.slots)
         """By peer: it has slots for the iterations below this one."""
         self._held: dict[str, list[int]] = {peer: [] for peer in self._granted}
         self._turns: dict[int, _Turns] = {}
@@ -143,7 +144,17 @@ class HostCore:
         limit = self._granted[peer] = max(self._granted[peer], completed + self.slots)
         held = self._held[peer]
         self._held[peer] = [token for token in held if token // self.size >= limit]
-        return [self._urgent(token) for token in held if token // self.size < limit]
+        free = (token for token in held if token // self.size < limit)
+        return [self._urgent(token) for token in free if not self._hold(token)]
+
+    def _hold(self, token: int) -> bool:
+        """Whether a put has to wait for a slot at one of its peers, for which it is kept."""
+        iteration, op = divmod(token, self.size)
+        for peer in self._puts[op]:
+            if iteration >= self._granted[peer]:
+                self._held[peer].append(token)
+                return True
+        return False
 
     def _urgent(self, token: int) -> int:
         """The token of a put, with its order among the puts of all iterations in the high bits.
@@ -179,9 +190,7 @@ class HostCore:
                     continue
                 self._early.remove(token)
             elif op in self._puts:
-                peer = self._puts[op]
-                if token // self.size >= self._granted[peer]:
-                    self._held[peer].append(token)
+                if self._hold(token):
                     continue
                 token = self._urgent(token)
             elif op in self._turns:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from purine.trace.tables import natural
 
-__all__ = ["ARRIVAL", "FETCH", "PUT", "Edge", "Event", "by_lane", "covered", "host_of"]
+__all__ = ["ARRIVAL", "FETCH", "POST", "PUT", "Edge", "Event", "by_lane", "covered", "host_of"]
 
 Edge: TypeAlias = tuple[str, str, int]
 """Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
@@ -17,7 +17,7 @@ Edge: TypeAlias = tuple[str, str, int]
 FETCH = "Fetch"
 """The kind of events that are no ops: transfers of outputs from a GPU to the host."""
 
-PUT, ARRIVAL = "Put", "Arrival"
+PUT, POST, ARRIVAL = "Put", "Post", "Arrival"
 """The kinds of the two halves of a transfer between hosts. The put of arrival `a` is `put/a`."""
 
 

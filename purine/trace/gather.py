@@ -15,8 +15,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from purine.graph.names import copied_from
 from purine.trace.clocks import clock_of, offset_at
-from purine.trace.events import ARRIVAL, PUT, Edge, Event
+from purine.trace.events import ARRIVAL, POST, PUT, Edge, Event
 from purine.trace.file import from_json, to_json
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
@@ -70,11 +71,12 @@ def merged(parts: Sequence[Trace]) -> Trace:
             events.append(replace(event, op=name_of.get(event.op, event.op)))
         for before, after, distance in part.edges:
             # The way from a put to an arrival leads through another host, which is there now.
-            if (kinds.get(before), kinds.get(after)) != (PUT, ARRIVAL):
+            if kinds.get(before) not in (PUT, POST) or kinds.get(after) != ARRIVAL:
                 edges[name_of.get(before, before), name_of.get(after, after), distance] = None
     for event in events:
-        if event.kind == ARRIVAL and _put(event) in taken:
-            edges[_put(event), event.op, 0] = None
+        if event.kind == ARRIVAL:
+            for sender in taken.intersection((_put(event), _post(event))):
+                edges[sender, event.op, 0] = None
     clocks = tuple(clock for part in parts for clock in part.clocks)
     return Trace(tuple(_with_transfers(events)), tuple(edges), clocks)
 
@@ -83,15 +85,21 @@ def _put(arrival: Event) -> str:
     return f"put/{arrival.op}"
 
 
+def _post(arrival: Event) -> str:
+    """The op that puts a value to several hosts."""
+    return f"post/{copied_from(arrival.op)}"
+
+
 def _with_transfers(events: Sequence[Event]) -> Iterator[Event]:
     """The events, with arrivals that begin with their puts."""
-    puts = {(event.op, event.iteration): event for event in events if event.kind == PUT}
+    puts = {(e.op, e.iteration): e for e in events if e.kind in (PUT, POST)}
     target_of = {_put(event): event.host for event in events if event.kind == ARRIVAL}
     for event in events:
         if event.kind == PUT and event.op in target_of:
             yield replace(event, lane=f"outbound:{target_of[event.op]}")
             continue
-        put = puts.get((_put(event), event.iteration)) if event.kind == ARRIVAL else None
+        names = (_put(event), _post(event)) if event.kind == ARRIVAL else ()
+        put = next((puts[n, event.iteration] for n in names if (n, event.iteration) in puts), None)
         if put is None:
             yield event
             continue

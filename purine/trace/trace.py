@@ -20,7 +20,7 @@ from purine.graph import Graph
 from purine.kinds.fused import FUSED
 from purine.lowering.packing import PACK
 from purine.trace.clocks import HostClock
-from purine.trace.events import ARRIVAL, FETCH, PUT, Edge, Event, by_lane
+from purine.trace.events import ARRIVAL, FETCH, POST, PUT, Edge, Event, by_lane
 from purine.trace.file import from_json, to_json
 
 __all__ = ["Trace", "causes", "edges_of", "puts_of", "window"]
@@ -177,7 +177,7 @@ def puts_of(trace: Trace) -> dict[int, int]:
     putting = {
         (event.op, event.iteration): index
         for index, event in enumerate(events)
-        if event.kind == PUT
+        if event.kind in (PUT, POST)
     }
     senders: dict[str, list[str]] = defaultdict(list)
     for producer, consumer, _ in trace.edges if putting else ():

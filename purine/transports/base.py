@@ -20,6 +20,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from purine.analysis.infer import size_in_bytes
 from purine.graph import CHANNELS_LAST, Blob
 from purine.lowering.hosts import Channel
 from purine.registry.aten import dtype_of
@@ -27,6 +28,7 @@ from purine.registry.aten import dtype_of
 __all__ = [
     "ENDED",
     "Arrived",
+    "Board",
     "Event",
     "Granted",
     "Lost",
@@ -142,6 +144,24 @@ class Region:
         return bytes_of(self.ordered(channel, value))
 
 
+class Board(Region):
+    """The memory that all hosts share: for each version all that is posted, in the places that
+    lowering gave it. The number of a channel is this place."""
+
+    def __init__(self, channels: Sequence[Channel], slots: int) -> None:
+        self.slots = slots
+        self._blobs = {channel.board or 0: channel.blob for channel in channels}
+        sizes = {place: 0 if b is None else size_in_bytes(b) for place, b in self._blobs.items()}
+        end = max((place + size for place, size in sizes.items()), default=0)
+        whole = -(-end // _ALIGNMENT) * _ALIGNMENT
+        self._spans = {
+            (place, slot): (slot * whole + place, slot * whole + place + size)
+            for place, size in sizes.items()
+            for slot in range(slots)
+        }
+        self.size = whole * slots
+
+
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """A slot, in the form of its blob and as bytes."""
@@ -236,6 +256,10 @@ class Transport(ABC):
     by one thread; `credit` and `wake` by any.
     """
 
+    prompt = False
+    """Once it is open: whether a put is over as soon as the value is copied, and waits for nobody.
+    Then the thread that computes may put and receive itself."""
+
     @abstractmethod
     def open(
         self,
@@ -253,6 +277,10 @@ class Transport(ABC):
     @abstractmethod
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         """Write a value into its slot at a peer and notify it. The value may change afterwards."""
+
+    def posted(self, peer: str, channel: int, version: int, value: Tensor) -> Tensor:
+        """What this host reads of a value that it has put to all: the same memory as others."""
+        return value.clone()
 
     @abstractmethod
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:

@@ -18,7 +18,9 @@ import shutil
 import socket
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -30,6 +32,7 @@ from purine.errors import RunError
 from purine.lowering.hosts import Channel
 from purine.transports.base import (
     Arrived,
+    Board,
     Event,
     Granted,
     Lost,
@@ -44,8 +47,12 @@ from purine.transports.inbox import CREDIT, MESSAGE, Inbox
 __all__ = ["ShmTransport"]
 
 _HELLO = 4096
+_SIZES = struct.Struct("<QQ")
+"""The bytes for what a peer sends, and those of the board."""
 _MANY = 1 << 16
 """Bytes that a read takes at most: what a pipe holds."""
+_CREDITS = 256
+"""Credits that may be unread in a pipe beside the messages of puts."""
 _LOOK = 100
 """Milliseconds after which a put that waits for room looks whether this host has closed."""
 _PATIENCE = 60.0
@@ -67,6 +74,15 @@ class ShmTransport(Transport):
         """By peer the pipe for what this host tells it."""
         self._take: dict[str, FileIO] = {}
         """By peer the pipe for what it tells this host."""
+        self._memory: int | None = None
+        """The file of the board, while hosts connect. The first host makes it."""
+        self._board: Slots | None = None
+        self._places: Mapping[tuple[str, int], int] = {}
+        """By peer and channel the place on the board of what comes from there."""
+        self._own: Mapping[tuple[str, int], int] = {}
+        """By peer and channel the place of what this host posts."""
+        self._newest: dict[int, int] = {}
+        """By place the version that this host has posted last."""
         self._inbox = Inbox(self._write)
         self._closed = False
 
@@ -77,8 +93,16 @@ class ShmTransport(Transport):
         outgoing: Sequence[Channel],
         slots: int,
     ) -> None:
-        self._incoming = regions_of(incoming, slots, by_source=True)
-        self._outgoing = regions_of(outgoing, slots, by_source=False)
+        apart = [[c for c in ends if c.board is None] for ends in (incoming, outgoing)]
+        self._incoming = regions_of(apart[0], slots, by_source=True)
+        self._outgoing = regions_of(apart[1], slots, by_source=False)
+        self._places = {(c.source, c.number): c.board for c in incoming if c.board is not None}
+        self._own = {(c.target, c.number): c.board for c in outgoing if c.board is not None}
+        posted = [c for c in (*incoming, *outgoing) if c.board is not None]
+        self._region = Board(posted, slots)
+        if posted and self._host < min(peers):
+            self._memory = os.memfd_create("purine", os.MFD_CLOEXEC)
+            os.ftruncate(self._memory, self._region.size)
         folder = Path(tempfile.mkdtemp(prefix="purine-"))  # for this user alone
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -108,12 +132,30 @@ class ShmTransport(Transport):
             connection.close()
             self._inbox.add(self._take[peer].fileno(), partial(self._read, peer))
         self._sockets.clear()
+        if self._memory is not None:
+            self._board = Slots(self._region, _mapped(self._memory, self._region.size))
+            os.close(self._memory)
+        puts = Counter(channel.target for channel in outgoing)
+        self.prompt = all(self._has_room(peer, puts[peer] * slots) for peer in peers)
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
+        place = self._places.get((peer, channel))
+        if place is not None and self._board is not None:
+            return self._board.value(place, version)
         return self._slots[peer].value(channel, version)
 
+    def posted(self, peer: str, channel: int, version: int, value: Tensor) -> Tensor:
+        own = None if self._board is None else self._board.value(self._own[peer, channel], version)
+        assert own is not None
+        return own
+
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        if value is not None:
+        place = self._own.get((peer, channel))
+        if place is not None and self._board is not None and value is not None:
+            if self._newest.get(place) != version:  # once for all peers
+                self._board.fill(place, version, value)
+                self._newest[place] = version
+        elif value is not None:
             self._remote[peer].fill(channel, version, value)
         pipe, message = self._give[peer], MESSAGE.pack(channel, 0, version)
         try:
@@ -164,6 +206,16 @@ class ShmTransport(Transport):
             for channel, sent, value in MESSAGE.iter_unpack(messages)
         ]
 
+    def _has_room(self, peer: str, puts: int) -> bool:
+        """Whether the pipe to a peer takes all messages that can be on their way at a time."""
+        needed, pipe = (puts + _CREDITS) * MESSAGE.size, self._give[peer].fileno()
+        try:
+            if fcntl(pipe, F_GETPIPE_SZ) < needed:
+                fcntl(pipe, F_SETPIPE_SZ, needed)
+        except OSError:  # more than the system allows
+            return False
+        return True
+
     def _connect(self, peer: str) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(_PATIENCE)
@@ -197,30 +249,36 @@ class ShmTransport(Transport):
             os.ftruncate(memory, max(size, 1))
             if region is not None:
                 self._slots[peer] = Slots(region, _mapped(memory, size))
-            socket.send_fds(connection, [size.to_bytes(8, "little")], [memory, give])
+            shared = [] if self._memory is None or peer < self._host else [self._memory]
+            message = _SIZES.pack(size, self._region.size)
+            socket.send_fds(connection, [message], [memory, give, *shared])
         finally:
             os.close(memory)
             os.close(give)  # the peer alone holds it, so that it ends with the peer
 
     def _accept_offer(self, peer: str, connection: socket.socket) -> None:
-        message, descriptors, _, _ = socket.recv_fds(connection, 8, 2, socket.MSG_CMSG_CLOEXEC)
+        message, descriptors, _, _ = socket.recv_fds(
+            connection, _SIZES.size, 3, socket.MSG_CMSG_CLOEXEC
+        )
         region = self._outgoing.get(peer)
-        size, expected = int.from_bytes(message, "little"), region.size if region else 0
-        if len(descriptors) != 2:
+        if len(descriptors) < 2:
             raise RunError(
                 f"host {peer!r} ended while the hosts connected",
                 expected="memory for what is sent to it",
                 found="a closed connection",
                 remedy="see why it ended, and start all hosts again",
             )
-        memory, give = descriptors
+        memory, give, *shared = descriptors
         self._give[peer] = FileIO(give, "w")
+        (self._memory,) = shared or (self._memory,)
+        sizes = _SIZES.unpack(message)
+        size, expected = sizes[0], (region.size if region else 0, self._region.size)
         try:
-            if size != expected:
+            if sizes != expected:
                 raise RunError(
-                    f"host {peer!r} has {size} bytes for what host {self._host!r} sends",
+                    f"host {peer!r} has {sizes} bytes for what host {self._host!r} sends and posts",
                     expected=f"{expected} bytes",
-                    found=f"{size} bytes",
+                    found=f"{sizes} bytes",
                     remedy="start all hosts with the same job",
                 )
             if region is not None:

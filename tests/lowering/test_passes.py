@@ -16,7 +16,7 @@ from purine.errors import ConfigError
 from purine.graph import Graph, Location
 from purine.graph.verify import problems
 from purine.kinds import Net, conv, inner_product, relu, softmax_loss
-from purine.lowering import LOWERING, Lowered, Options, lower, options_for, passes, shares
+from purine.lowering import LOWERING, Lowered, Options, lower, options_for, passes, products, shares
 from purine.lowering.rules import PACKED_RULES, SHARED_MEMORY_RULES, lowering_problems
 from purine.parallel import pipeline, replicate
 from purine.parallel.accumulate import accumulate
@@ -27,13 +27,15 @@ NAMES = [item.name for item in LOWERING]
 sgd = partial(pu.solvers.sgd, lr=0.1)
 
 
-def small(devices: str = "cpu:0-1", topology: Topology = "native") -> Graph:
+def small(
+    devices: str = "cpu:0-1", topology: Topology = "native", *, shared: bool = False
+) -> Graph:
     """A step of two micro-batches on each of two devices, which most passes rewrite."""
     net = Net()
     x, label = net.data((12, 8))
     net.output(softmax_loss(inner_product(x, 3, name="fc"), label, name="loss"))
     step = accumulate(sgd(pu.backward(net.graph())), 2)
-    return replicate(step, devices, topology=topology, bucket=0)
+    return replicate(step, devices, topology=topology, bucket=0, shared=shared)
 
 
 def convolutions() -> Graph:
@@ -61,7 +63,9 @@ def test_each_pass_has_a_golden_text(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shares, "_LARGE", 0)
     monkeypatch.setattr(shares, "_GRAIN", 4)
     two_hosts = small("host0-1:cpu:0", "sharded")
-    step = pu.check({"packing": convolutions(), "hosts": two_hosts}.get(name, small()))
+    monkeypatch.setattr(products, "_LARGE", 0)
+    given = {"packing": convolutions(), "hosts": two_hosts, "products": two_hosts}
+    step = pu.check(given.get(name, small()))
     compare_golden(name, step, f"{name}.txt")
 
 
@@ -69,9 +73,13 @@ def test_collectives_between_hosts_have_a_golden_text() -> None:
     compare_golden("hosts", small("host0-1:cpu:0"), "hosts_native.txt")
 
 
+def test_values_on_the_board_have_a_golden_text() -> None:
+    compare_golden("hosts", small("host0-1:cpu:0", "sharded", shared=True), "hosts_shared.txt")
+
+
 def compare_golden(name: str, step: Graph, golden: str) -> None:
     index = NAMES.index(name)
-    options = Options(segments=True, host="host1" if name == "hosts" else None)
+    options = Options(segments=True, host="host1" if name in ("hosts", "products") else None)
     before = lower(step, options, after=NAMES[index - 1]) if index else Lowered(step)
     text = changed_lines(before, lower(step, options, after=name))
     file = GOLDEN / golden

@@ -11,7 +11,8 @@ import pytest
 import purine as pu
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
-from purine.lowering.hosts import SPAN, channels_of, hosts_of, part_of
+from purine.lowering.deadlines import SPAN
+from purine.lowering.hosts import channels_of, hosts_of, part_of
 from purine.lowering.together import Collective, Group, collective_of
 from purine.runtime.host_core import TOKEN, HostCore
 
@@ -23,6 +24,7 @@ SCHEMES: dict[str, dict[str, object]] = {
     "data-pipeline": {"data": 2, "pipeline": 2},
     "model": {"model": 4},
     "data-model": {"data": 2, "model": 2},
+    "shared": {"data": 4, "shared": True},
 }
 TOGETHER: dict[str, dict[str, object]] = {
     "native": {"data": 4, "topology": "native"},
@@ -76,17 +78,21 @@ class Simulation:
         self.numbers: dict[str, dict[str, int]] = {}
         self.exchanged: dict[str, set[str]] = {}
         """By host its puts and arrivals."""
-        self.puts: dict[tuple[str, str], tuple[str, int]] = {}
+        self.puts: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        """By host and put the hosts that it sends to, each with its arrival."""
         arrivals: dict[tuple[str, str, int], str] = {}
         for host, part in parts.items():
             plan = plan_of(part)
             number = self.numbers[host] = {name: index for index, name in enumerate(plan.ops)}
             incoming, outgoing = channels_of(part, host)
             self.exchanged[host] = {channel.op for channel in (*incoming, *outgoing)}
+            puts: dict[int, list[str]] = {}
+            for channel in outgoing:
+                puts.setdefault(number[channel.op], []).append(channel.target)
             self.cores[host] = HostCore(
                 plan,
                 arrivals=[number[channel.op] for channel in incoming],
-                puts={number[channel.op]: channel.target for channel in outgoing},
+                puts=puts,
                 credit=credit,
                 slots=self.slots,
                 turns=self._turns(host, part, number),
@@ -100,7 +106,8 @@ class Simulation:
         for host, part in parts.items():
             for channel in channels_of(part, host)[1]:
                 op = arrivals[host, channel.target, channel.number]
-                self.puts[host, channel.op] = channel.target, self.numbers[channel.target][op]
+                ends = self.puts.setdefault((host, channel.op), [])
+                ends.append((channel.target, self.numbers[channel.target][op]))
         self.ready: list[tuple[str, int]] = []
         for host, core in self.cores.items():
             self._now_ready(host, core.extend(1))
@@ -141,8 +148,7 @@ class Simulation:
         if (host, name) in self.calls:
             self._meet(host, token, self.calls[host, name])
             return
-        if (host, name) in self.puts:
-            target, arrival = self.puts[host, name]
+        for target, arrival in self.puts.get((host, name), ()):
             assert iteration < self.cores[target].completed + self.slots  # there is a slot
             self.messages.append(("value", target, arrival, iteration))
         self._complete(host, token)
@@ -230,7 +236,7 @@ def two_hosts() -> tuple[HostCore, HostCore]:
     builder.op("read", "Relu", ["x@host1/cpu:0"], ["y"], location=target)
     step = builder.graph()
     sender, receiver = (compile_plan(part_of(step, host)) for host in ("host0", "host1"))
-    puts = {sender.ops.index("put/copy"): "host1"}
+    puts = {sender.ops.index("put/copy"): ["host1"]}
     return (
         HostCore(sender, arrivals=[], puts=puts, credit=3, slots=2),
         HostCore(receiver, arrivals=[receiver.ops.index("copy")], puts={}, credit=1, slots=2),
@@ -313,7 +319,7 @@ def test_weights_of_the_next_iteration_overtake_gradients_that_are_needed_later(
     plan = compile_plan(parts("data")["host0"])
     weight, soon, late = 0, 1, 2
     deadlines = {weight: SPAN // 2, soon: SPAN + SPAN // 4, late: 2 * SPAN - 1}
-    puts = dict.fromkeys(deadlines, "host1")
+    puts = {op: ["host1"] for op in deadlines}
     core = HostCore(plan, arrivals=[], puts=puts, deadlines=deadlines, slots=9)
     order = sorted((late, soon, core.size + weight), key=core._urgent)
     assert order == [soon, core.size + weight, late]

@@ -419,6 +419,40 @@ def test_four_processes_train_as_one_device() -> None:
         assert not [row["wrong"] for row in told if row["wrong"]]
 
 
+ONE_CORE = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+"""With one core, a host over `shm` computes, puts and receives on one thread."""
+
+
+@pytest.mark.multiprocess
+def test_hosts_with_one_core_train_as_one_device() -> None:
+    cases = ["googlenet/shared", "lenet/data", "lenet/data-pipeline", "lenet/native"]
+    run = f"import tests.runtime.host_cases as cases; cases.run_host('shm', {cases})"
+    for host in start_hosts("-c", ONE_CORE + run, count=4):
+        code, out, err = host.ended(120)
+        assert code == 0, err
+        told = [json.loads(line) for line in out.splitlines()]
+        assert [row["case"] for row in told] == cases
+        assert not [row["wrong"] for row in told if row["wrong"]]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_with_one_core_names_one_that_is_lost(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    words = ("-c", ONE_CORE + SCRIPT, "shm", "100000", step_in(tmp_path, "shared"))
+    one, other = start_hosts(*words)
+    try:
+        assert one.out.readline(), "it trains"
+        os.kill(other.pid, number)
+        code, _, err = one.ended(10.0)  # what is promised
+        assert code == 2
+        assert "host 'host1' is lost" in err
+    finally:
+        for host in (one, other):
+            host.kill()
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("transport", "number", "scheme"),

@@ -1,0 +1,123 @@
+"""Values that hosts of one machine read in place: the board, memory that all hosts share.
+
+A host posts a value once, for all others, which read it there. So a parameter is written once in an
+iteration and not once for each host, and it lies in the caches of the machine once.
+
+What is posted is decided in the step: such copies have the attribute `board`. Lowering gives each
+value its place on the board, the same on all hosts. Units of a parameter lie behind each other, so
+to join them is to look at them as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from purine.analysis.infer import size_in_bytes
+from purine.graph import Builder, Graph, Op
+from purine.registry.facts import Facts, Role
+from purine.registry.fillers import shard_of
+from purine.registry.kind import Attr, Kind, PerOp, register
+from purine.registry.spec import Inferred, Spec
+
+__all__ = ["ADJOIN", "POST", "adjoined", "is_posted", "places_of", "posted"]
+
+POST, ADJOIN = "Post", "Adjoin"
+
+register(
+    Kind(
+        POST,
+        None,
+        ("x",),
+        attributes={
+            "peers": Attr(tuple[str, ...]),
+            "channels": Attr(tuple[int, ...]),
+            "deadline": Attr(int, 0),
+            "board": Attr(int),
+        },
+        facts=Facts(role=Role.COPY),
+    )
+)
+"""A put to all `peers` at once, whose channels to them have these numbers. The value is written to
+the board from byte `board` on, and the result is that memory."""
+
+_ALIGNMENT = 64
+
+
+def _infer(op: Op, parts: Sequence[Spec]) -> Inferred:
+    """The parts together; the result may be their memory."""
+    first, rows = parts[0], sum(part.shape[0] for part in parts)
+    return Inferred((replace(first, shape=(rows, *first.shape[1:])),), (0,), several=False)
+
+
+def _adjoin(*parts: Tensor) -> Tensor:
+    first, behind = parts[0], 0
+    for part in parts:
+        if not _follows(part, first, behind):
+            return torch.cat(parts)
+        behind += part.numel()
+    rows = sum(part.shape[0] for part in parts)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+register(Kind(ADJOIN, _adjoin, (), variadic=True, per_op=PerOp(infer=_infer)))
+"""The parts along the first axis as one. Those that follow each other in memory are not copied."""
+
+
+def _follows(part: Tensor, first: Tensor, behind: int) -> bool:
+    """Whether a part lies so many elements behind the first one, in the same order."""
+    return (
+        part.untyped_storage()._cdata == first.untyped_storage()._cdata
+        and part.storage_offset() == first.storage_offset() + behind
+        and part.stride() == first.stride()
+        and part.stride(0) * part.shape[0] == part.numel()
+    )
+
+
+def is_posted(op: Op) -> bool:
+    """Whether a copy between hosts goes over the board."""
+    return op.kind == "Copy" and bool(op.attributes.get("board"))
+
+
+def posted(blob: str) -> str:
+    """The name of what its owner has of a blob on the board."""
+    return f"posted/{blob}"
+
+
+def places_of(step: Graph) -> Mapping[str, int]:
+    """The first byte on the board of each blob that is posted, the same on all hosts.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
+    >>> shared = pu.parallel.replicate(step, "host0-1:cpu:0", shared=True)
+    >>> places_of(shared)["fc1/weight/unit1"] - places_of(shared)["fc1/weight/unit0"]
+    392000
+    """
+    sources = {op.inputs[0] for op in step.ops.values() if is_posted(op)}
+    states = [name for name in step.states if name in sources]
+    places: dict[str, int] = {}
+    end, before = 0, ""
+    for name in (*states, *sorted(sources.difference(states))):
+        whole = _whole(step, name)
+        if whole != before:
+            end = -(-end // _ALIGNMENT) * _ALIGNMENT
+        places[name], before = end, whole
+        end += size_in_bytes(step.blobs[name])
+    return places
+
+
+def _whole(step: Graph, name: str) -> str:
+    """What a blob is a part of: itself for most."""
+    shard = None if name not in step.states else shard_of(step.states[name].filler)
+    return name if shard is None else shard.of
+
+
+def adjoined(builder: Builder, joins: Sequence[str], own: Mapping[str, str]) -> None:
+    """Replace joins of what is on the board; `own` has what this host posts of each blob."""
+    for name in joins:
+        op = builder.ops[name]
+        inputs = tuple(own.get(blob, blob) for blob in op.inputs)
+        builder.ops[name] = replace(op, kind=ADJOIN, inputs=inputs, attributes={})

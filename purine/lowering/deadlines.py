@@ -1,0 +1,57 @@
+"""When the value of a transfer between hosts is needed: the order in which hosts send."""
+
+from __future__ import annotations
+
+from purine.graph import Graph
+from purine.graph.names import origin_of
+
+__all__ = ["SPAN", "deadlines", "early"]
+
+SPAN = 1 << 20
+"""The length of an iteration in the unit of deadlines."""
+
+_PASSING = frozenset({"copy", "reduce", "update"})
+"""Roles of ops that only pass a value on to those who wait for it."""
+
+
+def early(step: Graph) -> frozenset[str]:
+    """The states, and what is computed from them alone."""
+    known = set(step.states)
+    for name in step.order:
+        op = step.ops[name]
+        if op.kind != "Data" and known.issuperset(op.inputs):
+            known.update(op.outputs)
+    return frozenset(known)
+
+
+def deadlines(step: Graph, *, hop: int) -> dict[str, int]:
+    """By blob when the first op that waits for it has its turn, in the order of the step.
+
+    What only leads to an update is needed when the next iteration reads the new value, so that
+    turn counts from the next iteration. Copies, reductions and updates themselves do not count,
+    and neither does what is computed from states alone, such as a transposed weight: they can wait
+    as long as what waits for them. A transfer between hosts takes the time of `hop`
+    ops.
+    """
+    place = {name: index for index, name in enumerate(step.order)}
+    count, never, given = len(place), 2 * len(place), early(step)
+    needed: dict[str, int] = {}
+    for _ in range(2):  # the second time with what the next iteration needs of the states
+        following = {
+            state.next: count + needed[name]
+            for name, state in step.states.items()
+            if needed.get(name, never) < count and state.next != name
+        }
+        needed = {}
+        for name in reversed(step.order):
+            op = step.ops[name]
+            results = (min(needed.get(b, never), following.get(b, never)) for b in op.outputs if b)
+            when = min(results, default=never)
+            passing = origin_of(op).role in _PASSING or given.issuperset(op.inputs)
+            if not passing and op.kind != "Copy":
+                when = place[name]
+            elif op.kind == "Copy" and step.blobs[op.inputs[0]].location.host != op.location.host:
+                when -= hop
+            for blob in op.inputs:
+                needed[blob] = min(needed.get(blob, never), when)
+    return {blob: when * SPAN // count for blob, when in needed.items()}
