@@ -107,6 +107,8 @@ def main() -> None:
     if max(counts) > cores:
         sys.exit(f"{max(counts)} devices asked for, and there are {cores} cores")
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of numpy
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the driver has threads, which no fork survives
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     found = {count: compare(options, count) for count in counts}
     rates = {count: one for count, (one, _) in found.items()}

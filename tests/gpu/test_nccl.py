@@ -69,6 +69,11 @@ def test_calls_are_ops_of_the_current_stream(dtype: torch.dtype, world: ProcessW
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         line = torch.zeros(1 << 20, dtype=dtype, device="cuda")
+        communicator.reduce(line, "host0")  # connects, and loads the library's kernels
+        communicator.broadcast(line, "host0")
+        line += 1
+        stream.synchronize()
+        line.zero_()
         torch.cuda._sleep(LONG)
         line += 1
         communicator.reduce(line, "host0")
