@@ -7,13 +7,16 @@ milliseconds. No kernel may have run on several threads before: threads do not s
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn, TextIO
+from typing import NoReturn, TextIO, TypeVar
 
-__all__ = ["Forked"]
+__all__ = ["Forked", "apart"]
+
+T = TypeVar("T")
 
 _OURS: set[TextIO] = set()
 """The ends of pipes that only the benchmark itself uses."""
@@ -51,6 +54,30 @@ class Forked:
             stream.close()
         os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def apart(make: Callable[[], T]) -> T:
+    """What `make` returns in a process of its own, where it may start threads."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            with os.fdopen(write, "wb") as told:
+                pickle.dump(make(), told)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, "rb") as told:
+        text = told.read()
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise RuntimeError("a process of the benchmark has failed")
+    made: T = pickle.loads(text)
+    return made
 
 
 def _serve(

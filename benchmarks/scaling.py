@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from curve import picture
-from forked import Forked
+from forked import Forked, apart
 from step import DECAY, LR, MOMENTUM, SETTINGS, Setting, samples
 
 if TYPE_CHECKING:
@@ -244,6 +244,8 @@ def prepare(options: argparse.Namespace) -> None:
     """Import and build what all workers of a contender have in common, before they are forked."""
     import torch
 
+    import purine  # noqa: F401
+
     torch.set_num_threads(1)
     samples_of(options.net)
     if options.worker == "ddp":
@@ -290,6 +292,12 @@ def variant(options: argparse.Namespace) -> tuple[str, int]:
 @cache
 def step_of(worker: str, net: str, batch: int, count: int, topology: Topology, micro: int) -> Graph:
     """The step of a contender, the same in all its processes."""
+    return apart(partial(new_step, worker, net, batch, count, topology, micro))
+
+
+def new_step(
+    worker: str, net: str, batch: int, count: int, topology: Topology, micro: int
+) -> Graph:
     import purine as pu
 
     setting = NETS[net][0]
