@@ -71,7 +71,7 @@ def test_calls_are_ops_of_the_current_stream(dtype: torch.dtype, world: ProcessW
         line = torch.zeros(1 << 20, dtype=dtype, device="cuda")
         communicator.reduce(line, "host0")  # connects, and loads the library's kernels
         communicator.broadcast(line, "host0")
-        line += 1
+        line.add_(1).mul_(2)
         stream.synchronize()
         line.zero_()
         torch.cuda._sleep(LONG)

@@ -146,7 +146,7 @@ def train(net: str, step: Graph, world: World | None = None) -> Trained:
     with pu.Run(step, data=data, seed=3, threads=1, share_cores=True, world=world) as run:
         run.set_states(values)
         losses = [result.loss for result in run.steps(STEPS)]
-        states = run.states()
+        states = {name: value.cpu() for name, value in run.states().items()}
     return Trained(losses, dict(pu.parallel.gather_values(step, states)))
 
 
