@@ -44,6 +44,8 @@ app.add_typer(imports.app, name="import")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code: 0, 2 for a mistake, 130 when interrupted."""
     prepare_output()
+    # When a host is lost, the store of torch would print the stack of each call that fails.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         try:
             words = None if arguments is None else list(arguments)
