@@ -91,7 +91,16 @@ def agree(found: Trained, expected: Trained, *, tolerance: float = 1e-9) -> None
         assert abs(one - other) <= tolerance * max(1.0, abs(other))
     assert found.states.keys() == expected.states.keys()
     for name, value in expected.states.items():
-        torch.testing.assert_close(found.states[name], value, rtol=tolerance, atol=tolerance)
+        if not _within(found.states[name], value, tolerance):  # the quicker of the two
+            torch.testing.assert_close(found.states[name], value, rtol=tolerance, atol=tolerance)
+
+
+def _within(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether surely no value differs by more."""
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    comparable = expected.is_floating_point() and expected.numel() > 0
+    return comparable and bool((found - expected).abs_().max() <= tolerance)
 
 
 def same_bits(found: Trained, expected: Trained) -> None:
