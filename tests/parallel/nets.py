@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -43,6 +44,7 @@ def images(shape: tuple[int, ...] = (1, 28, 28), count: int = 120) -> pu.data.Da
     return pu.data.DataSet("random", source)
 
 
+@cache
 def lenet(batch: int) -> Graph:
     """A step of lenet with momentum and clipped gradients."""
     net = float64(pu.zoo.lenet(batch=batch))
