@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import settings
 
 settings.register_profile("purine", deadline=None)  # a busy machine is no mistake of the code
 settings.load_profile("purine")
+
+gc.set_threshold(50_000, 10, 10)  # rarely: looking for cycles took a seventh of the time
 
 SLOW = (
     "parallel/test_schemes.py",
@@ -51,6 +54,12 @@ SLOW = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # workers take files in the order of below
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage not look at all that was imported, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

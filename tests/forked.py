@@ -8,6 +8,7 @@ What is tested of the start of Python itself needs `subprocess`.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -263,4 +264,6 @@ if __name__ == "__main__":
     from tests.command import call
 
     call("show", "--net", "mlp")  # imports the rest, with fake tensors alone
+    gc.collect()
+    gc.freeze()  # children look for cycles among what they make themselves
     serve(socket.socket(fileno=int(sys.argv[1])))

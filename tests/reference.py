@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from torch import Tensor
 
@@ -13,10 +13,15 @@ from purine.registry.lookup import lookup
 __all__ = ["following", "run", "start"]
 
 
-def start(graph: Graph, *, seed: int = 0) -> dict[str, Tensor]:
-    """The first value of every state, from its filler; the state `seed` holds the seed."""
+def start(graph: Graph, *, seed: int = 0, known: Container[str] = ()) -> dict[str, Tensor]:
+    """The first value of every state, from its filler; the state `seed` holds the seed.
+
+    States that are `known` are left out.
+    """
     values = {}
     for name, state in graph.states.items():
+        if name in known:
+            continue
         blob = graph.blobs[name]
         assert blob.shape is not None
         values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
@@ -35,7 +40,8 @@ def run(
     `feeds` holds the inputs and the results of sources (ops of kind `Data`). States that `states`
     does not hold start from their fillers.
     """
-    values = {**start(graph), **(states or {}), **(feeds or {})}
+    given = {**(states or {}), **(feeds or {})}
+    values = {**start(graph, known=given), **given}
     assert len(graph.order) == len(graph.ops), "the graph has a cycle"
     for name in graph.order:
         op = graph.ops[name]

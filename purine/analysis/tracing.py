@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import compress
 from operator import getitem
 from typing import Any
@@ -55,6 +56,15 @@ ONE_AT_A_TIME = threading.RLock()
 so that two threads would see each other's."""
 
 _META = "meta"
+
+
+@cache
+def _fake() -> FakeTensorMode:
+    """The mode of all fake tensors here: to make one takes longer than to run an op in it.
+
+    Only the thread that holds `ONE_AT_A_TIME` enters it.
+    """
+    return FakeTensorMode()
 
 
 @contextmanager
@@ -114,7 +124,7 @@ def infer(function: Kernel, inputs: Sequence[Spec], *, watch: bool = False) -> I
                 (device,) = devices
                 specs = (spec and replace(spec, device=device) for spec in result.specs)
                 return replace(result, specs=tuple(specs))
-    with ONE_AT_A_TIME, _quiet(), FakeTensorMode():
+    with ONE_AT_A_TIME, _quiet(), _fake():
         return _inferred(function, inputs, watch)
 
 
@@ -148,7 +158,7 @@ def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    with ONE_AT_A_TIME, _quiet(), FakeTensorMode(), torch.no_grad(), counter:
+    with ONE_AT_A_TIME, _quiet(), _fake(), torch.no_grad(), counter:
         function(*map(_empty, inputs))
     return int(counter.get_total_flops())
 
@@ -165,7 +175,7 @@ def trace_joint(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]
 
 def _traced(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]) -> Joint:
     count = len(inputs)
-    fake = FakeTensorMode()
+    fake = _fake()
     with _quiet(), fake:
         values = [_empty(s).requires_grad_(want) for s, want in zip(inputs, wanted, strict=True)]
         results = _as_tuple(function(*values))

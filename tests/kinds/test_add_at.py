@@ -264,7 +264,7 @@ import torch
 from purine.kernels import rows as gpu_rows
 
 torch.manual_seed(0)
-for height, shape, chunk, tile, dtype in (
+for number, (height, shape, chunk, tile, dtype) in enumerate((
     (50, (71, 20), 16, 8, torch.float32),
     (7, (90, 5), 4, 8, torch.float32),
     (1, (181, 9), 4, 16, torch.float32),
@@ -273,23 +273,22 @@ for height, shape, chunk, tile, dtype in (
     (3, (33, 3, 4), 8, 8, torch.bfloat16),
     (9, (1, 12), 8, 16, torch.float16),
     (5, (40,), 8, 16, torch.float32),
-):
+)):
     gpu_rows._CHUNK, gpu_rows._TILE = chunk, tile
     rows = torch.randn(shape).to(dtype)
     count = len(rows)
-    for index in (
+    for order, index in enumerate((
         torch.randint(0, height, (count,)),
         torch.full((count,), height - 1),
         torch.randint(0, height, (count,)).clamp_max(2).int(),
         torch.arange(count).clamp_max(height - 1),
-    ):
-        for short in (0, 1000):
-            gpu_rows._SHORT = short
-            sums = torch.full((count + 1, *shape[1:]), torch.nan)
-            slots = torch.full((height,), count, dtype=torch.int32)
-            gpu_rows.sums_of_rows(index, rows, sums, slots)
-            wanted = torch.zeros(height, *shape[1:]).index_add(0, index, rows.float())
-            torch.testing.assert_close(sums[slots], wanted, rtol=1e-4, atol=1e-4)
+    )):
+        gpu_rows._SHORT = 1000 * ((number + order) % 2)  # both with each shape and each order
+        sums = torch.full((count + 1, *shape[1:]), torch.nan)
+        slots = torch.full((height,), count, dtype=torch.int32)
+        gpu_rows.sums_of_rows(index, rows, sums, slots)
+        wanted = torch.zeros(height, *shape[1:]).index_add(0, index, rows.float())
+        torch.testing.assert_close(sums[slots], wanted, rtol=1e-4, atol=1e-4)
 sums, slots = torch.full((1, 3), torch.nan), torch.zeros(4, dtype=torch.int32)
 gpu_rows.sums_of_rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3), sums, slots)
 assert not sums.any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -15,10 +16,15 @@ from purine.lowering.parcels import in_parcels
 from purine.parallel import replicate
 
 
-def step_of(count: int, topology: str) -> Graph:
+@cache
+def part() -> Graph:
+    """The step of one replica."""
     net = pu.zoo.googlenet(2, image=(3, 32, 32), width=4, hidden=8, batch_norm=True)
-    step = pu.solvers.sgd(pu.backward(net), lr=0.01, momentum=0.9)
-    return replicate(step, f"host0-{count - 1}:cpu:0", topology=topology)
+    return pu.solvers.sgd(pu.backward(net), lr=0.01, momentum=0.9)
+
+
+def step_of(count: int, topology: str) -> Graph:
+    return replicate(part(), f"host0-{count - 1}:cpu:0", topology=topology)
 
 
 @pytest.mark.parametrize("topology", ["sharded", "tree", "ring"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -43,6 +44,7 @@ def images(shape: tuple[int, ...] = (1, 28, 28), count: int = 120) -> pu.data.Da
     return pu.data.DataSet("random", source)
 
 
+@cache
 def lenet(batch: int) -> Graph:
     """A step of lenet with momentum and clipped gradients."""
     net = float64(pu.zoo.lenet(batch=batch))
@@ -91,7 +93,16 @@ def agree(found: Trained, expected: Trained, *, tolerance: float = 1e-9) -> None
         assert abs(one - other) <= tolerance * max(1.0, abs(other))
     assert found.states.keys() == expected.states.keys()
     for name, value in expected.states.items():
-        torch.testing.assert_close(found.states[name], value, rtol=tolerance, atol=tolerance)
+        if not _within(found.states[name], value, tolerance):  # the quicker of the two
+            torch.testing.assert_close(found.states[name], value, rtol=tolerance, atol=tolerance)
+
+
+def _within(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether surely no value differs by more."""
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    comparable = expected.is_floating_point() and expected.numel() > 0
+    return comparable and bool((found - expected).abs_().max() <= tolerance)
 
 
 def same_bits(found: Trained, expected: Trained) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -89,6 +90,7 @@ def test_a_host_builds_its_own_part_alone(topology: str, devices: str, method: s
     assert not list(problems_of_parts(parts))
 
 
+@cache
 def lenet32() -> Graph:
     net = pu.backward(pu.zoo.lenet(batch=8))
     return pu.solvers.sgd(pu.solvers.clip_by_norm(net, 1.0), lr=0.1, momentum=0.9)

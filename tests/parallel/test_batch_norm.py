@@ -21,7 +21,7 @@ from purine.parallel import replicate
 from purine.parallel.accumulate import accumulate
 from purine.placement.copies import insert_copies
 from purine.solvers import sgd
-from tests.parallel.nets import Trained, agree, float64, images, trained
+from tests.parallel.nets import Trained, agree, float64, googlenet, images, trained
 
 SHAPE = (3, 32, 32)
 
@@ -35,9 +35,7 @@ ZOO: dict[str, Callable[[int], Graph]] = {
     "mobilenet_v2": lambda batch: pu.zoo.mobilenet_v2(
         batch, image=SHAPE, classes=10, multiplier=0.1
     ),
-    "googlenet": lambda batch: pu.zoo.googlenet(
-        batch, image=SHAPE, classes=10, width=4, hidden=16, batch_norm=True
-    ),
+    "googlenet": lambda batch: googlenet(batch, image=SHAPE, width=4, hidden=16, batch_norm=True),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -11,29 +13,35 @@ from purine.graph import Graph, from_yaml, to_yaml
 from purine.parallel import replicate
 from purine.placement.copies import bytes_moved, insert_copies
 from purine.placement.place import place
-from tests.parallel.nets import agree, lenet, same_bits, trained
+from tests.parallel.nets import Trained, agree, lenet, same_bits, trained
+
+
+@cache
+def whole() -> Trained:
+    """What one device gives with the whole batch."""
+    return trained(lenet(24))
 
 
 @pytest.mark.parametrize("topology", ["sharded", "server", "tree", "ring", "native"])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_replicas_train_as_one_large_batch(topology: str, count: int) -> None:
-    expected = trained(lenet(24))
+    expected = whole()
     found = trained(replicate(lenet(24 // count), f"cpu:0-{count - 1}", topology=topology))
     agree(found, expected)
 
 
 def test_uneven_shares_count_by_their_samples() -> None:
-    agree(trained(replicate([lenet(6), lenet(18)], "cpu:0-1")), trained(lenet(24)))
+    agree(trained(replicate([lenet(6), lenet(18)], "cpu:0-1")), whole())
 
 
 def test_uneven_shares_of_steps_on_several_devices() -> None:
     steps = [place(lenet(batch), {"fc*": "cpu:1"}) for batch in (6, 18)]
-    agree(trained(replicate(steps, "cpu:0-3")), trained(lenet(24)))
+    agree(trained(replicate(steps, "cpu:0-3")), whole())
 
 
 @pytest.mark.parametrize("bucket", [0, 1 << 12, 1 << 30])
 def test_buckets_change_no_number(bucket: int) -> None:
-    agree(trained(replicate(lenet(12), "cpu:0-1", bucket=bucket)), trained(lenet(24)))
+    agree(trained(replicate(lenet(12), "cpu:0-1", bucket=bucket)), whole())
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
@@ -52,7 +60,7 @@ def test_a_native_reduction_gives_the_bits_of_owners(batches: tuple[int, ...], b
         for topology in ("native", "sharded")
     )
     same_bits(found, expected)
-    agree(found, trained(lenet(24)))
+    agree(found, whole())
 
 
 def test_a_native_reduction_reads_gradients_where_they_are() -> None:
@@ -75,14 +83,14 @@ def test_a_native_reduction_reads_gradients_where_they_are() -> None:
 
 def test_native_reductions_inside_of_other_schemes() -> None:
     inner = replicate(lenet(6), "cpu:0-1", topology="native")
-    expected = trained(lenet(24))
+    expected = whole()
     agree(trained(pu.parallel.accumulate(inner, 2)), expected)
     agree(trained(replicate(inner, "cpu:0-3", topology="native")), expected)
 
 
 def test_replicas_of_accumulated_steps() -> None:
     step = pu.parallel.accumulate(lenet(6), 2)
-    agree(trained(replicate(step, "cpu:0-1")), trained(lenet(24)))
+    agree(trained(replicate(step, "cpu:0-1")), whole())
 
 
 def test_owners_share_the_parameters() -> None:

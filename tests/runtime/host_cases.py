@@ -20,7 +20,7 @@ import purine as pu
 from purine.graph import Graph
 from purine.transports.processes import ProcessWorld
 from purine.transports.world import World
-from tests.parallel.nets import Trained, agree, float64, images
+from tests.parallel.nets import Trained, agree, float64, googlenet, images
 from tests.runtime import test_host_core
 
 __all__ = [
@@ -83,7 +83,7 @@ def _lenet() -> Subject:
 
 
 def _googlenet() -> Subject:
-    net = pu.zoo.googlenet(BATCH, image=(3, 67, 67), classes=10, width=8, hidden=16)
+    net = googlenet(BATCH, image=(3, 67, 67), width=8, hidden=16)
     return Subject(float64(net), images((3, 67, 67), count=40))
 
 
