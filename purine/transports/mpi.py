@@ -47,8 +47,9 @@ __all__ = ["MpiTransport", "check_job"]
 _CREDIT, _END = -1, -2
 """What a message has in the place of a channel when it is not about a put."""
 _ALIGNMENT = 64
-_SHORTEST, _LONGEST = 50e-6, 1e-3
-"""Seconds between two looks for messages: they grow while none comes."""
+_SHORTEST, _LONGEST, _SHARE = 50e-6, 1e-3, 1 / 4
+"""Seconds between two looks for messages: at least, at most, and as a share of the time for which
+none has come. What takes long is seen later by that share at most."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect, and to finalize MPI."""
 _FAREWELL = 5.0
@@ -150,9 +151,12 @@ class MpiTransport(Transport):
         """Peers to which a put or a message failed, until `wait` reports them."""
         self._sent: deque[MPI.Request] = deque()
         """Messages on their way: a request keeps the buffer of its message alive."""
+        self._heard = 0.0
+        """When a message was found last."""
         self._bell = threading.Lock()
         """Free when `wait` is to return. An `Event` takes much longer to wait for."""
         self._bell.acquire()
+        self._status = self._MPI.Status()
         self._closed = False
 
     def open(
@@ -191,17 +195,17 @@ class MpiTransport(Transport):
         return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        rank, region = self._ranks[peer], self._outgoing[peer]
+        rank, region, window = self._ranks[peer], self._outgoing[peer], self._window
         if rank not in self._peers:
             return
         try:
-            if value is not None and value.numel():
+            if value is not None and (size := value.nbytes):
                 payload = region.ordered(channel, value)
                 start = self._remote[peer] + region.offset(channel, version)
-                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.nbytes)
+                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), size)
                 with self._guard:
-                    self._window.Put([memory, self._MPI.BYTE], rank, start)
-                    self._window.Flush(rank)
+                    window.Put([memory, self._MPI.BYTE], rank, start)
+                    window.Flush(rank)
             self._tell(rank, channel, version)
         except self._MPI.Exception as error:
             self._fail(peer, error)
@@ -214,15 +218,18 @@ class MpiTransport(Transport):
                 self._fail(peer, error)
 
     def wait(self, timeout: float) -> list[Event]:
-        ends, pause = monotonic() + timeout, _SHORTEST
+        ends = monotonic() + timeout
         while True:
             events = self._messages()
             while self._failed:
                 events.append(self._failed.popleft())
-            left = ends - monotonic()
-            if events or left <= 0 or self._bell.acquire(timeout=min(pause, left)):
+            now = monotonic()
+            if events:
+                self._heard = now
                 return events
-            pause = min(2 * pause, _LONGEST)
+            pause = min(max(_SHORTEST, (now - self._heard) * _SHARE), _LONGEST)
+            if now >= ends or self._bell.acquire(timeout=min(pause, ends - now)):
+                return events
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # it is free already
@@ -302,16 +309,17 @@ class MpiTransport(Transport):
     def _messages(self) -> list[Event]:
         """What the messages say that are there now."""
         MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
-        status, missed = MPI.Status(), 0
+        status, missed, arrived = self._status, False, False
         try:
-            while self._peers and missed < 2:  # a look that finds none may have fetched one
+            while self._peers:
                 with self._guard:
                     matched = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
                     if matched is None:
-                        missed += 1
+                        if events or missed:  # a look that finds none may have fetched one
+                            break
+                        missed = True
                         continue
                     matched.Recv([message, MPI.INT64_T])
-                missed = 0
                 rank = status.Get_source()
                 peer, (channel, value, sent) = self._peers.get(rank), message
                 if peer is None:
@@ -322,11 +330,12 @@ class MpiTransport(Transport):
                 elif channel == _CREDIT:
                     events.append(Granted(peer, value, sent))
                 else:
+                    arrived = True
                     events.append(Arrived(peer, channel, value))
         except MPI.Exception as error:  # MPI does not say whose message failed
             for peer in list(self._peers.values()):
                 self._fail(peer, error)
-        if events:
+        if arrived:
             with self._guard:
                 self._window.Sync()  # what was put is seen by reads of memory that follow
         return events
