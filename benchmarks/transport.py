@@ -13,8 +13,7 @@ the way of the exchange: one thread puts and one waits for events, credits give 
 Reported are medians over turns, also of the CPU time that a message takes at its two ends. A ratio
 is the time of ours over that of the raw engine in the same turn; `worst` is the largest from 64 KiB
 up. Engines that are not installed are left out: `mpi` needs mpi4py and its mpiexec, `gaspi` a GPI-2
-at PURINE_GPI2. The waits of raw GPI-2 spin, so with fewer than four cores they keep its own thread
-from working, and its ratio means little. The last line is JSON.
+at PURINE_GPI2. The last line is JSON.
 
     python benchmarks/transport.py --turns 5
 """

@@ -33,11 +33,10 @@ from purine.transports.base import (
     regions_of,
 )
 from purine.transports.gpi2 import Node, Store
+from purine.transports.pauses import LONGEST, Pauses
 
 __all__ = ["GaspiTransport"]
 
-_SHORTEST, _LONGEST = 50e-6, 1e-3
-"""Seconds between two looks at the notifications; the pause grows while there are none."""
 _CHECK = 0.1
 """Seconds between two looks for connections that broke."""
 _FAREWELL = 5.0
@@ -82,7 +81,7 @@ class GaspiTransport(Transport):
         self._reported: set[str] = set()
         self._closed = False
         self._sending, self._reading = threading.Lock(), threading.Lock()
-        self._bell = threading.Event()
+        self._pauses = Pauses()
         self._check = 0.0
 
     def open(
@@ -160,19 +159,16 @@ class GaspiTransport(Transport):
                 self._late[peer] = completed
 
     def wait(self, timeout: float) -> list[Event]:
-        until, pause = monotonic() + timeout, _SHORTEST
+        until = monotonic() + timeout
         while True:
             events = self._read()
-            left = until - monotonic()
-            if events or left <= 0:
+            if events:
+                self._pauses.restart()
+            if events or self._pauses.sleep(until):
                 return events
-            if self._bell.wait(min(pause, left)):
-                self._bell.clear()
-                return self._read()
-            pause = min(2 * pause, _LONGEST)
 
     def wake(self) -> None:
-        self._bell.set()
+        self._pauses.wake()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Say goodbye, and release the segment once no peer writes into it any more."""
@@ -183,7 +179,7 @@ class GaspiTransport(Transport):
         until = monotonic() + _FAREWELL
         for peer in self._links.keys() - set(lost):
             while not self._notify_last(peer, 1, 1) and monotonic() < until:
-                sleep(_LONGEST)
+                sleep(LONGEST)
 
         def quiet() -> bool:
             self._read()
@@ -262,7 +258,7 @@ class GaspiTransport(Transport):
             with self._sending:
                 if self._closed or post():
                     return
-            sleep(_LONGEST)
+            sleep(LONGEST)
 
     def _notify_last(self, peer: str, place: int, value: int) -> bool:
         """Set one of the last two notifications of this host at a peer."""
@@ -292,5 +288,5 @@ def _until(done: Callable[[], bool], until: float) -> bool:
     while not done():
         if monotonic() >= until:
             return False
-        sleep(_LONGEST)
+        sleep(LONGEST)
     return True

@@ -38,6 +38,7 @@ from purine.transports.base import (
     Transport,
     regions_of,
 )
+from purine.transports.pauses import LONGEST, SHORTEST, Pauses
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -47,9 +48,6 @@ __all__ = ["MpiTransport", "check_job"]
 _CREDIT, _END = -1, -2
 """What a message has in the place of a channel when it is not about a put."""
 _ALIGNMENT = 64
-_SHORTEST, _LONGEST, _SHARE = 50e-6, 1e-3, 1 / 4
-"""Seconds between two looks for messages: at least, at most, and as a share of the time for which
-none has come. What takes long is seen later by that share at most."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect, and to finalize MPI."""
 _FAREWELL = 5.0
@@ -93,7 +91,7 @@ class _Library:
 
     def finished(self, request: MPI.Request, seconds: float) -> bool:
         """Whether a request completes in time."""
-        ends, pause = monotonic() + seconds, _SHORTEST
+        ends, pause = monotonic() + seconds, SHORTEST
         while True:
             with self.guard:
                 if request.Test():
@@ -101,7 +99,7 @@ class _Library:
             if monotonic() > ends:
                 return False
             sleep(pause)
-            pause = min(2 * pause, _LONGEST)
+            pause = min(2 * pause, LONGEST)
 
     def _finalize(self) -> None:
         """Finalize MPI if all hosts are there to do so, and else leave that to `mpiexec`."""
@@ -151,11 +149,7 @@ class MpiTransport(Transport):
         """Peers to which a put or a message failed, until `wait` reports them."""
         self._sent: deque[MPI.Request] = deque()
         """Messages on their way: a request keeps the buffer of its message alive."""
-        self._heard = 0.0
-        """When a message was found last."""
-        self._bell = threading.Lock()
-        """Free when `wait` is to return. An `Event` takes much longer to wait for."""
-        self._bell.acquire()
+        self._pauses = Pauses()
         self._status = self._MPI.Status()
         self._closed = False
 
@@ -218,22 +212,18 @@ class MpiTransport(Transport):
                 self._fail(peer, error)
 
     def wait(self, timeout: float) -> list[Event]:
-        ends = monotonic() + timeout
+        until = monotonic() + timeout
         while True:
             events = self._messages()
             while self._failed:
                 events.append(self._failed.popleft())
-            now = monotonic()
             if events:
-                self._heard = now
-                return events
-            pause = min(max(_SHORTEST, (now - self._heard) * _SHARE), _LONGEST)
-            if now >= ends or self._bell.acquire(timeout=min(pause, ends - now)):
+                self._pauses.restart()
+            if events or self._pauses.sleep(until):
                 return events
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # it is free already
-            self._bell.release()
+        self._pauses.wake()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Free the window together with the peers. Without one of them it is left to the system."""
@@ -248,7 +238,7 @@ class MpiTransport(Transport):
         ends = monotonic() + _FAREWELL
         while self._peers and not self._broken and not lost and monotonic() < ends:
             self._messages()
-            sleep(_LONGEST)
+            sleep(LONGEST)
         if self._peers or self._broken or lost:
             self._library.lost = True
             return
