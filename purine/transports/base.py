@@ -42,13 +42,6 @@ ENDED = "it has ended"
 """Why a host is lost that said goodbye."""
 _ALIGNMENT = 64
 """Slots begin at multiples of this, the size of a cache line."""
-_BRIEF = 1 << 16
-"""A copy of up to this many bytes keeps the lock of the interpreter: to let other threads in takes
-longer."""
-_copy_briefly = ctypes.PyDLL(None).memmove
-_copy_briefly.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_copy_briefly.restype = None
-
 # Events are made for every message. They are not frozen, since that takes three times as long.
 
 
@@ -193,8 +186,7 @@ class Slots:
         size = slot.size
         if slot.dense and value.dtype is slot.dtype and value.nbytes == size and _is_plain(value):
             # quicker than torch, by 1 us and from 1 MiB up by a third
-            copy = _copy_briefly if size <= _BRIEF else ctypes.memmove
-            copy(slot.address, value.data_ptr(), size)
+            ctypes.memmove(slot.address, value.data_ptr(), size)
         else:
             slot.shaped.copy_(value.detach() if value.requires_grad else value)
 

@@ -33,10 +33,11 @@ from purine.transports.base import (
     regions_of,
 )
 from purine.transports.gpi2 import Node, Store
-from purine.transports.pauses import LONGEST, Pauses
 
 __all__ = ["GaspiTransport"]
 
+_SHORTEST, _LONGEST = 50e-6, 1e-3
+"""Seconds between two looks at the notifications; the pause grows while there are none."""
 _CHECK = 0.1
 """Seconds between two looks for connections that broke."""
 _FAREWELL = 5.0
@@ -81,7 +82,7 @@ class GaspiTransport(Transport):
         self._reported: set[str] = set()
         self._closed = False
         self._sending, self._reading = threading.Lock(), threading.Lock()
-        self._pauses = Pauses()
+        self._bell = threading.Event()
         self._check = 0.0
 
     def open(
@@ -159,16 +160,19 @@ class GaspiTransport(Transport):
                 self._late[peer] = completed
 
     def wait(self, timeout: float) -> list[Event]:
-        until = monotonic() + timeout
+        until, pause = monotonic() + timeout, _SHORTEST
         while True:
             events = self._read()
-            if events:
-                self._pauses.restart()
-            if events or self._pauses.sleep(until):
+            left = until - monotonic()
+            if events or left <= 0:
                 return events
+            if self._bell.wait(min(pause, left)):
+                self._bell.clear()
+                return self._read()
+            pause = min(2 * pause, _LONGEST)
 
     def wake(self) -> None:
-        self._pauses.wake()
+        self._bell.set()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Say goodbye, and release the segment once no peer writes into it any more."""
@@ -179,7 +183,7 @@ class GaspiTransport(Transport):
         until = monotonic() + _FAREWELL
         for peer in self._links.keys() - set(lost):
             while not self._notify_last(peer, 1, 1) and monotonic() < until:
-                sleep(LONGEST)
+                sleep(_LONGEST)
 
         def quiet() -> bool:
             self._read()
@@ -258,7 +262,7 @@ class GaspiTransport(Transport):
             with self._sending:
                 if self._closed or post():
                     return
-            sleep(LONGEST)
+            sleep(_LONGEST)
 
     def _notify_last(self, peer: str, place: int, value: int) -> bool:
         """Set one of the last two notifications of this host at a peer."""
@@ -288,5 +292,5 @@ def _until(done: Callable[[], bool], until: float) -> bool:
     while not done():
         if monotonic() >= until:
             return False
-        sleep(LONGEST)
+        sleep(_LONGEST)
     return True

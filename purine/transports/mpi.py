@@ -38,7 +38,6 @@ from purine.transports.base import (
     Transport,
     regions_of,
 )
-from purine.transports.pauses import LONGEST, SHORTEST, Pauses
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,6 +47,8 @@ __all__ = ["MpiTransport", "check_job"]
 _CREDIT, _END = -1, -2
 """What a message has in the place of a channel when it is not about a put."""
 _ALIGNMENT = 64
+_SHORTEST, _LONGEST = 50e-6, 1e-3
+"""Seconds between two looks for messages: they grow while none comes."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect, and to finalize MPI."""
 _FAREWELL = 5.0
@@ -91,7 +92,7 @@ class _Library:
 
     def finished(self, request: MPI.Request, seconds: float) -> bool:
         """Whether a request completes in time."""
-        ends, pause = monotonic() + seconds, SHORTEST
+        ends, pause = monotonic() + seconds, _SHORTEST
         while True:
             with self.guard:
                 if request.Test():
@@ -99,7 +100,7 @@ class _Library:
             if monotonic() > ends:
                 return False
             sleep(pause)
-            pause = min(2 * pause, LONGEST)
+            pause = min(2 * pause, _LONGEST)
 
     def _finalize(self) -> None:
         """Finalize MPI if all hosts are there to do so, and else leave that to `mpiexec`."""
@@ -149,8 +150,9 @@ class MpiTransport(Transport):
         """Peers to which a put or a message failed, until `wait` reports them."""
         self._sent: deque[MPI.Request] = deque()
         """Messages on their way: a request keeps the buffer of its message alive."""
-        self._pauses = Pauses()
-        self._status = self._MPI.Status()
+        self._bell = threading.Lock()
+        """Free when `wait` is to return. An `Event` takes much longer to wait for."""
+        self._bell.acquire()
         self._closed = False
 
     def open(
@@ -189,17 +191,17 @@ class MpiTransport(Transport):
         return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        rank, region, window = self._ranks[peer], self._outgoing[peer], self._window
+        rank, region = self._ranks[peer], self._outgoing[peer]
         if rank not in self._peers:
             return
         try:
-            if value is not None and (size := value.nbytes):
+            if value is not None and value.numel():
                 payload = region.ordered(channel, value)
                 start = self._remote[peer] + region.offset(channel, version)
-                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), size)
+                memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.nbytes)
                 with self._guard:
-                    window.Put([memory, self._MPI.BYTE], rank, start)
-                    window.Flush(rank)
+                    self._window.Put([memory, self._MPI.BYTE], rank, start)
+                    self._window.Flush(rank)
             self._tell(rank, channel, version)
         except self._MPI.Exception as error:
             self._fail(peer, error)
@@ -212,18 +214,19 @@ class MpiTransport(Transport):
                 self._fail(peer, error)
 
     def wait(self, timeout: float) -> list[Event]:
-        until = monotonic() + timeout
+        ends, pause = monotonic() + timeout, _SHORTEST
         while True:
             events = self._messages()
             while self._failed:
                 events.append(self._failed.popleft())
-            if events:
-                self._pauses.restart()
-            if events or self._pauses.sleep(until):
+            left = ends - monotonic()
+            if events or left <= 0 or self._bell.acquire(timeout=min(pause, left)):
                 return events
+            pause = min(2 * pause, _LONGEST)
 
     def wake(self) -> None:
-        self._pauses.wake()
+        with suppress(RuntimeError):  # it is free already
+            self._bell.release()
 
     def close(self, lost: Collection[str] = ()) -> None:
         """Free the window together with the peers. Without one of them it is left to the system."""
@@ -238,7 +241,7 @@ class MpiTransport(Transport):
         ends = monotonic() + _FAREWELL
         while self._peers and not self._broken and not lost and monotonic() < ends:
             self._messages()
-            sleep(LONGEST)
+            sleep(_LONGEST)
         if self._peers or self._broken or lost:
             self._library.lost = True
             return
@@ -299,17 +302,16 @@ class MpiTransport(Transport):
     def _messages(self) -> list[Event]:
         """What the messages say that are there now."""
         MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
-        status, missed, arrived = self._status, False, False
+        status, missed = MPI.Status(), 0
         try:
-            while self._peers:
+            while self._peers and missed < 2:  # a look that finds none may have fetched one
                 with self._guard:
                     matched = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
                     if matched is None:
-                        if events or missed:  # a look that finds none may have fetched one
-                            break
-                        missed = True
+                        missed += 1
                         continue
                     matched.Recv([message, MPI.INT64_T])
+                missed = 0
                 rank = status.Get_source()
                 peer, (channel, value, sent) = self._peers.get(rank), message
                 if peer is None:
@@ -320,12 +322,11 @@ class MpiTransport(Transport):
                 elif channel == _CREDIT:
                     events.append(Granted(peer, value, sent))
                 else:
-                    arrived = True
                     events.append(Arrived(peer, channel, value))
         except MPI.Exception as error:  # MPI does not say whose message failed
             for peer in list(self._peers.values()):
                 self._fail(peer, error)
-        if arrived:
+        if events:
             with self._guard:
                 self._window.Sync()  # what was put is seen by reads of memory that follow
         return events
