@@ -13,8 +13,7 @@ the way of the exchange: one thread puts and one waits for events, credits give 
 Reported are medians over turns, also of the CPU time that a message takes at its two ends. A ratio
 is the time of ours over that of the raw engine in the same turn; `worst` is the largest from 64 KiB
 up. Engines that are not installed are left out: `mpi` needs mpi4py and its mpiexec, `gaspi` a GPI-2
-at PURINE_GPI2. The waits of raw GPI-2 spin, so with fewer than four cores they keep its own thread
-from working, and its ratio means little. The last line is JSON.
+at PURINE_GPI2. The last line is JSON.
 
     python benchmarks/transport.py --turns 5
 """
@@ -39,6 +38,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -293,8 +293,6 @@ def work(options: argparse.Namespace, plan: Plan) -> None:
 
 def questions(control: socket.socket) -> Any:
     """Questions until the end. Without the process that asks, this process ends at once."""
-    from queue import SimpleQueue
-
     asked: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -341,7 +339,8 @@ class Ours(End):
         """The iteration that comes next: each has the blobs of one size."""
         self._completed = 0
         """The iterations that are complete at the peer."""
-        self._changed = threading.Condition()
+        self._credits: SimpleQueue[int] = SimpleQueue()
+        """What the thread that listens hears of that, for the one that puts."""
         self._here: Counter[int] = Counter()
         """By iteration how many of its blobs are here."""
 
@@ -371,17 +370,19 @@ class Ours(End):
         listening = threading.Thread(target=self._listen, args=(last,), daemon=True)
         listening.start()
         for version in range(self._next, last):
-            with self._changed:
-                while version >= self._completed + self.plan.slots:
-                    self._changed.wait()
+            while version >= self._completed + self.plan.slots:
+                self._completed = self._credits.get()
             for channel, value in values:
                 self._transport.put(self._peer, channel, version, value)
         listening.join()
-        self._next = last
+        self._completed = self._next = last
+        while not self._credits.empty():
+            self._credits.get()
 
     def _listen(self, last: int) -> None:
         """The thread that waits for events, until the peer has completed all."""
-        while self._completed < last:
+        self._heard = 0
+        while self._heard < last:
             self._take()
 
     def _take(self) -> list[Any]:
@@ -391,9 +392,8 @@ class Ours(End):
             if isinstance(event, self._arrived):
                 arrivals.append(event)
             elif isinstance(event, self._granted):
-                with self._changed:
-                    self._completed = max(self._completed, event.completed)
-                    self._changed.notify()
+                self._heard = event.completed
+                self._credits.put(event.completed)
             elif isinstance(event, self._lost):
                 print(f"the peer is lost: {event.why}", file=sys.stderr, flush=True)
                 os._exit(1)  # from any thread

@@ -44,9 +44,10 @@ ENDED = "it has ended"
 """Why a host is lost that said goodbye."""
 _ALIGNMENT = 64
 """Slots begin at multiples of this, the size of a cache line."""
+# Events are made for every message. They are not frozen, since that takes three times as long.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrived:
     """A value of a channel is in its slot."""
 
@@ -55,7 +56,7 @@ class Arrived:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Granted:
     """A peer has completed the iterations below `completed`. It repeats this to say it is alive.
 
@@ -202,13 +203,10 @@ class Slots:
         slot = self._at(channel, version)
         if slot is None:
             return
-        if (
-            slot.dense
-            and value.dtype is slot.dtype
-            and value.nbytes == slot.size
-            and _is_plain(value)
-        ):  # quicker than torch, by 1 us and from 1 MiB up by a third
-            ctypes.memmove(slot.address, value.data_ptr(), slot.size)
+        size = slot.size
+        if slot.dense and value.dtype is slot.dtype and value.nbytes == size and _is_plain(value):
+            # quicker than torch, by 1 us and from 1 MiB up by a third
+            ctypes.memmove(slot.address, value.data_ptr(), size)
         else:
             slot.shaped.copy_(value.detach() if value.requires_grad else value)
 

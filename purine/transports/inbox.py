@@ -22,6 +22,8 @@ CREDIT = -1
 _COUNT = (1 << 32) - 1
 _RETRY = 0.01
 """Seconds after which a credit that found its way full is tried again."""
+_AT_ONCE = 32
+"""Peers of which a look tells at most."""
 
 
 class Inbox:
@@ -66,7 +68,7 @@ class Inbox:
                 if self._late:
                     timeout = min(timeout, _RETRY)
         events: list[Event] = []
-        for descriptor, _ in self._poll.poll(timeout):
+        for descriptor, _ in self._poll.poll(timeout, _AT_ONCE):
             if descriptor == self._bell:
                 os.eventfd_read(self._bell)
             else:

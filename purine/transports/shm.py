@@ -84,6 +84,8 @@ class ShmTransport(Transport):
         self._newest: dict[int, int] = {}
         """By place the version that this host has posted last."""
         self._inbox = Inbox(self._write)
+        self._messages = memoryview(bytearray(_MANY))
+        """What was read last."""
         self._closed = False
 
     def open(
@@ -193,17 +195,17 @@ class ShmTransport(Transport):
         """The messages of a peer that are there now."""
         pipe, why = self._take[peer], "its process ended"
         try:
-            messages = pipe.read(_MANY)
+            count = pipe.readinto(self._messages)
         except OSError as error:
-            messages, why = b"", error.strerror or str(error)
-        if messages is None:
+            count, why = 0, error.strerror or str(error)
+        if count is None:
             return []
-        if not messages:
+        if not count:
             self._inbox.remove(pipe.fileno())
             return [Lost(peer, why)]
         return [
             Granted(peer, value, sent) if channel == CREDIT else Arrived(peer, channel, value)
-            for channel, sent, value in MESSAGE.iter_unpack(messages)
+            for channel, sent, value in MESSAGE.iter_unpack(self._messages[:count])
         ]
 
     def _has_room(self, peer: str, puts: int) -> bool:

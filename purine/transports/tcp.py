@@ -4,7 +4,8 @@ Every host listens on one address, which it was told, and connects to the others
 has a connection in each direction. Puts go along it: a header of 16 bytes and the payload, in one
 system call. Credits come back on it. So each direction of a socket has one sort of writer.
 
-One thread reads all connections without ever blocking on one of them. The buffer of the sender is
+One thread reads all connections without ever blocking on one of them. It reads the rest of a
+payload and the header that follows at once. The buffer of the sender is
 small: what is urgent waits behind little that was sent before.
 
 Only processes that know the secret of the job are accepted.
@@ -16,6 +17,7 @@ import hmac
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from ctypes import c_ubyte
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -51,6 +53,7 @@ _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
+_NOTHING = memoryview(bytearray())
 
 
 @dataclass(slots=True)
@@ -59,10 +62,13 @@ class _Incoming:
 
     peer: str
     connection: socket.socket
-    header: bytearray = field(default_factory=lambda: bytearray(MESSAGE.size))
-    view: memoryview | None = None
-    """Where the rest of the payload goes; None while a header is read."""
+    header: memoryview = field(default_factory=lambda: memoryview(bytearray(MESSAGE.size)))
     read: int = 0
+    """The bytes of the header that are here."""
+    payload: memoryview = _NOTHING
+    """Where the rest of a payload goes that comes before this header."""
+    arrived: Arrived | None = None
+    """What to report when that is here."""
 
 
 class TcpTransport(Transport):
@@ -109,16 +115,19 @@ class TcpTransport(Transport):
         return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        parts = [memoryview(MESSAGE.pack(channel, 0, version))]
-        if value is not None and value.numel():
-            flat = self._outgoing[peer].flat(channel, value)
-            parts.append(_bytes_of(flat))
+        header = MESSAGE.pack(channel, 0, version)
+        connection, size = self._puts[peer], 0
+        parts: list[Any] = [header]
+        if value is not None and (size := value.nbytes):
+            payload = self._outgoing[peer].ordered(channel, value)
+            parts.append((c_ubyte * size).from_address(payload.data_ptr()))
         with suppress(OSError):  # `wait` reports that the peer is gone
-            sent = self._puts[peer].sendmsg(parts)
-            for part in parts:
-                if sent < len(part):
-                    self._puts[peer].sendall(part[sent:])
-                sent = max(0, sent - len(part))
+            sent = connection.sendmsg(parts)
+            if sent < len(header):
+                connection.sendall(header[sent:])
+                sent = len(header)
+            if sent < len(header) + size:
+                connection.sendall(memoryview(parts[1])[sent - len(header) :])
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         self._inbox.credit(peer, completed, sent)
@@ -151,19 +160,40 @@ class TcpTransport(Transport):
         return self._takes[peer].send(message, socket.MSG_DONTWAIT)
 
     def _read(self, state: _Incoming) -> list[Event]:
-        """The messages that are whole now; what there is of the next one is kept."""
+        """The messages that are whole now; what there is of the next one is kept.
+
+        The rest of a payload and the next header are read at once. A read that finds less than it
+        asked for has emptied the socket.
+        """
         events: list[Event] = []
         why = "its process ended"
         try:
             while True:
-                target = memoryview(state.header) if state.view is None else state.view
-                count = state.connection.recv_into(target[state.read :], 0, socket.MSG_DONTWAIT)
+                missing = len(state.payload)
+                parts = (state.payload, state.header[state.read :])
+                count = state.connection.recvmsg_into(parts, 0, socket.MSG_DONTWAIT)[0]
                 if not count:
                     break
-                state.read += count
-                if state.read == len(target):
-                    state.read = 0
-                    events += self._message(state)
+                if count < missing:
+                    state.payload = state.payload[count:]
+                    return events
+                if state.arrived is not None:
+                    events.append(state.arrived)
+                    state.payload, state.arrived = _NOTHING, None
+                state.read += count - missing
+                if state.read < MESSAGE.size:
+                    return events
+                state.read = 0
+                channel, sent, number = MESSAGE.unpack(state.header)
+                if channel == CREDIT:  # seldom are two there at a time
+                    events.append(Granted(state.peer, number, sent))
+                    return events
+                first, last = self._incoming[state.peer].span(channel, number)
+                arrived = Arrived(state.peer, channel, number)
+                if first < last:
+                    state.payload, state.arrived = self._bytes[state.peer][first:last], arrived
+                else:
+                    events.append(arrived)
         except BlockingIOError:
             return events
         except OSError as error:
@@ -173,19 +203,6 @@ class TcpTransport(Transport):
             self._lost.add(state.peer)
             events.append(Lost(state.peer, why))
         return events
-
-    def _message(self, state: _Incoming) -> list[Event]:
-        """A header or a payload is complete."""
-        channel, sent, number = MESSAGE.unpack(state.header)
-        if channel == CREDIT:
-            return [Granted(state.peer, number, sent)]
-        if state.view is None:
-            first, last = self._incoming[state.peer].span(channel, number)
-            if first < last:
-                state.view = self._bytes[state.peer][first:last]
-                return []
-        state.view = None
-        return [Arrived(state.peer, channel, number)]
 
     def _connect_all(self, peers: Sequence[str]) -> None:
         with socket.create_server((self._address, 0), backlog=len(peers) + 8) as server:
