@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from purine.analysis.infer import families, size_in_bytes
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import FETCH, NOTHING, Graph, Op
 from purine.registry.aten import OVERWRITES
 from purine.registry.lookup import lookup
 
@@ -59,9 +59,10 @@ class Aliasing:
     def _pinned(self, overwriting: Sequence[Op]) -> list[str]:
         """Families that must not be written over, once per reason."""
         pinned = [self.family[name] for name in self.kept]
-        # The memory of an arrival is a slot that the sender writes again later on.
-        arrivals = (op for op in self.graph.ops.values() if op.kind == "Arrival")
-        pinned += [self.family[name] for op in arrivals for name in op.outputs]
+        # The memory of an arrival is a slot that the sender writes again later on, and others may
+        # read the version of a state that was fetched.
+        others = (op for op in self.graph.ops.values() if op.kind in ("Arrival", FETCH))
+        pinned += [self.family[name] for op in others for name in op.outputs]
         for op in overwriting:
             read = [self.family[name] for name in op.inputs]
             pinned += [family for family in set(read) if read.count(family) > 1]
@@ -75,7 +76,12 @@ class Aliasing:
         return pinned
 
     def overwrites(self, op: Op) -> tuple[int, ...]:
-        """The inputs that an op writes over if it is their last reader while the graph runs."""
+        """The inputs that an op writes over if it is their last reader while the graph runs.
+
+        Others may still read the version of a shared state that an op updates.
+        """
+        if any(name in self.graph.states and self.graph.states[name].shared for name in op.inputs):
+            return ()
         width = 0
         indices: tuple[int, ...] = ()
         for member in self.members.get(op.name, (op,)):

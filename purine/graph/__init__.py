@@ -6,6 +6,7 @@ from purine.graph.graph import Graph, to_text
 from purine.graph.nodes import (
     CHANNELS_LAST,
     COLLECTIVES,
+    FETCH,
     NOTHING,
     Attribute,
     Blob,
@@ -23,6 +24,7 @@ __all__ = [
     "CHANNELS_LAST",
     "COLLECTIVES",
     "DTYPES",
+    "FETCH",
     "NOTHING",
     "RULES",
     "Attribute",

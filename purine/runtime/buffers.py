@@ -14,7 +14,7 @@ from torch import Tensor
 from purine.errors import KernelError
 from purine.graph import Op
 from purine.lowering.segments import SegmentError
-from purine.runtime.program import Program
+from purine.runtime.program import Program, Step
 
 __all__ = ["Buffers"]
 
@@ -55,6 +55,9 @@ class Buffers:
         slot = token // self.size % self.slots
         step = self.program.steps[token % self.size]
         values = self._values[slot]
+        if step.every != 1 and token // self.size % step.every != step.phase:
+            self._skip(step, slot)
+            return
         arguments = [values[number] for number in step.reads]
         if step.over:
             for position, family in step.over:
@@ -79,6 +82,14 @@ class Buffers:
                     values[number] = result
             for index, number in step.carries:
                 self._values[(slot + 1) % self.slots][number] = results[index]
+        for number in step.drops:
+            values[number] = None
+
+    def _skip(self, step: Step, slot: int) -> None:
+        """Leave an op out of an iteration: states that it updates keep their values."""
+        values, following = self._values[slot], self._values[(slot + 1) % self.slots]
+        for _, number in step.carries:
+            following[number] = values[number]
         for number in step.drops:
             values[number] = None
 

@@ -34,6 +34,7 @@ class Step:
     iteration reads). `drops` are values that this op alone reads, `shared` those with several
     readers, `families` the watched families that it reads. `over` are pairs (input position,
     family) that the kernel writes over; it gets a copy unless it is the family's last reader.
+    The op runs in iteration `phase` of `every`.
     """
 
     kernel: Kernel
@@ -44,6 +45,8 @@ class Step:
     shared: tuple[int, ...]
     families: tuple[int, ...]
     over: tuple[tuple[int, int], ...]
+    every: int = 1
+    phase: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class _Compiler:
             tuple(self.numbers[name] for name in released if len(uses[name]) > 1),
             tuple(aliasing.watched[family] for family in families if family in aliasing.watched),
             over,
+            op.every,
+            op.phase,
         )
 
     def _kernel(self, op: Op, *, overwrites: bool) -> Kernel:

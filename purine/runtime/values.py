@@ -49,7 +49,7 @@ def initial_states(
         shard = shard_of(state.filler)
         if given and name in given:
             values[name] = given[name]
-        elif name == SEED:
+        elif SEED in (name, state.shared):
             values[name] = torch.tensor(seed, dtype=dtype_of(blob.dtype))
         elif shard is not None:
             if whole != shard.of:
@@ -57,7 +57,8 @@ def initial_states(
                 drawn = fill(filler, shard.whole, blob.dtype, seed=seed, name=whole)
             values[name] = shard.take(drawn)
         else:
-            values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
+            drawn_for = state.shared or name
+            values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=drawn_for)
     return values
 
 
