@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from purine.graph import Graph, Lane, Location
+from purine.graph import FETCH, Graph, Lane, Location
 from purine.graph.nodes import computes
 
 __all__ = ["Core", "Plan", "Station", "compile_plan", "urgency"]
@@ -68,14 +68,16 @@ def compile_plan(graph: Graph) -> Plan:
     stale: list[set[tuple[int, int]]] = [set() for _ in names]
     for state in graph.states.values():
         producer = graph.producers.get(state.next)
+        for op in graph.consumers[state.read] if state.shared else ():
+            later[number[op.name]].add(number[op.name])  # reads of a version keep their order
         if producer is not None:
-            readers = [number[op.name] for op in graph.consumers[state.read]]
             # What other workers write to a shared state is not waited for here.
             distance = 1 if state.shared else 1 + (state.staleness or 0)
-            if distance == 1:
-                later[number[producer.name]].update(readers)
-            else:
-                stale[number[producer.name]].update((reader, distance) for reader in readers)
+            for op in graph.consumers[state.read]:
+                if distance == 1 or op.kind != FETCH:
+                    later[number[producer.name]].add(number[op.name])
+                else:
+                    stale[number[producer.name]].add((number[op.name], distance))
     inside, carried = Counter(chain(*same)), Counter(chain(*later))
     old = Counter(target for targets in stale for target, _ in targets)
     numbers = range(len(names))

@@ -73,15 +73,13 @@ class Aliasing:
                 if self.readers[self.family[state.next]] or state.next in self.kept:
                     pinned.append(self.family[state.read])
                 pinned.append(self.family[state.next])
+                # In an iteration without its update a state is its own next value.
+                if self.graph.producers[state.next].every != 1:
+                    pinned.append(self.family[state.read])
         return pinned
 
     def overwrites(self, op: Op) -> tuple[int, ...]:
-        """The inputs that an op writes over if it is their last reader while the graph runs.
-
-        Others may still read the version of a shared state that an op updates.
-        """
-        if any(name in self.graph.states and self.graph.states[name].shared for name in op.inputs):
-            return ()
+        """The inputs that an op writes over if it is their last reader while the graph runs."""
         width = 0
         indices: tuple[int, ...] = ()
         for member in self.members.get(op.name, (op,)):
@@ -116,7 +114,9 @@ def _overlapping(graph: Graph, family: Mapping[str, str]) -> set[str]:
         for output in op.outputs:
             if output == NOTHING or family[output] == output:
                 continue
-            (source, *_) = (item for item in op.inputs if family[item] == family[output])
+            source = next((item for item in op.inputs if family[item] == family[output]), None)
+            if source is None:  # a new value that a `Last` op may pass on
+                continue
             before, after = (size_in_bytes(graph.blobs[item]) for item in (source, output))
             if source in overlapping or before < after:
                 overlapping.add(output)

@@ -8,22 +8,18 @@ cycle, and all its ops read and write at their own location, except `Copy` ops a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterator
 
 from purine.arguments import checked
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import (
-    CHANNELS_LAST,
-    COLLECTIVES,
-    FETCH,
-    LAST,
-    NOTHING,
-    Blob,
-    Op,
-    State,
-    floats,
+from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, Blob, Op, State, floats
+from purine.graph.rule import Kinds, Rule, uses, wrong
+from purine.graph.worker_rules import (
+    periods_fit,
+    shared_states_agree,
+    states_are_versioned_rightly,
+    workers_share_states_alone,
 )
 from purine.nearest import nearest_name
 
@@ -40,20 +36,6 @@ DTYPES = frozenset(
 _DIMENSIONS = 64  # torch's own limit for most kernels
 _ELEMENTS = 2**63
 _SUGGESTIONS = 8  # finding a nearest name compares all names, so only the first errors get one
-
-
-class Kinds(Protocol):
-    """Checks that depend on the kind of an op; implemented by `purine.registry`."""
-
-    def problems(
-        self, op: Op, inputs: Sequence[Blob], outputs: Sequence[Blob | None]
-    ) -> Iterator[GraphError]:
-        """The mistakes of `op`; an output without a blob is None."""
-        ...
-
-
-Rule: TypeAlias = Callable[[Graph, Kinds | None], Iterator[GraphError]]
-"""Yields the mistakes of one sort; kinds are not checked without `Kinds`."""
 
 
 @checked
@@ -97,7 +79,7 @@ def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             name = node.read if isinstance(node, State) else node.name
             if key != name:
                 what = f"{type(node).__name__.lower()} {name!r} is kept under the key {key!r}"
-                yield _wrong(node, what, f"the key {name!r}", f"the key {key!r}", remedy)
+                yield wrong(node, what, f"the key {name!r}", f"the key {key!r}", remedy)
 
 
 def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -108,14 +90,14 @@ def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         if not node.name or not node.name.isprintable() or " " in node.name:
             sort, found = type(node).__name__.lower(), repr(node.name)
             remedy = f"rename the {sort}, for example to 'conv1/weight'"
-            yield _wrong(node, f"{sort} has the name {found}", expected, found, remedy)
+            yield wrong(node, f"{sort} has the name {found}", expected, found, remedy)
 
 
 def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Ops read and write blobs that the graph declares."""
     reported = 0
     for op in graph.ops.values():
-        for name, verb in _uses(op):
+        for name, verb in uses(op):
             if name not in graph.blobs:
                 reported += 1
                 what = f"op {op.name!r} {verb} blob {name!r}, which nothing declares"
@@ -135,7 +117,7 @@ def one_producer(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             if first is not op:
                 what = f"ops {first.name!r} and {op.name!r} both write blob {name!r}"
             found = f"{_spot(first)} and {_spot(op)}"
-            yield _wrong(op, what, "one producer for each blob", found, remedy, blob=name)
+            yield wrong(op, what, "one producer for each blob", found, remedy, blob=name)
 
 
 def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -157,7 +139,7 @@ def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
         if producer is not None:
             what = f"op {producer.name!r} writes blob {name!r}, which is a state"
             found = f"{_spot(producer)} as its producer"
-            error = _wrong(producer, what, expected, found, remedy, blob=name)
+            error = wrong(producer, what, expected, found, remedy, blob=name)
             error.where = error.where or state.where
             yield error
 
@@ -172,7 +154,7 @@ def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[Gr
         if other != state.read:
             what = f"states {other!r} and {state.read!r} have the same next blob {state.next!r}"
             found = f"{state.next!r} for {other!r} and for {state.read!r}"
-            yield _wrong(state, what, expected, found, remedy, blob=state.next)
+            yield wrong(state, what, expected, found, remedy, blob=state.next)
 
 
 def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -184,7 +166,7 @@ def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphEr
             what = f"state {state.read!r} is carried on by blob {state.next!r}, which no op writes"
             found = f"{state.next!r} without a producer"
             remedy = f"add an op that writes {state.next!r}"
-            yield _wrong(state, what, expected, found, remedy, blob=state.next)
+            yield wrong(state, what, expected, found, remedy, blob=state.next)
 
 
 def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -199,7 +181,7 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
                 what = f"state {state.read!r} and its next blob {state.next!r} differ in {aspect}"
                 expected = f"{aspect} {own}, as {state.read!r} has"
                 found, remedy = f"{aspect} {other}", f"give both blobs the same {aspect}"
-                yield _wrong(state, what, expected, found, remedy, blob=after)
+                yield wrong(state, what, expected, found, remedy, blob=after)
 
 
 def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -210,122 +192,7 @@ def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
             if not (math.isfinite(value) and value >= 0):
                 what = f"state {state.read!r} has {name} {value}"
                 remedy = f"write {name}: 1.0, or 0.0 to leave the state without it"
-                yield _wrong(state, what, expected, str(value), remedy)
-
-
-def states_are_versioned_rightly(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """A state of which old versions may be read is read by `Fetch` ops, and by its updates alone.
-
-    An op that updates a shared state reads the newest version, so no update is lost.
-    """
-    for state in graph.states.values():
-        bound, name = state.staleness, f"state {state.read!r}"
-        if bound is None and not state.shared:
-            what, remedy = f"{name} may be read at any staleness", "give a number"
-            yield _wrong(state, what, "a bound, unless the state is shared", "none", remedy)
-        elif bound is not None and bound < 0:
-            what, remedy = f"{name} has the staleness {bound}", "write staleness: 0 or more"
-            yield _wrong(state, what, "a whole number, 0 or more", str(bound), remedy)
-        producer = graph.producers.get(state.next)
-        for op in graph.consumers.get(state.read, ()) if state.versioned else ():
-            updates = bool(state.shared) and producer is not None and producer.name == op.name
-            if op.kind != FETCH and not updates:
-                what = f"op {op.name!r} reads {name}, of which there are several versions"
-                expected = "a Fetch op, or the op that updates a shared state"
-                found, remedy = f"a {op.kind} op", "read it through a Fetch op"
-                yield _wrong(op, what, expected, found, remedy, blob=state.read)
-
-
-def shared_states_agree(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """States that are shared under one name are typed alike, at CPU devices of one host."""
-    first: dict[str, State] = {}
-    for state in graph.states.values():
-        blob = graph.blobs.get(state.read)
-        if not state.shared or blob is None:
-            continue
-        other = first.setdefault(state.shared, state)
-        like = graph.blobs.get(other.read)
-        assert like is not None
-        for aspect in ("shape", "dtype", "host"):
-            own, others = (
-                one.location.host if aspect == "host" else getattr(one, aspect)
-                for one in (blob, like)
-            )
-            if own != others:
-                what = f"states {other.read!r} and {state.read!r} are shared and differ in {aspect}"
-                remedy = f"give both the same {aspect}, or share them under different names"
-                yield _wrong(state, what, f"{aspect} {others}", f"{aspect} {own}", remedy)
-        if not blob.location.device.startswith("cpu:"):
-            what, found = f"state {state.read!r} is shared", f"{blob.location.device}"
-            yield _wrong(state, what, "a CPU device", found, "keep shared states at a CPU device")
-
-
-def workers_share_states_alone(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """Workers are connected by shared states alone, of which each has at most one of a name."""
-    if all(op.worker == 0 for op in graph.ops.values()):
-        return
-    expected, remedy = "ops of one worker", "share a state between the workers"
-    uses: dict[str, Op] = {}
-    for op in graph.ops.values():
-        for name, _ in _uses(op):
-            first = uses.setdefault(name, op)
-            if first.worker != op.worker:
-                found = f"op {first.name!r} of worker {first.worker}"
-                what = f"op {op.name!r} of worker {op.worker} and {found} use blob {name!r}"
-                yield _wrong(op, what, expected, found, remedy, blob=name)
-    for before, after in sorted(graph.control):
-        one, two = graph.ops.get(before), graph.ops.get(after)
-        if one and two and one.worker != two.worker:
-            what = f"op {after!r} of worker {two.worker} waits for op {before!r}"
-            yield _wrong(two, what, expected, f"worker {one.worker}", remedy)
-    shares: dict[tuple[int, str], State] = {}
-    for state in graph.states.values():
-        ends = [uses[name].worker for name in (state.read, state.next) if name in uses]
-        if len(set(ends)) > 1:
-            what = f"state {state.read!r} leads from worker {ends[-1]} to worker {ends[0]}"
-            yield _wrong(state, what, "a state of one worker", f"two: {ends}", remedy)
-        elif ends and state.shared:
-            twin = shares.setdefault((ends[0], state.shared), state)
-            if twin is not state:
-                both = f"{twin.read!r} and {state.read!r}"
-                what = f"worker {ends[0]} shares both {both} as {state.shared!r}"
-                yield _wrong(state, what, "one state of each worker", both, "let both read one")
-
-
-def periods_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """An op that does not run in every iteration is read by ops that run in the same ones.
-
-    A `Last` op goes on without such inputs. A state that such an op writes keeps its value in the
-    other iterations, so the op reads it.
-    """
-    for op in graph.ops.values():
-        if not 0 <= op.phase < op.every:
-            what = f"op {op.name!r} runs in iteration {op.phase} of {op.every}"
-            expected, found = "every >= 1 and 0 <= phase < every", f"{op.every} and {op.phase}"
-            yield _wrong(op, what, expected, found, "correct every and phase")
-        for name in op.inputs[:1] if op.kind == LAST else op.inputs:
-            maker = graph.producers.get(name)
-            if maker is None or maker.every == 1:
-                continue
-            if (maker.every, maker.phase) == (op.every, op.phase):
-                continue
-            what = f"op {op.name!r} reads {name!r}, which is not there in every iteration"
-            expected = f"iteration {maker.phase} of {maker.every}, as op {maker.name!r} has"
-            found = f"iteration {op.phase} of {op.every}"
-            remedy = "give both the same every and phase, or carry the value with a state"
-            yield _wrong(op, what, expected, found, remedy, blob=name)
-    for name in graph.outputs:
-        maker = graph.producers.get(name)
-        if maker is not None and maker.every != 1:
-            what = f"output {name!r} is not there in every iteration"
-            expected, found = "an op that runs in every iteration", f"one of {maker.every}"
-            yield _wrong(maker, what, expected, found, "return another blob", blob=name)
-    for state in graph.states.values():
-        maker = graph.producers.get(state.next)
-        if maker is not None and maker.every != 1 and state.read not in maker.inputs:
-            what = f"op {maker.name!r}, which writes state {state.read!r}, does not always run"
-            expected, found = "an op that reads the state it keeps", "one that does not"
-            yield _wrong(maker, what, expected, found, "let it read the state", blob=state.read)
+                yield wrong(state, what, expected, str(value), remedy)
 
 
 def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -356,16 +223,16 @@ def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
                 what = f"{name} has no shape, and no op produces it"
                 expected = "a shape, which can be left out only where an op tells it"
                 give = "give its shape (in YAML: size)"
-                yield _wrong(blob, what, expected, "no shape", give)
+                yield wrong(blob, what, expected, "no shape", give)
         elif not all(type(size) is int and size >= 0 for size in shape):
             expected = "whole numbers, none below zero"
-            yield _wrong(blob, f"{name} has the shape {shape}", expected, str(shape), remedy)
+            yield wrong(blob, f"{name} has the shape {shape}", expected, str(shape), remedy)
         elif len(shape) > _DIMENSIONS or math.prod(shape) >= _ELEMENTS:
             count = math.prod(shape)
             size = str(count) if count < _ELEMENTS else f"2^{count.bit_length() - 1} or more"
             expected = f"at most {_DIMENSIONS} dimensions and less than 2^63 elements"
             found = f"{len(shape)} dimensions, {size} elements"
-            yield _wrong(blob, f"{name} is larger than a tensor can be", expected, found, remedy)
+            yield wrong(blob, f"{name} is larger than a tensor can be", expected, found, remedy)
 
 
 def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -375,7 +242,7 @@ def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             what, expected = f"blob {blob.name!r} has the dtype", ", ".join(sorted(DTYPES))
             found = repr(blob.dtype)
             remedy = nearest_name(blob.dtype, sorted(DTYPES), "correct the dtype")
-            yield _wrong(blob, f"{what} {found}", f"one of {expected}", found, remedy)
+            yield wrong(blob, f"{what} {found}", f"one of {expected}", found, remedy)
 
 
 def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -385,11 +252,11 @@ def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         if layout not in ("", CHANNELS_LAST):
             what, expected = f"{name} has the layout {layout!r}", f"{CHANNELS_LAST!r}, or none"
             remedy = "correct the layout, or leave it out"
-            yield _wrong(blob, what, expected, repr(layout), remedy)
+            yield wrong(blob, what, expected, repr(layout), remedy)
         elif layout and shape is not None and len(shape) != 4:
             what = f"{name} of {len(shape)} dimensions is {layout}"
             expected = "four dimensions: samples, channels, height and width"
-            yield _wrong(blob, what, expected, str(list(shape)), "leave the layout out")
+            yield wrong(blob, what, expected, str(list(shape)), "leave the layout out")
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -410,7 +277,7 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         cycle, expected = " -> ".join(parts), "ops that can run one after the other"
         remedy = "remove one of these edges, or carry a value to the next iteration with a state"
         op = graph.ops[members[0]]
-        yield _wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
+        yield wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
 
 
 def _find_cycle(graph: Graph) -> list[str]:
@@ -434,14 +301,14 @@ def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """An op is at the location of its blobs, except for a `Copy` and inputs of a collective."""
     remedy = "put both at one location, or insert a Copy op between them"
     for op in graph.ops.values():
-        for name, verb in [] if op.kind == "Copy" else dict.fromkeys(_uses(op)):
+        for name, verb in [] if op.kind == "Copy" else dict.fromkeys(uses(op)):
             blob = graph.blobs.get(name)
             if op.kind in COLLECTIVES and verb == "reads":
                 continue
             if blob is not None and blob.location != op.location:
                 what = f"op {op.name!r} at {op.location} {verb} {name!r} at {blob.location}"
                 expected, found = (f"{name!r} at {node.location}" for node in (op, blob))
-                yield _wrong(op, what, expected, found, remedy, blob=name)
+                yield wrong(op, what, expected, found, remedy, blob=name)
 
 
 def floating_lanes_are_independent(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -450,11 +317,11 @@ def floating_lanes_are_independent(graph: Graph, kinds: Kinds | None) -> Iterato
     for op in graph.ops.values():
         if floats(op.lane) and not op.location.device.startswith("cpu:"):
             what = f"op {op.name!r} at {op.location} is on lane {op.lane!r}"
-            yield _wrong(op, what, "CPU devices for lanes that float", op.location.device, remedy)
+            yield wrong(op, what, "CPU devices for lanes that float", op.location.device, remedy)
     for before, op in dependent_floating_lanes(graph):
         what = f"op {op.name!r} on lane {op.lane!r} waits for op {before.name!r}"
         expected, found = f"no wait for lane {before.lane!r}", "one within an iteration"
-        yield _wrong(op, what, expected, found, remedy)
+        yield wrong(op, what, expected, found, remedy)
 
 
 def dependent_floating_lanes(graph: Graph) -> Iterator[tuple[Op, Op]]:
@@ -481,7 +348,7 @@ def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphErr
     if kinds is None:
         return
     for op in graph.ops.values():
-        if all(name in graph.blobs for name, _ in _uses(op)):
+        if all(name in graph.blobs for name, _ in uses(op)):
             inputs = [graph.blobs[name] for name in op.inputs]
             yield from kinds.problems(op, inputs, [graph.blobs.get(name) for name in op.outputs])
 
@@ -514,32 +381,8 @@ RULES: tuple[Rule, ...] = (
 """All rules, in the order in which they are applied."""
 
 
-def _uses(op: Op) -> list[tuple[str, str]]:
-    reads = [(name, "reads") for name in op.inputs]
-    return reads + [(name, "writes") for name in op.outputs if name != NOTHING]
-
-
 def _spot(op: Op) -> str:
     return f"op {op.name!r} ({op.where})" if op.where else f"op {op.name!r}"
-
-
-def _wrong(
-    node: Blob | Op | State | None,
-    what: str,
-    expected: str,
-    found: str,
-    remedy: str,
-    *,
-    blob: str | Blob | None = None,
-) -> GraphError:
-    """The error of a node; `blob` is the one that it is about, where that is not the node."""
-    if isinstance(node, State):
-        blob = blob or node.read
-    elif isinstance(node, Blob):
-        blob = node
-    op = node if isinstance(node, Op) else None
-    where = None if node is None else node.where
-    return GraphError(what, expected, found, remedy, where=where, op=op, blob=blob)
 
 
 def _undeclared(
@@ -547,4 +390,4 @@ def _undeclared(
 ) -> GraphError:
     question = nearest_name(name, graph.blobs, "") if suggest else ""
     remedy = "declare the blob, or correct the name" + (question and f": {question}")
-    return _wrong(node, what, "the name of a blob of the graph", repr(name), remedy, blob=name)
+    return wrong(node, what, "the name of a blob of the graph", repr(name), remedy, blob=name)

@@ -37,15 +37,18 @@ class Buffers:
     ) -> None:
         self.program = program
         self.size = len(program.steps)
-        self.slots = credit + 1
+        self.slots = credit + program.plan.reach
         numbers = program.blobs
         given = {**states, **feeds}
-        fresh: list[Any] = [None] * len(numbers)
+        fresh: list[Any] = [None] * len(program.uses)
         for name in program.constants:
             fresh[numbers[name]] = given[name]
         self._values = [fresh.copy() for _ in range(self.slots)]
         for name in program.graph.states:
             self._values[start % self.slots][numbers[name]] = states[name]
+        for name, (number, age) in program.old.items():
+            for iteration in range(start, start + age + 1):
+                self._values[iteration % self.slots][number] = states[name]
         self._uses = [list(program.uses) for _ in range(self.slots)]
         self._watched = [list(program.watched) for _ in range(self.slots)]
         self._outputs = [(name, numbers[name]) for name in program.graph.outputs]
@@ -82,6 +85,8 @@ class Buffers:
                     values[number] = result
             for index, number in step.carries:
                 self._values[(slot + 1) % self.slots][number] = results[index]
+        if step.stale:
+            self._keep(step, slot)
         for number in step.drops:
             values[number] = None
 
@@ -90,8 +95,15 @@ class Buffers:
         values, following = self._values[slot], self._values[(slot + 1) % self.slots]
         for _, number in step.carries:
             following[number] = values[number]
+        self._keep(step, slot)
         for number in step.drops:
             values[number] = None
+
+    def _keep(self, step: Step, slot: int) -> None:
+        """Keep the next values of states for the iterations that read them late."""
+        following = self._values[(slot + 1) % self.slots]
+        for newest, late, distance in step.stale:
+            self._values[(slot + distance) % self.slots][late] = following[newest]
 
     def value(self, iteration: int, blob: str) -> Tensor:
         """The value that a blob has in an iteration in flight."""

@@ -6,15 +6,17 @@ anything runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
 from purine.analysis.aliasing import Aliasing, constants
 from purine.analysis.infer import results_of, spec_of
 from purine.core import Plan, compile_plan
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import FETCH, NOTHING, Graph, Op
 from purine.kinds.fused import FUSED
 from purine.kinds.packed_filters import with_packed
 from purine.lowering import Lowered
@@ -34,7 +36,8 @@ class Step:
     iteration reads). `drops` are values that this op alone reads, `shared` those with several
     readers, `families` the watched families that it reads. `over` are pairs (input position,
     family) that the kernel writes over; it gets a copy unless it is the family's last reader.
-    The op runs in iteration `phase` of `every`.
+    The op runs in iteration `phase` of `every`. `stale` are triples (next value of a state, value
+    that is read late, in how many iterations).
     """
 
     kernel: Kernel
@@ -47,6 +50,7 @@ class Step:
     over: tuple[tuple[int, int], ...]
     every: int = 1
     phase: int = 0
+    stale: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Program:
     """A graph, its plan, a step for each op number, and the numbers of an iteration's values.
 
     `uses` are the readers of each blob. `watched` are those of each watched family. `constants` are
-    the blobs that have one value in all iterations.
+    the blobs that have one value in all iterations. `old` has for each state that is read late the
+    number of the value that is read, and how many iterations it is older than the newest.
     """
 
     graph: Graph
@@ -64,6 +69,7 @@ class Program:
     uses: tuple[int, ...]
     watched: tuple[int, ...]
     constants: tuple[str, ...]
+    old: Mapping[str, tuple[int, int]]
 
 
 def compile_program(
@@ -96,9 +102,10 @@ def compile_program(
         plan,
         tuple(compiler.step(graph.ops[name]) for name in plan.ops),
         compiler.numbers,
-        tuple(len(graph.consumers[name]) for name in graph.blobs),
+        compiler.uses,
         tuple(aliasing.readers[family] for family in aliasing.watched),
         tuple(constants(graph)),
+        compiler.old,
     )
 
 
@@ -117,31 +124,51 @@ class _Compiler:
         for state in graph.states.values():
             if state.next != state.read:
                 self.carried.setdefault(state.next, []).append(state.read)
+        late = (
+            (name, state.staleness)
+            for name, state in graph.states.items()
+            if state.staleness and not state.shared and state.next != name
+        )
+        self.old = {name: (len(graph.blobs) + index, age) for index, (name, age) in enumerate(late)}
+        readers = Counter(chain.from_iterable(set(self._reads(op)) for op in graph.ops.values()))
+        self.uses = tuple(readers[number] for number in range(len(self.numbers) + len(self.old)))
+        self.kept = {self.numbers[name] for name in aliasing.kept}
+
+    def _reads(self, op: Op) -> tuple[int, ...]:
+        """The numbers of the values that an op reads."""
+        if op.kind == FETCH and op.inputs[0] in self.old:
+            return (self.old[op.inputs[0]][0],)
+        return tuple(self.numbers[name] for name in op.inputs)
 
     def step(self, op: Op) -> Step:
-        aliasing, uses = self.aliasing, self.graph.consumers
+        aliasing, reads = self.aliasing, self._reads(op)
         over = tuple(
             (position, aliasing.watched[aliasing.family[op.inputs[position]]])
             for position in aliasing.overwrites(op)
         )
-        reads = dict.fromkeys(op.inputs)
-        released = [name for name in reads if name not in aliasing.kept]
-        families = {aliasing.family[name] for name in reads}
+        released = [number for number in dict.fromkeys(reads) if number not in self.kept]
+        families = {aliasing.family[name] for name in op.inputs}
+        carries = [
+            (position, read)
+            for position, name in enumerate(op.outputs)
+            for read in self.carried.get(name, ())
+        ]
         return Step(
             self._kernel(op, overwrites=bool(over)),
-            tuple(self.numbers[name] for name in op.inputs),
+            reads,
             tuple(self._write(name) for name in op.outputs),
-            tuple(
-                (position, self.numbers[read])
-                for position, name in enumerate(op.outputs)
-                for read in self.carried.get(name, ())
-            ),
-            tuple(self.numbers[name] for name in released if len(uses[name]) == 1),
-            tuple(self.numbers[name] for name in released if len(uses[name]) > 1),
+            tuple((position, self.numbers[read]) for position, read in carries),
+            tuple(number for number in released if self.uses[number] == 1),
+            tuple(number for number in released if self.uses[number] > 1),
             tuple(aliasing.watched[family] for family in families if family in aliasing.watched),
             over,
             op.every,
             op.phase,
+            tuple(
+                (self.numbers[read], self.old[read][0], self.old[read][1] + 1)
+                for _, read in carries
+                if read in self.old
+            ),
         )
 
     def _kernel(self, op: Op, *, overwrites: bool) -> Kernel:
