@@ -42,6 +42,7 @@ __all__ = [
     "refuse_unfit",
     "scheme_of",
     "threads_for",
+    "workers_of",
 ]
 
 
@@ -76,6 +77,12 @@ def scheme_of(job: Job) -> Scheme | None:
         return scheme.over(count).settled()
     refuse_devices(scheme, as_locations(job.devices))
     return scheme.settled()
+
+
+def workers_of(job: Job) -> int:
+    """How many workers train a job without waiting for each other; 1 where all wait."""
+    scheme = scheme_of(job)
+    return 1 if scheme is None else scheme.synchronous().workers
 
 
 def _refuse_for_workers(job: Job) -> None:
