@@ -215,7 +215,11 @@ class JobOptions:
         "devices), schedule=gpipe|1f1b|interleaved|zero-bubble or a file with a grid, chunks=N "
         "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
         "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
-        "batch_norm=replica|synchronised, bucket=BYTES.",
+        "batch_norm=replica|synchronised, bucket=BYTES. With asynchronous=ssp|downpour|hogwild|"
+        "easgd|gossip|local|diloco there are workers=N that do not wait for each other, each of "
+        "data times pipeline devices: staleness=N|any, push=N and fetch=N iterations (downpour), "
+        "every=N iterations, alpha=X (easgd), outer_lr=X and outer_momentum=X (diloco), "
+        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps.",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",
         resume=PLACE,

@@ -26,8 +26,9 @@ from purine.job.caffe import is_prototxt
 from purine.job.config import Job
 from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
-from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu
+from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu, workers_of
 from purine.job.plan import JobPlan, measuring, open_for
+from purine.job.rounds import rounds_of
 from purine.job.status import TRAINS, Status, status_of
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.placement.devices import parse_devices
@@ -101,6 +102,8 @@ class Training:
             record=job.trace,
             world=world,
         )
+        self._workers = workers_of(job)
+        """How many iterations of the run are one of the job."""
         self._weights = losses_of(plan.net)
         self._overflows = _Overflows() if plan.has_loss_scale else None
         self._identity = _identity(plan.job, plan.net, samples=len(plan.data.train))
@@ -126,7 +129,7 @@ class Training:
     @property
     def iteration(self) -> int:
         """The number of complete iterations."""
-        return self._run.iteration
+        return self._run.iteration // self._workers
 
     @property
     def complete(self) -> bool:
@@ -219,14 +222,18 @@ class Training:
         """The results up to iteration `end`, or up to those in flight when `stop` returns true."""
         clock = perf_counter() - self._training
         self._doing = TRAINS
-        for result in self._run.steps(end - self.iteration):
+        for result in self._steps(end - self.iteration):
             self._training = perf_counter() - clock
             yield result
             if stop():
                 break
-        for result in self._run.steps(min(self.plan.job.prefetch, end - self.iteration)):
+        for result in self._steps(min(self.plan.job.prefetch, end - self.iteration)):
             self._training = perf_counter() - clock
             yield result
+
+    def _steps(self, count: int) -> Iterator[Result]:
+        """The results of the next iterations of the job."""
+        return rounds_of(self._run.steps(count * self._workers), self._workers)
 
     def _next_pause(self) -> int:
         job, now = self.plan.job, self.iteration
@@ -381,6 +388,7 @@ def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, 
         facts["solver"] = job.solver
     if samples is not None:
         facts["samples"] = samples
+    facts["workers"] = workers_of(job)  # what a checkpoint calls an iteration depends on it
     plain: dict[str, object] = json.loads(json.dumps({**facts, "net": net.digest}))
     return plain
 
@@ -446,7 +454,8 @@ def measure(
     with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         loss, accuracy = _results_of(graph, run.evaluate(graph))
-    return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
+    iteration = saved.iteration // workers_of(job)
+    return Measured(iteration, spec, len(data_set.test), loss, accuracy)
 
 
 def _has_gpu(job: Job) -> bool:

@@ -1,6 +1,7 @@
 """The kinds of ops: one file per family, with the functions that add their ops to a net."""
 
 import purine.kinds.add_at
+import purine.kinds.asynchronous
 import purine.kinds.average
 import purine.kinds.batch_reduce
 import purine.kinds.caffe

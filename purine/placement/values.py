@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from purine.arguments import checked
@@ -45,6 +46,8 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
 def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of the states of a sharded net or step, under the names and in the form of the net.
 
+    Of a state of which each worker has its own, and which is not shared, it is the mean.
+
     >>> import purine as pu
     >>> import torch
     >>> net = pu.zoo.mlp(batch=8)
@@ -55,10 +58,13 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
     """
     shards, own = shards_of(graph), starts(graph)
     wholes: dict[str, Tensor] = {}
+    copies: dict[str, list[Tensor]] = {}
     for name, value in values.items():
         if name in own:
             if graph.states[name].shared:
                 wholes[own[name]] = value
+            else:
+                copies.setdefault(own[name], []).append(value)
             continue
         if name not in shards:
             wholes[name] = value
@@ -67,7 +73,14 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
         if whole not in wholes:
             wholes[whole] = value.new_empty(part.whole)
         part.put(value, wholes[whole])
-    return wholes
+    means = {name: _mean(found) for name, found in copies.items() if name not in wholes}
+    return {**wholes, **means}
+
+
+def _mean(copies: Sequence[Tensor]) -> Tensor:
+    """The mean of what workers have of a state; of counts that of the first worker."""
+    first = copies[0]
+    return torch.stack(list(copies)).mean(dim=0) if first.is_floating_point() else first
 
 
 def merged_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
