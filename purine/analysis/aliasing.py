@@ -19,7 +19,8 @@ __all__ = ["Aliasing", "constants"]
 
 def constants(graph: Graph) -> list[str]:
     """Blobs that have the same value in all iterations: states that keep theirs, and inputs."""
-    kept = [name for name, state in graph.states.items() if state.next == name]
+    states = graph.states.items()
+    kept = [name for name, state in states if state.next == name and not state.shared]
     return kept + list(graph.inputs)
 
 

@@ -37,7 +37,7 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
             used.add(whole)
     for name, whole in starts(graph).items():
         if whole in values:
-            pieces.setdefault(name, values[whole])
+            pieces.setdefault(name, values.get(name, values[whole]))
             used.add(whole)
     return {**{name: value for name, value in values.items() if name not in used}, **pieces}
 

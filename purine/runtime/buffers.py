@@ -23,7 +23,7 @@ class Buffers:
     """One list of values per iteration in flight, and one for the next values of states.
 
     `states` are the values that iteration `start` reads, `feeds` those of the graph's inputs.
-    `credit` bounds the iterations in flight.
+    `credit` bounds the iterations in flight. States without a value are given with `put`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Buffers:
         for name in program.constants:
             fresh[numbers[name]] = given[name]
         self._values = [fresh.copy() for _ in range(self.slots)]
-        for name in program.graph.states:
+        for name in program.graph.states.keys() & states.keys():
             self._values[start % self.slots][numbers[name]] = states[name]
         for name, (number, age) in program.old.items():
             for iteration in range(start, start + age + 1):
@@ -110,6 +110,17 @@ class Buffers:
         value: Tensor = self._values[iteration % self.slots][self.program.blobs[blob]]
         return value
 
+    def put(self, iteration: int, number: int, value: Tensor) -> None:
+        """Give an iteration in flight one of its values."""
+        self._values[iteration % self.slots][number] = value
+
+    def take(self, iteration: int, blob: str) -> Tensor:
+        """Take the value of a blob away."""
+        values, number = self._values[iteration % self.slots], self.program.blobs[blob]
+        value: Tensor = values[number]
+        values[number] = None
+        return value
+
     def release(self, token: int) -> None:
         """Release what the op was the last to read. One caller at a time."""
         step = self.program.steps[token % self.size]
@@ -138,9 +149,13 @@ class Buffers:
         return outputs
 
     def states(self, iteration: int) -> dict[str, Tensor]:
-        """The states that `iteration` reads, once the one before it is complete."""
+        """The states that `iteration` reads, once the one before it is complete.
+
+        Those that workers share are not among them.
+        """
         values = self._values[iteration % self.slots]
-        return {name: values[self.program.blobs[name]] for name in self.program.graph.states}
+        states, blobs = self.program.graph.states.items(), self.program.blobs
+        return {name: values[blobs[name]] for name, state in states if not state.shared}
 
     def held(self) -> int:
         """The number of values that are held now, constants not counted."""

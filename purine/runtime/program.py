@@ -60,6 +60,7 @@ class Program:
     `uses` are the readers of each blob. `watched` are those of each watched family. `constants` are
     the blobs that have one value in all iterations. `old` has for each state that is read late the
     number of the value that is read, and how many iterations it is older than the newest.
+    `versions` has by op, and shared state that it reads, the number of the version that it reads.
     """
 
     graph: Graph
@@ -70,6 +71,7 @@ class Program:
     watched: tuple[int, ...]
     constants: tuple[str, ...]
     old: Mapping[str, tuple[int, int]]
+    versions: Mapping[tuple[str, str], int]
 
 
 def compile_program(
@@ -106,6 +108,7 @@ def compile_program(
         tuple(aliasing.readers[family] for family in aliasing.watched),
         tuple(constants(graph)),
         compiler.old,
+        compiler.versions,
     )
 
 
@@ -130,21 +133,33 @@ class _Compiler:
             if state.staleness and not state.shared and state.next != name
         )
         self.old = {name: (len(graph.blobs) + index, age) for index, (name, age) in enumerate(late)}
+        pairs = (
+            (op.name, name)
+            for name, state in graph.states.items()
+            if state.shared
+            for op in graph.consumers[name]
+        )
+        first = len(graph.blobs) + len(self.old)
+        self.versions = {pair: first + index for index, pair in enumerate(pairs)}
         readers = Counter(chain.from_iterable(set(self._reads(op)) for op in graph.ops.values()))
-        self.uses = tuple(readers[number] for number in range(len(self.numbers) + len(self.old)))
+        self.uses = tuple(readers[number] for number in range(first + len(self.versions)))
         self.kept = {self.numbers[name] for name in aliasing.kept}
 
     def _reads(self, op: Op) -> tuple[int, ...]:
         """The numbers of the values that an op reads."""
         if op.kind == FETCH and op.inputs[0] in self.old:
             return (self.old[op.inputs[0]][0],)
-        return tuple(self.numbers[name] for name in op.inputs)
+        versions, numbers = self.versions, self.numbers
+        return tuple(versions.get((op.name, name), numbers[name]) for name in op.inputs)
 
     def step(self, op: Op) -> Step:
         aliasing, reads = self.aliasing, self._reads(op)
+        overwrites = aliasing.overwrites(op)
+        # Whoever hands out a version of a shared state knows whether it may be written over.
         over = tuple(
             (position, aliasing.watched[aliasing.family[op.inputs[position]]])
-            for position in aliasing.overwrites(op)
+            for position in overwrites
+            if (op.name, op.inputs[position]) not in self.versions
         )
         released = [number for number in dict.fromkeys(reads) if number not in self.kept]
         families = {aliasing.family[name] for name in op.inputs}
@@ -154,7 +169,7 @@ class _Compiler:
             for read in self.carried.get(name, ())
         ]
         return Step(
-            self._kernel(op, overwrites=bool(over)),
+            self._kernel(op, overwrites=bool(overwrites)),
             reads,
             tuple(self._write(name) for name in op.outputs),
             tuple((position, self.numbers[read]) for position, read in carries),

@@ -91,6 +91,13 @@ class Record:
         before = Record(self.digest, self.start, self.starts, *same, head)
         return before, Record(self.digest, iteration, tuple(counts), *same, tail)
 
+    def then(self, later: Record) -> Record:
+        """This record, and behind it one that begins where it ends."""
+        if (later.table, later.start) != (self.table, self.cuts[-1]):
+            return later  # of another run: what came before is not known
+        same = (self.digest, self.start, self.starts, later.credit, self.table)
+        return Record(*same, self.events + later.events)
+
     def to_bytes(self) -> bytes:
         """The record as a line of JSON and the compressed events."""
         head = {

@@ -25,10 +25,11 @@ from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
 from purine.graph import Graph, Op
-from purine.graph.names import copied_from
+from purine.graph.names import copied_from, of_worker
 from purine.lowering import Options, lower, options_for
 from purine.lowering.hosts import hosts_of, part_of
 from purine.lowering.together import groups_of
+from purine.lowering.workers import has_workers, worker_parts
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
@@ -46,9 +47,21 @@ from purine.runtime.exchange import Exchange, Group
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
+from purine.runtime.record import Record
 from purine.runtime.result import Result
 from purine.runtime.streams import is_gpu
 from purine.runtime.values import LARGEST_SEED, Values
+from purine.runtime.worker_states import (
+    each_worker,
+    empty_record,
+    for_all_workers,
+    joined,
+    past_of,
+    refuse_workers,
+    save_record,
+    workers_own,
+)
+from purine.runtime.workers import Reached, Workers, open_workers
 from purine.trace.gather import gather
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
@@ -103,6 +116,7 @@ class Run:
         tf32: bool = False,
         record: bool | Literal["segments"] = False,
         world: World | None = None,
+        replay: Record | None = None,
     ) -> None:
         at_least("prefetch", prefetch, 0, _MOST_PREFETCH)
         at_least("seed", seed, 0, LARGEST_SEED)
@@ -125,7 +139,15 @@ class Run:
         held = _held(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
         self._settings = Settings(self.credit, threads, cores, held, bool(record))
         self._gpus = on_gpus(part)
-        self._losses = reported_losses(self.graph)
+        self._parts = tuple(worker_parts(part).values()) if has_workers(part) else ()
+        """The graphs of the workers, where the graph has any."""
+        self._replay = replay
+        refuse_workers(self.graph, world, replay)
+        if self._replay is not None:
+            self._settings = replace(self._settings, credit=self._replay.credit)
+        self._ahead = self._settings.credit * max(1, len(self._parts))
+        """How many iterations may be in flight."""
+        self._losses = tuple(dict.fromkeys(map(of_worker, reported_losses(self.graph))))
         self._sources = read_stream(part, self.data)
         self._fused = _FusedKernels(compiled)
         if world is not None:
@@ -142,13 +164,15 @@ class Run:
         self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
         """The iteration of the next result of `steps`."""
-        self._unread: dict[int, dict[str, Tensor]] = {}
+        self._unread: dict[int, Result] = {}
         """Results of iterations that were in flight when the lanes ended."""
-        self._executor: Executor | None = None
+        self._executor: Executor | Workers | None = None
         """Runs the lanes and holds the states, from the first step until the run is closed."""
-        self._reached, self._states = 0, dict[str, Tensor]()
+        self._reached, self._states = Reached(), dict[str, Tensor]()
         """Without lanes: the number of complete iterations, and the states after them. A state
         that is missing has the value of its filler."""
+        self._past: Record | None = None
+        """What workers did before the lanes last began."""
         self._recorded = Trace()
         self._readings: list[Reading] = []
         """The clock of this host against that of the first, each time that recording began."""
@@ -182,17 +206,27 @@ class Run:
     def _step(self, left: int) -> Result:
         """The next of `left` results that the caller still wants."""
         with self._serving():
-            outputs = self._unread.pop(self.iteration, None)
-            if outputs is None:
+            result = self._unread.pop(self.iteration, None)
+            if result is None:
                 executor = self._started()
-                executor.extend(self.iteration + min(left, self.credit))
+                executor.extend(self.iteration + min(left, self._ahead))
                 with self._noting_failure():
-                    outputs = executor.wait(self.iteration)
+                    result = self._result(executor, self.iteration)
             self.iteration += 1
-            if self.world is not None:
-                own = self.graph.outputs
-                outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
-            return Result(self.iteration - 1, outputs, self._losses)
+            return result
+
+    def _result(self, executor: Executor | Workers, iteration: int) -> Result:
+        """Wait for the result of an iteration."""
+        if isinstance(executor, Workers):
+            done, found = executor.wait()
+            outputs = {of_worker(name): value for name, value in found.items()}
+            measured = (done.worker, done.iteration, done.staleness, done.missed)
+            return Result(iteration, outputs, self._losses, *measured)
+        outputs = executor.wait(iteration)
+        if self.world is not None:
+            own = self.graph.outputs
+            outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
+        return Result(iteration, outputs, self._losses)
 
     def activity(self) -> Activity:
         """What the run does and waits for at this moment; any thread may ask at any time."""
@@ -206,7 +240,8 @@ class Run:
         """
         with self._serving():
             states = self._gathered(self._settled()[1], self.graph.states)
-            copies = {name: value.clone() for name, value in states.items()}
+            shared = {id(value): value.clone() for value in states.values()}
+            copies = {name: shared[id(value)] for name, value in states.items()}
             if self._gpus:  # later iterations overwrite the originals, on other streams
                 torch.cuda.synchronize()
             return copies
@@ -230,12 +265,13 @@ class Run:
                 raise unknown_name(RunError, "state", name, known, expected=expected, remedy=remedy)
             for name, value in given.items():
                 tensors.check_value(self.graph, name, value)
+            given = for_all_workers(self.graph, given)
             if self._executor is not None:
                 iteration, states = self._settled()
                 self._keep_results()
                 kept = {name: value for name, value in states.items() if name not in given}
                 del states  # `_restart` frees each state once it is copied
-                self._restart(iteration, kept)
+                self._restart(self._reached_now(iteration), kept)
             for name, value in given.items():
                 if name in self._part.states:
                     self._states[name] = value.clone()
@@ -290,6 +326,9 @@ class Run:
                     keep=keep,
                 )
             whole = gather_values(self.graph, values)
+            if self._parts:
+                whole |= workers_own(self.graph, values, self._reached_now(iteration).each)
+                save_record(self._record_now(), Path(folder))
             return checkpoint.save(
                 Path(folder),
                 iteration=iteration,
@@ -321,7 +360,10 @@ class Run:
             (saved,) = read
             self.seed = saved.seed
             self._failure = None
-            self._restart(saved.iteration, dict(saved.values))
+            each = each_worker(saved.path, saved.forms, len(self._parts)) if self._parts else ()
+            self._restart(Reached(saved.iteration, each), dict(saved.values))
+            if self._parts:
+                self._past = past_of(saved, self.graph.digest)
             self._unread.clear()
             self.iteration = saved.iteration
             return saved.iteration
@@ -332,6 +374,25 @@ class Run:
         if self._executor is not None:
             return self._recorded + self._executor.trace()
         return self._recorded
+
+    @property
+    def record_of_updates(self) -> Record:
+        """What workers did since the start: `Run(graph, replay=...)` does it again, bit for bit.
+
+        It completes the iterations in flight. A run that goes on from a checkpoint has the record
+        from the start if it is next to the checkpoint, and else from there on.
+        """
+        with self._serving():
+            self._settled()
+            if not self._parts:
+                what, expected = "the run has no record of updates", "a graph with workers"
+                remedy = "its results are the same each time anyway"
+                raise RunError(what, expected, "a graph without", remedy)
+            return self._record_now()
+
+    def _record_now(self) -> Record:
+        now = self._executor.record if isinstance(self._executor, Workers) else None
+        return joined(self._past, now) or empty_record(self.graph, self._reached, self._parts)
 
     def gathered_trace(self) -> Trace | None:
         """The events of all hosts since the run was made, on the clock of the first host.
@@ -363,7 +424,8 @@ class Run:
         with self._serving():
             if self._executor is not None:
                 try:
-                    self._reached, self._states = self._settled()
+                    completed, self._states = self._settled()
+                    self._reached = self._reached_now(completed)
                     self._keep_results()
                     if self.world is not None:  # others may still wait for what is on its way
                         self.world.barrier()
@@ -399,7 +461,7 @@ class Run:
             raise self._failure
         if self._executor is None:
             self._states = tensors.initial_states(self._part, self.seed, self._states)
-            return self._reached, self._states
+            return self._reached.all, self._states
         with self._noting_failure():
             completed = self._executor.drain()
         return completed, self._executor.states()
@@ -422,9 +484,15 @@ class Run:
         """Keep the results that `steps` has not yielded yet; nothing is in flight."""
         assert self._executor is not None
         for iteration in range(self.iteration, self._executor.core.completed):
-            self._unread[iteration] = self._executor.wait(iteration)
+            self._unread[iteration] = self._result(self._executor, iteration)
 
-    def _restart(self, iteration: int, values: dict[str, Tensor]) -> None:
+    def _reached_now(self, completed: int) -> Reached:
+        """What is complete; nothing is in flight."""
+        if isinstance(self._executor, Workers):
+            return self._executor.reached
+        return self._reached if self._executor is None else Reached(completed)
+
+    def _restart(self, reached: Reached, values: dict[str, Tensor]) -> None:
         """Continue from copies of `values`, which is emptied to free each value once copied."""
         self._end_lanes()
         self._states = {}
@@ -432,18 +500,39 @@ class Run:
             value = values.pop(name)
             if name in self._part.states:
                 self._states[name] = value.clone()
-        self._reached = iteration
+        self._reached = reached
 
     def _end_lanes(self) -> None:
         if self._executor is not None:
             executor, self._executor = self._executor, None
             self._abandoned.detach()
             executor.close()
+            if isinstance(executor, Workers):
+                self._past = joined(self._past, executor.record)
             if self.world is not None:
                 self.world.losses = unheard
             self._recorded += executor.trace()
 
-    def _started(self) -> Executor:
+    def _started_workers(self, single: bool) -> Workers:
+        replay = self._replay
+        if replay is not None:
+            replay = replay.split(self._reached.all)[1]
+        workers = self._executor = open_workers(
+            self._parts,
+            self._states,
+            self._sources,
+            replace(self._settings, record=bool(self.record)),
+            single=single,
+            digest=self.graph.digest,
+            reached=self._reached,
+            replay=replay,
+        )
+        self._abandoned = weakref.finalize(self, workers.close)
+        self._abandoned.atexit = False
+        self._states = {}
+        return workers
+
+    def _started(self) -> Executor | Workers:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
@@ -452,6 +541,8 @@ class Run:
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self._part, name, value)
             single = self.record not in (False, "segments")
+            if self._parts:
+                return self._started_workers(single)
             host = None if self.world is None else self.world.host
             options = Options(host=host) if single else options_for(self.graph, host)
             sources, exchange, states = self._sources, None, self._states
@@ -471,7 +562,11 @@ class Run:
             program = compile_program(lowered, sources, fused=self._fused)
             settings = replace(self._settings, record=bool(self.record))
             self._executor = Executor(
-                program, states=states, start=self._reached, settings=settings, exchange=exchange
+                program,
+                states=states,
+                start=self._reached.all,
+                settings=settings,
+                exchange=exchange,
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
