@@ -1,4 +1,4 @@
-"""Runs of graphs with workers: any speed, the same numbers when replayed, and one consistent cut."""
+"""Runs of graphs with workers: at any speed the same numbers when replayed, and consistent cuts."""
 
 from __future__ import annotations
 
