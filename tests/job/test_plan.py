@@ -131,7 +131,10 @@ def test_devices_without_a_number_of_workers_are_shared_out_to_them() -> None:
         ({"compile": True}, "workers cannot train with --compile"),
         ({"compress": "fp16"}, "workers cannot train with --compress"),
         ({"precision": "fp16"}, "use --precision bf16"),
-        ({"parallel": "workers=3,asynchronous=ssp"}, "the scheme is for 3 devices, and 4 are named"),
+        (
+            {"parallel": "workers=3,asynchronous=ssp"},
+            "the scheme is for 3 devices, and 4 are named",
+        ),
         ({"devices": "cuda:0-3"}, "share no memory"),
         ({"batch": 9}, "a batch of 9 cannot be cut by workers 4"),
     ],
