@@ -30,14 +30,14 @@ def main() -> None:
     options = parser.parse_args()
     names = tuple(dict.fromkeys((SYNCHRONOUS, *options.contenders)))
     accuracies: dict[str, list[float]] = {name: [] for name in names}
-    totals = {name: None for name in names} | dict[str, Contender]()
+    totals: dict[str, Contender] = {}
     first = options.seed
     for seed in range(first, first + options.seeds):
         options.seed = seed
         for contender in trained(names, options):
             accuracies[contender.name].append(contender.accuracy())
             contender.run.close()
-            total = totals[contender.name]
+            total = totals.get(contender.name)
             if total is not None:
                 contender.speeds += total.speeds
                 contender.staleness += total.staleness
@@ -45,7 +45,6 @@ def main() -> None:
     base = statistics.mean(accuracies[SYNCHRONOUS])
     found: dict[str, dict[str, float | None]] = {}
     for name, total in totals.items():
-        assert total is not None
         accuracy = statistics.mean(accuracies[name])
         found[name] = {
             "accuracy": accuracy,
