@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from purine.parallel.serve.server import push_rate
+from purine.parallel.serve.server import push_rate, share_of
 from purine.parallel.serve.worker import Worker
 
 __all__ = ["downpour"]
@@ -29,10 +29,10 @@ def downpour(worker: Worker) -> None:
         worker.read_as(parameter, newest, but=[worker.updates[parameter]])
         if push > 1:
             _accrue(worker, parameter, push)
+    rates = {parameter: worker.rate(parameter) for parameter in worker.parameters}
     push_rate(worker, push=push, fetch=fetch)
-    if fetch > 1:
-        for parameter in worker.parameters:
-            _step_locally(worker, parameter)
+    for parameter, rate in rates.items() if fetch > 1 else ():
+        _step_locally(worker, parameter, rate)
 
 
 def _accrue(worker: Worker, parameter: str, push: int) -> None:
@@ -49,12 +49,10 @@ def _accrue(worker: Worker, parameter: str, push: int) -> None:
     worker.builder.ops[update.name] = update
 
 
-def _step_locally(worker: Worker, parameter: str) -> None:
-    """Move a worker's own copy along its gradient."""
+def _step_locally(worker: Worker, parameter: str, own_rate: str) -> None:
+    """Move a worker's own copy along its gradient, by its share of the rate."""
+    rate = share_of(worker, own_rate)
     update = worker.builder.ops[worker.updates[parameter]]
-    rate = worker.rate(parameter)
-    if worker.rule.value("stale_rate"):
-        rate = worker.builder.ops[rate].inputs[0]
     known = ("lr_mult", "weight_decay")
     settings = {name: update.attributes[name] for name in known if name in update.attributes}
     inputs = [f"{parameter}/current", worker.gradient(parameter), rate]

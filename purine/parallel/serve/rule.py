@@ -27,7 +27,7 @@ RULES: Mapping[str, Mapping[str, Setting | None]] = {
     "easgd": {"every": 4, "alpha": None},
     "gossip": {"every": 1, "partners": 0},
     "local": {"staleness": "any", "every": 8},
-    "diloco": {"staleness": "any", "every": 16, "outer_lr": 0.7, "outer_momentum": 0.9},
+    "diloco": {"staleness": "any", "every": 16, "outer_lr": 0.5, "outer_momentum": 0.5},
 }
 """By scheme its own settings and their defaults; None is decided by the number of workers."""
 
@@ -50,8 +50,9 @@ class Asynchronous:
     `local`: a worker reads the shared parameters, takes `every` steps and adds its way, divided by
     the number of workers. `diloco`: the same with Nesterov momentum.
 
-    `stale_rate` divides the rate of an update by 1 + the number of updates since the parameters
-    were read. Policies of rates count `tickets`, the batches of all workers, or a worker's `steps`.
+    Where all workers update one value, an update has the rate over the number of workers. With
+    `stale_rate` it is divided by 1 + the number of updates since the parameters were read instead.
+    Policies of rates count `tickets`, the batches of all workers, or a worker's `steps`.
 
     >>> Asynchronous(scheme="ssp", staleness=2).value("staleness")
     2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purine.parallel.serve.worker import Worker
 
-__all__ = ["push_rate"]
+__all__ = ["push_rate", "share_of"]
 
 _PUSHES = "pushes"
 
@@ -13,25 +13,33 @@ def push_rate(worker: Worker, *, push: int = 1, fetch: int = 1) -> None:
     """Let the updates of a worker have its share of the rate: one over the number of workers.
 
     The gradient of a worker is the mean over its own batch, and synchronous training takes the mean
-    over all. With `stale_rate` the rate is also divided by 1 + the number of updates since the
-    parameters were read. A worker updates every `push` iterations, and reads every `fetch`.
+    over all. With `stale_rate` the rate is instead divided by 1 + the number of updates since the
+    parameters were read, which is about the number of workers where these are equally fast. A
+    worker updates every `push` iterations, and reads every `fetch`.
     """
     readers: dict[str, list[str]] = {}
     for parameter in worker.parameters:
         readers.setdefault(worker.rate(parameter), []).append(worker.updates[parameter])
     for rate, updates in readers.items():
-        used = rate
-        if worker.count > 1:
-            used = worker.blob(f"{rate}/share", rate)
-            share = {"other": 1.0 / worker.count}
-            worker.op(used, "aten.mul.Scalar", [rate], [used], share, of=rate)
         if worker.rule.value("stale_rate"):
-            used = _stale(worker, rate, used, push=push, fetch=fetch)
+            used = _stale(worker, rate, push=push, fetch=fetch)
+        else:
+            used = share_of(worker, rate)
         for name in updates:
             worker.builder.ops[name] = worker.builder.ops[name].renamed({rate: used})
 
 
-def _stale(worker: Worker, rate: str, used: str, *, push: int, fetch: int) -> str:
+def share_of(worker: Worker, rate: str) -> str:
+    """The blob that holds a rate over the number of workers."""
+    share = f"{rate}/share"
+    if worker.count == 1 or share in worker.builder.blobs:
+        return rate if worker.count == 1 else share
+    worker.blob(share, rate)
+    worker.op(share, "aten.mul.Scalar", [rate], [share], {"other": 1.0 / worker.count}, of=rate)
+    return share
+
+
+def _stale(worker: Worker, rate: str, *, push: int, fetch: int) -> str:
     """A rate that is divided by 1 + staleness; adds the count of updates at its first call."""
     builder, turns = worker.builder, (push, push - 1)
     taken = f"{_PUSHES}/taken"
@@ -48,5 +56,5 @@ def _stale(worker: Worker, rate: str, used: str, *, push: int, fetch: int) -> st
         builder.control |= {(maker, taken) for maker in makers}
     seen = f"{_PUSHES}/seen/next" if fetch > 1 else f"{_PUSHES}/fetched"
     stale = worker.blob(f"{rate}/stale", rate)
-    worker.op(stale, "StaleRate", [used, seen, taken], [stale], of=rate, turns=turns)
+    worker.op(stale, "StaleRate", [rate, seen, taken], [stale], of=rate, turns=turns)
     return stale
