@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from purine.job.folder import RunFolder
     from purine.job.launch import job_layers, open_folder, plan_run
     from purine.job.plan import JobPlan, make_plan
-    from purine.job.replay import Replayed, replay
+    from purine.job.repeat import Replayed, replay
     from purine.job.training import Event, Measured, Saved, Tested, Trained, Training, measure
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "replay",
 ]
 
-_MODULES = ("config", "file", "folder", "plan", "launch", "replay", "training")
+_MODULES = ("config", "file", "folder", "plan", "launch", "repeat", "training")
 
 if not TYPE_CHECKING:  # a type checker reads the imports above
 
