@@ -272,6 +272,11 @@ class Core:
         return ready
 
     @property
+    def opened(self) -> int:
+        """Iterations below this one have begun."""
+        return self._opened
+
+    @property
     def idle(self) -> bool:
         """Whether everything that may run has run."""
         return self.completed == self.limit

@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command("test")(reports.measure)
+app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(reports.check)
 app.command()(show.show)

@@ -24,6 +24,7 @@ from purine.errors import CheckpointError, DataError, RunError
 from purine.graph import Builder, Graph
 from purine.job.caffe import is_prototxt
 from purine.job.config import Job
+from purine.job.figures import WorkerFigures
 from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
 from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu, workers_of
@@ -31,6 +32,7 @@ from purine.job.plan import JobPlan, measuring, open_for
 from purine.job.rounds import rounds_of
 from purine.job.status import TRAINS, Status, status_of
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
+from purine.lowering.workers import has_workers
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
 from purine.registry.clock import ITERATION
@@ -49,13 +51,17 @@ _log = logging.getLogger("purine")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite."""
+    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite.
+
+    `staleness` is that of workers since the metrics were last written: the mean and the largest.
+    """
 
     iteration: int
     epoch: int
     loss: float
     lr: float
     loss_scale: float | None = None
+    staleness: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,10 @@ class Training:
         )
         self._workers = workers_of(job)
         """How many iterations of the run are one of the job."""
+        self._figures: WorkerFigures | None = None
+        if has_workers(step):
+            share = plan.samples_per_iteration // self._workers
+            self._figures = WorkerFigures(self._workers, share)
         self._weights = losses_of(plan.net)
         self._overflows = _Overflows() if plan.has_loss_scale else None
         self._identity = _identity(plan.job, plan.net, samples=len(plan.data.train))
@@ -227,13 +237,28 @@ class Training:
             yield result
             if stop():
                 break
-        for result in self._steps(min(self.plan.job.prefetch, end - self.iteration)):
+        for result in self._steps(min(self._in_flight, end - self.iteration)):
             self._training = perf_counter() - clock
             yield result
 
     def _steps(self, count: int) -> Iterator[Result]:
         """The results of the next iterations of the job."""
-        return rounds_of(self._run.steps(count * self._workers), self._workers)
+        results: Iterator[Result] = self._run.steps(count * self._workers)
+        if self._figures is not None:
+            results = map(self._figured, results)
+        return rounds_of(results, self._workers)
+
+    def _figured(self, result: Result) -> Result:
+        assert self._figures is not None
+        self._figures.add(result)
+        return result
+
+    @property
+    def _in_flight(self) -> int:
+        """How many iterations are begun whose results have not been read."""
+        if self._figures is None:
+            return self.plan.job.prefetch
+        return -(-self._run.in_flight // self._workers)
 
     def _next_pause(self) -> int:
         job, now = self.plan.job, self.iteration
@@ -271,7 +296,8 @@ class Training:
             remedy += self.folder.kept_text()
             raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
-        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
+        stale = None if self._figures is None else self._figures.staleness
+        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale, stale)
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
@@ -291,6 +317,8 @@ class Training:
             row["loss_scale"] = event.loss_scale
         speed = samples / seconds if seconds > 0 else None
         row |= {**self._skipped, "images_per_second": speed, "seconds": self._training}
+        if self._figures is not None:
+            row["workers"] = self._figures.rows(seconds)
         self.folder.append_metrics(row)
         self._logged = (event.iteration, self._training)
 

@@ -58,11 +58,11 @@ class Buffers:
         slot = token // self.size % self.slots
         step = self.program.steps[token % self.size]
         values = self._values[slot]
-        if step.every != 1 and token // self.size % step.every != step.phase:
-            self._skip(step, slot)
-            return
         arguments = [values[number] for number in step.reads]
-        if step.over:
+        if step.checked:
+            if token // self.size % step.every != step.phase:
+                self._skip(step, slot)
+                return
             for position, family in step.over:
                 if self._watched[slot][family] != 1:  # another op has still to read it
                     arguments[position] = arguments[position].clone()
@@ -79,14 +79,16 @@ class Buffers:
                 values[writes[0]] = results
             if step.carries:
                 self._values[(slot + 1) % self.slots][step.carries[0][1]] = results
+                if step.stale:
+                    self._keep(step, slot)
         else:
             for number, result in zip(writes, results, strict=True):
                 if number >= 0:
                     values[number] = result
             for index, number in step.carries:
                 self._values[(slot + 1) % self.slots][number] = results[index]
-        if step.stale:
-            self._keep(step, slot)
+            if step.stale:
+                self._keep(step, slot)
         for number in step.drops:
             values[number] = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from torch import Tensor
@@ -51,6 +51,11 @@ class Step:
     every: int = 1
     phase: int = 0
     stale: tuple[tuple[int, int, int], ...] = ()
+    checked: bool = field(init=False)
+    """Whether there is something to decide before the kernel runs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checked", bool(self.over) or self.every != 1)
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,15 @@ class Run:
             outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
         return Result(iteration, outputs, self._losses)
 
+    @property
+    def in_flight(self) -> int:
+        """How many iterations have begun whose results have not been read."""
+        executor = self._executor
+        if executor is None:
+            return len(self._unread)
+        opened = executor.core.opened
+        return opened - self.iteration
+
     def activity(self) -> Activity:
         """What the run does and waits for at this moment; any thread may ask at any time."""
         executor = self._executor

@@ -30,6 +30,11 @@ class Seat(Protocol):
         ...
 
     @property
+    def opened(self) -> int:
+        """How many of them have begun."""
+        ...
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is left to do, or another worker has still something to do."""
         ...

@@ -256,6 +256,10 @@ class _Seat:
         return self._own.completed
 
     @property
+    def opened(self) -> int:
+        return self._own.opened
+
+    @property
     def idle(self) -> bool:
         return self._core.idle or not self._workers.asleep()
 
