@@ -434,14 +434,14 @@ def _is_next(state: _State, worker: int, op: int) -> bool:
 
 
 def _table(members: Sequence[Member]) -> tuple[tuple[int, str], ...]:
-    """The events that members may have."""
+    """The events that members may have; the order of ops in a plan does not count."""
     return tuple(
         (worker, what)
         for worker, member in enumerate(members)
         for what in (
             OPENS,
             COMPLETES,
-            *(member.plan.ops[op] for op in sorted({*member.fetches, *member.pushes})),
+            *sorted(member.plan.ops[op] for op in {*member.fetches, *member.pushes}),
         )
     )
 

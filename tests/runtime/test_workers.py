@@ -248,6 +248,17 @@ def test_old_versions_are_freed() -> None:
         assert all(ref() is None or id(ref()) in newest for ref in refs)
 
 
+def test_a_run_may_be_traced_when_it_is_replayed() -> None:
+    graph = graph_of("ssp")
+    with run_of(graph) as run:
+        list(run.steps(6))
+        record, states = run.record_of_updates, run.states()
+    with run_of(graph, replay=record, record=True, prefetch=0) as again:
+        list(again.steps(6))
+        assert again.trace.events
+        assert same(again.states(), states)
+
+
 def test_what_cannot_be_replayed_is_refused() -> None:
     with run_of(graph_of("ssp")) as run:
         list(run.steps(2))
