@@ -21,8 +21,10 @@ from purine.registry.fillers import with_name
 __all__ = ["TICKETS", "Worker", "join_workers"]
 
 TICKETS = "tickets"
-"""The shared state that counts the batches of all workers."""
+"""The shared state that counts the batches of all workers: the iteration of the whole run."""
 _TICKET = "ticket"
+_STEPS = "steps"
+"""What a worker's own count of iterations is called in values of the whole."""
 
 
 @dataclass
@@ -88,13 +90,13 @@ class Worker:
         self.builder.state(name, following, filler, origin=origin)
         return following
 
-    def counter(self, name: str, *, bound: int | None = None) -> str:
+    def counter(self, name: str, *, under: str | None = None) -> str:
         """Add a shared state that counts from 0, and return the name of its next value."""
         at = self.step.blobs[ITERATION].location
         for one in (name, f"{name}/next"):
             self.builder.blob(one, (), "int64", at)
         self.builder.state(name, f"{name}/next")
-        self.share(name, bound=bound)
+        self.share(name, bound=None, under=under)
         return f"{name}/next"
 
     def op(
@@ -150,7 +152,7 @@ class Worker:
         """
         builder = self.builder
         ticket = self.blob(_TICKET, ITERATION)
-        following = self.counter(TICKETS)
+        following = self.counter(TICKETS, under=ITERATION)
         self.op(_TICKET, "Take", [TICKETS], [ticket, following], of=TICKETS)
         builder.ops[_TICKET] = replace(builder.ops[_TICKET], lane="io", origin=None)
         clock = self.step.states[ITERATION]
@@ -247,4 +249,4 @@ def _filler(worker: Worker, state: str) -> Filler:
     filler = worker.builder.states[state].filler
     if state in worker.shared or "name" in filler.attributes:
         return filler
-    return with_name(filler, state)
+    return with_name(filler, _STEPS if state == ITERATION else state)
