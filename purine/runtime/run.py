@@ -196,7 +196,7 @@ class Run:
 
     @checked
     def steps(self, count: int) -> Iterator[Result]:
-        """Run `count` iterations and yield their results in order; of workers in that of completion.
+        """Run `count` iterations and yield their results in order, of workers as they complete.
 
         Up to `prefetch` later iterations are in flight while the caller reads a result. Values that
         `set_states` sets meanwhile are seen by the iterations after those.
