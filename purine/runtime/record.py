@@ -11,7 +11,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from purine.errors import CheckpointError
@@ -95,8 +95,8 @@ class Record:
         """This record, and behind it one that begins where it ends."""
         if (later.table, later.start) != (self.table, self.cuts[-1]):
             return later  # of another run: what came before is not known
-        same = (self.digest, self.start, self.starts, later.credit, self.table)
-        return Record(*same, self.events + later.events)
+        credit = max(self.credit, later.credit)
+        return replace(self, credit=credit, events=self.events + later.events)
 
     def to_bytes(self) -> bytes:
         """The record as a line of JSON and the compressed events."""

@@ -87,6 +87,9 @@ class Run:
     keeps 10 of 23 bits; without it they do not, whatever torch is set to. `record` keeps a trace of
     single ops, or of "segments", the groups of ops that are dispatched together without a trace.
 
+    Of a graph with workers, `steps` returns iterations of any worker as they complete. `replay` is
+    what `record_of_updates` of an earlier run returned: it happens again, to the same bits.
+
     A checkpoint of a sharded net holds whole states, so it fits any scheme of parallelism. A run
     belongs to the process that made it: a forked child makes its own. Threads may share a run;
     their calls take turns, and each result of `steps` goes to one of them. `purine.machine.effects`
@@ -193,7 +196,7 @@ class Run:
 
     @checked
     def steps(self, count: int) -> Iterator[Result]:
-        """Run `count` iterations and yield their results in order.
+        """Run `count` iterations and yield their results in order, of workers as they complete.
 
         Up to `prefetch` later iterations are in flight while the caller reads a result. Values that
         `set_states` sets meanwhile are seen by the iterations after those.

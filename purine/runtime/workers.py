@@ -284,11 +284,12 @@ class _Seat:
         if iteration % every != phase:
             return
         with self.lock:
-            alone = self._core.start(self._worker, token)
+            over = self._core.start(self._worker, token)
             store = self._workers.store
-            versions = [(number, store[shared]) for number, shared in self._reads[op]]
-        copied = op in self._member.pushes and not alone
-        for number, version in versions:
+            versions = [(number, name, store[name]) for number, name in self._reads[op]]
+        pushes = op in self._member.pushes
+        for number, name, version in versions:
+            copied = pushes and name not in over
             self._buffers.put(iteration, number, version.clone() if copied else version)
 
     def complete(self, token: int) -> list[int]:

@@ -212,23 +212,22 @@ class WorkersCore:
         self.active[worker] = True
         return self._open()
 
-    def start(self, worker: int, token: int) -> bool:
-        """A fetch or a push begins; whether a push may write over the newest versions."""
+    def start(self, worker: int, token: int) -> tuple[str, ...]:
+        """A fetch or a push begins; the states whose newest version a push may write over."""
         member, core = self.members[worker], self.cores[worker]
         iteration, op = divmod(token, core.size)
         if op in member.fetches:
             self._fetch(worker, op, iteration)
-            return False
+            return ()
         states = [self._states[name] for name in member.pushes[op]]
         missed = max(
             state.version - self._seen[worker].get(name, state.version)
             for name, state in zip(member.pushes[op], states, strict=True)
         )
         self._measure(worker, iteration, 1, missed)
-        alone = not any(state.readers or state.coming for state in states)
         for state in states:
-            state.overwritten = alone
-        return alone
+            state.overwritten = not (state.readers or state.coming)
+        return tuple(name for name in member.pushes[op] if self._states[name].overwritten)
 
     def _fetch(self, worker: int, op: int, iteration: int) -> None:
         member = self.members[worker]
@@ -434,14 +433,14 @@ def _is_next(state: _State, worker: int, op: int) -> bool:
 
 
 def _table(members: Sequence[Member]) -> tuple[tuple[int, str], ...]:
-    """The events that members may have."""
+    """The events that members may have; the order of ops in a plan does not count."""
     return tuple(
         (worker, what)
         for worker, member in enumerate(members)
         for what in (
             OPENS,
             COMPLETES,
-            *(member.plan.ops[op] for op in sorted({*member.fetches, *member.pushes})),
+            *sorted(member.plan.ops[op] for op in {*member.fetches, *member.pushes}),
         )
     )
 

@@ -49,8 +49,22 @@ def random_versions(seed: int) -> Graph:
             value = output
         gradient = b.blob(f"g{index}", (SIZE, SIZE))
         b.op(gradient, "aten.tanh", [value], [gradient], lane=draw.choice(lanes), **turn)
-        b.op(f"u{index}", "SgdUpdate", [w, gradient, "rate"], [following], **turn)
         b.state(w, following, _GAUSSIAN, staleness=staleness)
+        if not staleness and draw.random() < 0.5:  # the weight is set anew at times, and updated
+            start, seen = (b.blob(f"{w}/{name}", (SIZE, SIZE)) for name in ("start", "seen"))
+            other = b.blob(f"{w}/other", (SIZE, SIZE))
+            b.op(other, "aten.sigmoid", [gradient], [other], **turn)
+            b.op(start, "Last", [w, other], [start])
+            b.op(f"u{index}", "SgdUpdate", [start, value, "rate"], [following])
+            b.op(seen, "aten.tanh", [other], [seen], lane="compute:1", **turn)
+            last = b.blob(f"{seen}/last", (SIZE, SIZE))
+            b.op(last, "Last", [value, seen], [last])
+            held, total = b.blob(f"{w}/held", (SIZE, SIZE)), b.blob(f"{w}/sum", (SIZE, SIZE))
+            b.op(held, "aten.tanh", [w], [held], lane="compute:1")
+            b.op(total, "aten.add.Tensor", [last, held], [total])
+            value = total
+        else:
+            b.op(f"u{index}", "SgdUpdate", [w, gradient, "rate"], [following], **turn)
         if draw.random() < 0.5:  # go on with what the gradient is, in iterations that have one
             last = b.blob(f"last{index}", (SIZE, SIZE))
             b.op(last, "Last", [value, gradient], [last], lane=draw.choice(lanes))

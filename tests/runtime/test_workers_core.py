@@ -107,10 +107,10 @@ class Driver:
                 self.versions[worker, iteration, name] = len(memory.pushes)
                 self.check_bound(worker, iteration, bound, memory)
             elif op in own.pushes:
-                alone = self.core.start(worker, token)
+                over = self.core.start(worker, token)
                 for name in own.pushes[op]:
                     old = self.newest[name]
-                    written[name] = old if alone else Memory(list(old.pushes))
+                    written[name] = old if name in over else Memory(list(old.pushes))
                     written[name].pushes.append((worker, iteration))
         self.running.append((worker, token, written))
 
