@@ -20,15 +20,13 @@ from torch import Tensor
 from purine.analysis.infer import check
 from purine.arguments import at_least, checked
 from purine.autodiff import reported_losses
-from purine.compile.fused import FusedKernel, as_kernel, captured, compiled
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
-from purine.graph import Graph, Op
+from purine.graph import Graph
 from purine.graph.names import copied_from, of_worker
 from purine.lowering import Options, lower, options_for
-from purine.lowering.hosts import hosts_of, part_of
-from purine.lowering.together import groups_of
+from purine.lowering.hosts import part_of
 from purine.lowering.workers import has_workers, worker_parts
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
@@ -36,20 +34,18 @@ from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import unknown_name
 from purine.placement.values import gather_values, shard_values, shards_of
-from purine.registry.kind import Kernel
-from purine.registry.lookup import lookup
 from purine.runtime import checkpoint, checkpoint_hosts
 from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
 from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.compute import means_over_test_set
-from purine.runtime.exchange import Exchange, Group
+from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
 from purine.runtime.record import Record
 from purine.runtime.result import Result
-from purine.runtime.streams import is_gpu
+from purine.runtime.run_checks import FusedKernels, communicators_of, held_tf32, refuse_hosts
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.runtime.worker_states import (
     each_worker,
@@ -65,7 +61,6 @@ from purine.runtime.workers import Reached, Workers, open_workers
 from purine.trace.gather import gather
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
-from purine.transports.communicator import Communicator
 from purine.transports.world import World, unheard
 
 __all__ = ["Run"]
@@ -137,9 +132,9 @@ class Run:
         self.world = world
         self._part = part = self.graph if world is None else part_of(self.graph, world.host)
         """What runs here: the graph, or this host's part of it."""
-        _refuse_hosts(self.graph, world)
+        refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
-        held = _held(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
+        held = held_tf32(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
         self._settings = Settings(self.credit, threads, cores, held, bool(record))
         self._gpus = on_gpus(part)
         self._parts = tuple(worker_parts(part).values()) if has_workers(part) else ()
@@ -152,7 +147,7 @@ class Run:
         """How many iterations may be in flight."""
         self._losses = tuple(dict.fromkeys(map(of_worker, reported_losses(self.graph))))
         self._sources = read_stream(part, self.data)
-        self._fused = _FusedKernels(compiled)
+        self._fused = FusedKernels(compiled)
         if world is not None:
             facts = facts_of(self.data, seed=seed, prefetch=prefetch)
             world.compare({**facts, "record": str(record)})
@@ -566,7 +561,7 @@ class Run:
                     world.host,
                     world.peers,
                     world.transport(),
-                    communicators=_communicators(self.graph, world),
+                    communicators=communicators_of(self.graph, world),
                 )
                 world.losses = exchange.losses
                 sources = {**sources, **exchange.kernels}
@@ -601,43 +596,6 @@ class Run:
             )
 
 
-def _communicators(step: Graph, world: World) -> dict[Group, Communicator]:
-    """The communicators of a step's groups of collectives that this host is in."""
-    groups = groups_of(step)
-    made = world.communicators([hosts for _, hosts in groups])
-    return {group: one for group, one in zip(groups, made, strict=True) if one is not None}
-
-
-def _refuse_hosts(graph: Graph, world: World | None) -> None:
-    """A step on several hosts needs a process on each of them."""
-    hosts = hosts_of(graph)
-    if world is None and len(hosts) > 1:
-        what = f"the step is on {len(hosts)} hosts, and this process is alone"
-        remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
-        raise ConfigError(what, "a process for each of " + ", ".join(hosts), "one process", remedy)
-    if world is not None and not set(hosts) <= set(world.hosts):
-        expected, found = "devices of " + ", ".join(world.hosts), "devices of " + ", ".join(hosts)
-        remedy = "name devices of all hosts, or start as many hosts as are named"
-        raise ConfigError("the step is not on the hosts that were started", expected, found, remedy)
-
-
-class _FusedKernels:
-    """Makes the kernels of fused ops; an op is compiled once, however often lanes start."""
-
-    def __init__(self, compiled: bool | None) -> None:
-        self.compiled = compiled
-        self._kernels: dict[str, FusedKernel] = {}
-
-    def __call__(self, op: Op) -> Kernel:
-        gpu = is_gpu(op.location)
-        if not (gpu if self.compiled is None else self.compiled):
-            return lookup(op).bind_overwrite(op)
-        if op.name not in self._kernels:
-            self._kernels[op.name] = compiled(op)
-        kernel = self._kernels[op.name]
-        return captured(op, kernel) if gpu else as_kernel(kernel)
-
-
 class _Steps(Iterator[Result]):
     """The results of some iterations; several threads may take from it."""
 
@@ -657,20 +615,3 @@ class _Steps(Iterator[Result]):
                 raise RuntimeError("an iteration raised StopIteration") from error
             self._left -= 1
             return result
-
-
-def _held(graph: Graph, tf32: bool, *, needed: bool) -> bool | None:
-    """The TF32 to hold while a graph runs; `ConfigError` if it is asked for and cannot be had.
-
-    Of several hosts, one with a GPU is enough: the others do not need it.
-    """
-    held = tf32_of(graph, tf32)
-    if not (tf32 and needed) or held is not None:
-        return held
-    if on_gpus(graph):
-        what = "tf32 is asked for, and effect 'gpu-math' is declined"
-        raise ConfigError(what, "tf32 without PURINE_DECLINE=gpu-math", "both", "leave one out")
-    what, expected = "tf32 is asked for, and no op is on a GPU", "a graph with ops on GPUs"
-    found = "devices " + ", ".join(sorted({op.location.device for op in graph.ops.values()}))
-    remedy = "leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')"
-    raise ConfigError(what, expected, found, remedy)
