@@ -13,7 +13,6 @@ from purine.graph import Builder, Graph, Location
 from purine.runtime import checkpoint
 from purine.runtime.worker_states import for_all_workers, past_of, refuse_workers, workers_own
 
-
 DATA = pu.data.fashion_mini()
 
 
