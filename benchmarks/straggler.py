@@ -1,14 +1,19 @@
 """What does one slow worker cost: synchronous training against workers that do not wait?
 
-All contenders train one net on the same number of CPU devices, with the same batch in all. One
-device is slow: behind its part of a step, its thread sleeps `--slow` - 1 times the CPU time that it
-computed. Contenders take turns. Reported are the medians over turns of images/s, their ratios to
-synchronous training with equal shares, the staleness of what workers read, and the seconds of
-training (without tests) until the test accuracy is `--target`. The last line is JSON.
+All contenders train one net on the same number of CPU devices, with the same batch in all. Behind
+its part of a step, the thread of a device sleeps: `--rest` times the CPU time that it computed, and
+on one device as long as makes it `--slow` times slower than the others. Rest lets devices that
+share cores be as quick as if they had cores of their own. With `--wander` the devices take turns in
+being slow, so many seconds each. Contenders take turns. Reported are the medians over turns of
+images/s, their ratios to synchronous training with equal shares, the staleness of what workers
+read, and the seconds of training (without tests) until the test accuracy is `--target`. The last
+line is JSON.
 
-With a bound, as in SSP, workers are in the end as slow as the slowest one.
+With a bound, as in SSP, workers are in the end as slow as the slowest one: a bound pays where
+devices are slow now and then.
 
     python benchmarks/straggler.py --turns 5
+    python benchmarks/straggler.py --wander 0.5 --contenders floating ssp easgd
 """
 
 from __future__ import annotations
@@ -54,19 +59,19 @@ _THREAD = threading.local()
 
 
 @kind
-def Drag(x: Tensor, *, device: str, times: float) -> Tensor:
-    """x; the thread of a device first sleeps `times` the CPU time that it took since last time."""
-    if threading.current_thread().name.endswith(f", {device} compute"):
-        now = time.thread_time()
-        time.sleep(times * (now - getattr(_THREAD, "since", now)))
-        _THREAD.since = time.thread_time()
+def Drag(x: Tensor, *, devices: int, rest: float, slow: float, wander: float) -> Tensor:
+    """x; the thread first sleeps `rest` times the CPU time that it took since last time, on the
+    slow one of the devices `slow` times."""
+    last = int(time.monotonic() / wander) % devices if wander else devices - 1
+    here = threading.current_thread().name.endswith(f", cpu:{last} compute")
+    now = time.thread_time()
+    time.sleep((slow if here else rest) * (now - getattr(_THREAD, "since", now)))
+    _THREAD.since = time.thread_time()
     return x.view_as(x)
 
 
-def dragged(step: Graph, device: str, slow: float) -> Graph:
-    """A net with gradients, whose last gradient is late on a slow device."""
-    if slow == 1:
-        return step
+def dragged(step: Graph, options: argparse.Namespace) -> Graph:
+    """A net with gradients, of which the last is late: on one device later than on the others."""
     gradients = {gradient_of(name) for name, state in step.states.items() if state.trainable}
     last = next(
         name
@@ -79,7 +84,9 @@ def dragged(step: Graph, device: str, slow: float) -> Graph:
     builder.add(replace(builder.blobs[last], name=early))
     builder.ops[maker.name] = maker.renamed({last: early})
     drag = replace(maker, name=f"{last}/drag", kind="Drag", inputs=(early,), outputs=(last,))
-    builder.add(replace(drag, attributes={"device": device, "times": slow - 1.0}))
+    rest, slow = options.rest, options.slow * (1.0 + options.rest) - 1.0
+    settings = {"devices": options.devices, "rest": rest, "slow": slow, "wander": options.wander}
+    builder.add(replace(drag, attributes=settings))
     return builder.graph()
 
 
@@ -121,15 +128,15 @@ def net_of(name: str, batch: int) -> Graph:
     return classifier(small, flatten(x, name="scores"), label)
 
 
-def build(name: str, options: argparse.Namespace, *, slow: float = 1.0) -> Contender:
-    """A contender that has not trained yet."""
+def build(name: str, options: argparse.Namespace) -> Contender:
+    """A contender that has not trained yet; its devices are equally fast unless options say so."""
     data = pu.data.open_data(options.data)
     net = net_of(options.net, options.batch)
-    slowest = f"cpu:{options.devices - 1}"
 
     def solver(graph: Graph) -> Graph:
-        late = dragged(graph, slowest, slow)
-        return pu.solvers.sgd(late, lr=options.lr, momentum=MOMENTUM, weight_decay=DECAY)
+        if "slow" in options:
+            graph = dragged(graph, options)
+        return pu.solvers.sgd(graph, lr=options.lr, momentum=MOMENTUM, weight_decay=DECAY)
 
     scheme = Scheme.parse(SCHEMES[name].replace("N", str(options.devices)))
     step = pu.compose(
@@ -148,6 +155,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_options(parser)
     parser.add_argument("--slow", type=float, default=4.0, help="how slow one device is")
+    parser.add_argument("--rest", type=float, default=3.0, help="how long all devices rest")
+    parser.add_argument("--wander", type=float, default=0.0, help="seconds that a device is slow")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn, about")
     parser.add_argument("--target", type=float, default=0.75, help="test accuracy; 0 for no race")
@@ -163,7 +172,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of both benchmarks of asynchronous training."""
     parser.add_argument("--net", default="lenet", help="lenet, mlp or nin (a small one)")
     parser.add_argument("--data", default="fashion-mini")
-    parser.add_argument("--batch", type=int, default=64, help="images of all devices")
+    parser.add_argument("--batch", type=int, default=128, help="images of all devices")
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--seed", type=int, default=0)
@@ -173,7 +182,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def speeds(options: argparse.Namespace) -> dict[str, dict[str, float | None]]:
     """Images/s of all contenders, which take turns."""
     names = dict.fromkeys((SYNCHRONOUS, *options.contenders))
-    contenders = [build(name, options, slow=options.slow) for name in names]
+    contenders = [build(name, options) for name in names]
     try:
         images = {}
         for contender in contenders:
@@ -217,7 +226,7 @@ def race(options: argparse.Namespace) -> dict[str, float | None]:
     times: dict[str, float | None] = {}
     size = len(pu.data.open_data(options.data).train)
     for name in dict.fromkeys((SYNCHRONOUS, *options.contenders)):
-        contender, spent, trained = build(name, options, slow=options.slow), 0.0, 0
+        contender, spent, trained = build(name, options), 0.0, 0
         with contender.run:
             while trained < options.most * size and name not in times:
                 spent += contender.train(size // 4)
