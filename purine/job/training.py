@@ -216,7 +216,7 @@ class Training:
             self._run.set_states(self.plan.values)
         else:
             saved = checkpoint.load(newest, names=())
-            self._saved = self._run.load(newest)
+            self._saved = self._run.load(newest) // self._workers
             _refuse_foreign(saved, self._identity)
             extra = saved.extra
             self._seconds = _number(extra.get("seconds"))
