@@ -5,8 +5,9 @@ iteration is complete, so which ops are ready now? A *token* stands for one op i
 `iteration * len(plan.ops) + op`. Ops are numbered by urgency: the smallest ready token runs first.
 
 There is no barrier between iterations. An op waits for its own inputs only: from ops of the same
-iteration, and through states from ops of the iteration before. The credit bounds how many
-iterations are in flight: iteration i opens when iteration i - credit is complete.
+iteration, and through states from ops of the iteration before. A state that may be stale is waited
+for longer ago. The credit bounds how many iterations are in flight: iteration i opens when
+iteration i - credit is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from purine.graph import Graph, Lane, Location
+from purine.graph import FETCH, Graph, Lane, Location
 from purine.graph.nodes import computes
 
 __all__ = ["Core", "Plan", "Station", "compile_plan", "urgency"]
@@ -30,7 +31,8 @@ Station = tuple[Location, Lane]
 class Plan:
     """A graph as integers. Op k is `ops[k]`; a smaller number is more urgent.
 
-    `same[k]` are the ops of the same iteration that wait for op k, `later[k]` those of the next.
+    `same[k]` are the ops of the same iteration that wait for op k, `later[k]` those of the next,
+    and `stale[k]` pairs (op, distance) of those that wait for it several iterations later.
     `needs[k]` counts the ops that op k waits for, and `carried[k]` those of them that are in the
     iteration before. An op that waits for no op of its own iteration is a root: it waits for the
     credit.
@@ -44,6 +46,12 @@ class Plan:
     needs: tuple[int, ...]
     carried: tuple[int, ...]
     roots: tuple[int, ...]
+    stale: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @property
+    def reach(self) -> int:
+        """Over how many iterations an op may be waited for."""
+        return max((distance for targets in self.stale for _, distance in targets), default=1)
 
 
 def compile_plan(graph: Graph) -> Plan:
@@ -57,12 +65,21 @@ def compile_plan(graph: Graph) -> Plan:
         station.append(stations.setdefault((op.location, op.lane), len(stations)))
     same = [tuple(sorted(number[after] for after in graph.successors[name])) for name in names]
     later: list[set[int]] = [set() for _ in names]
+    stale: list[set[tuple[int, int]]] = [set() for _ in names]
     for state in graph.states.values():
         producer = graph.producers.get(state.next)
+        for op in graph.consumers[state.read] if state.shared else ():
+            later[number[op.name]].add(number[op.name])  # reads of a version keep their order
         if producer is not None:
-            readers = (number[op.name] for op in graph.consumers[state.read])
-            later[number[producer.name]].update(readers)
+            # What other workers write to a shared state is not waited for here.
+            distance = 1 if state.shared else 1 + (state.staleness or 0)
+            for op in graph.consumers[state.read]:
+                if distance == 1 or op.kind != FETCH:
+                    later[number[producer.name]].add(number[op.name])
+                else:
+                    stale[number[producer.name]].add((number[op.name], distance))
     inside, carried = Counter(chain(*same)), Counter(chain(*later))
+    old = Counter(target for targets in stale for target, _ in targets)
     numbers = range(len(names))
     return Plan(
         tuple(names),
@@ -70,9 +87,10 @@ def compile_plan(graph: Graph) -> Plan:
         tuple(station),
         tuple(same),
         tuple(tuple(sorted(targets)) for targets in later),
-        tuple(inside[index] + carried[index] for index in numbers),
+        tuple(inside[index] + carried[index] + old[index] for index in numbers),
         tuple(carried[index] for index in numbers),
         tuple(index for index in numbers if not inside[index]),
+        tuple(tuple(sorted(targets)) for targets in stale) if old else (),
     )
 
 
@@ -179,9 +197,9 @@ class Core:
         self.limit = start
         """Iterations below this one may start, credit permitting."""
         self._opened = start
-        # One slot more than the credit: ops of an iteration that is not open yet already count
-        # down what they wait for in the iteration before.
-        self._slots = credit + 1
+        # More slots than the credit: ops of an iteration that is not open yet already count down
+        # what they wait for in the iterations before.
+        self._slots = credit + plan.reach
         gated = list(plan.needs)
         for root in plan.roots:
             gated[root] += 1
@@ -191,6 +209,10 @@ class Core:
         first = self._counts[start % self._slots]
         for op, count in enumerate(plan.carried):
             first[op] -= count
+        for targets in plan.stale:
+            for op, distance in targets:
+                for iteration in range(start, start + distance):
+                    self._counts[iteration % self._slots][op] -= 1
 
     def extend(self, limit: int) -> list[int]:
         """Let iterations below `limit` start; returns the tokens that are ready."""
@@ -219,6 +241,12 @@ class Core:
                 counts[target] -= 1
                 if not counts[target]:
                     ready.append(base + target)
+        if plan.stale:
+            for target, distance in plan.stale[op]:
+                counts = self._counts[(iteration + distance) % slots]
+                counts[target] -= 1
+                if not counts[target]:
+                    ready.append((iteration + distance) * size + target)
         self._left[slot] -= 1
         if not self._left[slot]:
             ready += self._advance()
@@ -242,6 +270,11 @@ class Core:
                     ready.append(self._opened * self.size + root)
             self._opened += 1
         return ready
+
+    @property
+    def opened(self) -> int:
+        """Iterations below this one have begun."""
+        return self._opened
 
     @property
     def idle(self) -> bool:

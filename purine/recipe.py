@@ -31,6 +31,7 @@ from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
 from purine.parallel.replicate import replicate
 from purine.parallel.scheme import Scheme
+from purine.parallel.serve import serve
 from purine.parallel.shard import shard
 from purine.placement.devices import as_locations, devices_of, is_cpu, wrong_devices
 from purine.placement.place import to_devices
@@ -70,6 +71,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         refuse_devices(self.scheme, self.devices)
+        if self.compiled and self.scheme.asynchronous is not None:
+            raise ConfigError(
+                "steps of workers cannot be compiled",
+                expected="compiled=False with workers",
+                found=f"asynchronous={self.scheme.asynchronous.scheme}",
+                remedy="leave compiled (--compile) out, or asynchronous",
+            )
         at_least("accumulate", self.accumulate, 1)
         at_least("iter_size", self.iter_size, 1)
 
@@ -95,6 +103,7 @@ def make_step(net: Graph, settings: Settings) -> Graph:
     Where replicas have unequal shares of the batch, a step is made for each share, up to the stage
     that puts them on their devices.
     """
+    settings = replace(settings, scheme=settings.scheme.synchronous())
     ratio = settings.scheme.ratio
     if len(set(ratio)) == 1:
         return _through(RECIPE, net, settings)
@@ -194,6 +203,8 @@ def refuse_devices(scheme: Scheme, locations: tuple[Location, ...]) -> None:
     """Raise `ConfigError` unless there are as many devices as the scheme is for."""
     if scheme.devices != len(locations):
         factors = {"data": scheme.data, "pipeline": scheme.pipeline, "model": scheme.model}
+        if scheme.asynchronous is not None:
+            factors = {"workers": scheme.workers, **factors}
         product = " * ".join(f"{name} {count}" for name, count in factors.items())
         what = f"the scheme is for {scheme.devices} devices, and {len(locations)} are named"
         remedy = "name as many devices, or change data, pipeline and model"
@@ -290,6 +301,8 @@ def _pipelined(step: Graph, settings: Settings) -> Graph:
 def _placed(steps: Sequence[Graph], settings: Settings) -> Graph:
     """The step, or those of all replicas, on their devices, which must all have work."""
     scheme, locations = settings.scheme, settings.devices
+    if scheme.asynchronous is not None:  # a worker's devices stand for those of all
+        locations = as_locations(_first(scheme.group))
     stands_for = as_locations(_first(scheme.pipeline * scheme.model))
     used = devices_of(steps[0])
     idle = [k for k, location in enumerate(stands_for) if location not in used]
@@ -313,6 +326,11 @@ def _placed(steps: Sequence[Graph], settings: Settings) -> Graph:
         batch_norm=scheme.batch_norm,
         only=settings.host,
     )
+
+
+def _served(step: Graph, settings: Settings) -> Graph:
+    rule = settings.scheme.asynchronous
+    return step if rule is None else serve(step, settings.devices, rule)
 
 
 def _recomputed(step: Graph, settings: Settings) -> Graph:
@@ -342,7 +360,7 @@ RECIPE: tuple[Stage, ...] = (
     Stage(
         "gather",
         "lets one replica compute what mixes the samples of a batch",
-        lambda s: s.scheme.data == s.scheme.devices > 1 and s.micro_batches == 1,
+        lambda s: s.scheme.data == s.scheme.group > 1 and s.micro_batches == 1,
         _gathered,
     ),
     Stage(
@@ -420,6 +438,12 @@ RECIPE: tuple[Stage, ...] = (
         "encodes gradients, and parameters on their way back, where they go between hosts",
         lambda s: s.compress is not None,
         lambda step, s: step if s.compress is None else compressed(step, s.compress),
+    ),
+    Stage(
+        "serve",
+        "makes a worker of each group of devices; workers share parameters and do not wait",
+        lambda s: s.scheme.asynchronous is not None,
+        _served,
     ),
     Stage(
         "fuse",

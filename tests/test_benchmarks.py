@@ -305,3 +305,19 @@ def test_import_zoo_agrees_with_torch_on_a_small_model() -> None:
     done = ran("import_zoo.py", "--only gpt2 resnet")
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["agree"], result["wrong"], result["failed"]) == (2, [], [])
+
+
+def test_stragglers_are_slow_and_everything_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    arguments = ["--net", "mlp", "--turns", "1", "--seconds", "0.01", "--target", "0.01"]
+    arguments += ["--most", "0.1", "--contenders", "ssp", "gossip"]
+    monkeypatch.setattr(sys, "argv", ["straggler.py", *arguments])
+    try:
+        runpy.run_path(str(BENCHMARKS / "straggler.py"), run_name="__main__")
+    finally:
+        REGISTERED.pop("Drag")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"synchronous_ratio", "ssp_ratio", "gossip_ratio"} <= found.keys()
+    assert all(row["seconds_to_target"] > 0 for row in found["rows"].values())

@@ -25,7 +25,7 @@ def load(name: str) -> dict[str, Any]:
 
 def test_every_example_is_tested() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {"cifar10", "own_net", "torch_dataset", "train_lenet"}
+    assert found == {"asynchronous", "cifar10", "own_net", "torch_dataset", "train_lenet"}
 
 
 def test_the_job_for_nin_on_cifar10_fits_its_images() -> None:
@@ -122,3 +122,9 @@ def test_own_net_shows_its_kind_and_learns() -> None:
     assert sum(losses[-5:]) < sum(losses[:5])
     op = "- {type: op, op_type: Swish, name: block1/swish, inputs: [block1/join], "
     assert op + "outputs: [block1/swish], beta: 1.5}" in shown
+
+
+def test_asynchronous() -> None:
+    found = load("asynchronous")["main"](rounds=4, batch=8)
+    assert set(found) == {"synchronous", "ssp", "easgd", "gossip"}
+    assert all(0 <= accuracy <= 1 for accuracy in found.values())

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from purine.analysis.infer import families, size_in_bytes
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import FETCH, NOTHING, Graph, Op
 from purine.registry.aten import OVERWRITES
 from purine.registry.lookup import lookup
 
@@ -19,7 +19,8 @@ __all__ = ["Aliasing", "constants"]
 
 def constants(graph: Graph) -> list[str]:
     """Blobs that have the same value in all iterations: states that keep theirs, and inputs."""
-    kept = [name for name, state in graph.states.items() if state.next == name]
+    states = graph.states.items()
+    kept = [name for name, state in states if state.next == name and not state.shared]
     return kept + list(graph.inputs)
 
 
@@ -59,10 +60,10 @@ class Aliasing:
     def _pinned(self, overwriting: Sequence[Op]) -> list[str]:
         """Families that must not be written over, once per reason."""
         pinned = [self.family[name] for name in self.kept]
-        # The memory of an arrival is a slot that the sender writes again later on, and that of a
-        # post is read by other hosts.
-        arrivals = (op for op in self.graph.ops.values() if op.kind in ("Arrival", "Post"))
-        pinned += [self.family[name] for op in arrivals for name in op.outputs]
+        # The memory of an arrival is a slot that the sender writes again later on. Other hosts read
+        # that of a post, and other workers that of a fetched state.
+        others = (op for op in self.graph.ops.values() if op.kind in ("Arrival", "Post", FETCH))
+        pinned += [self.family[name] for op in others for name in op.outputs]
         for op in overwriting:
             read = [self.family[name] for name in op.inputs]
             pinned += [family for family in set(read) if read.count(family) > 1]
@@ -73,6 +74,9 @@ class Aliasing:
                 if self.readers[self.family[state.next]] or state.next in self.kept:
                     pinned.append(self.family[state.read])
                 pinned.append(self.family[state.next])
+                # In an iteration without its update a state is its own next value.
+                if self.graph.producers[state.next].every != 1:
+                    pinned.append(self.family[state.read])
         return pinned
 
     def overwrites(self, op: Op) -> tuple[int, ...]:
@@ -111,7 +115,9 @@ def _overlapping(graph: Graph, family: Mapping[str, str]) -> set[str]:
         for output in op.outputs:
             if output == NOTHING or family[output] == output:
                 continue
-            (source, *_) = (item for item in op.inputs if family[item] == family[output])
+            source = next((item for item in op.inputs if family[item] == family[output]), None)
+            if source is None:  # a new value that a `Last` op may pass on
+                continue
             before, after = (size_in_bytes(graph.blobs[item]) for item in (source, output))
             if source in overlapping or before < after:
                 overlapping.add(output)

@@ -12,6 +12,7 @@ from purine.analysis.tracing import Inferred, Spec
 from purine.arguments import at_least, checked
 from purine.errors import GraphError, KindError
 from purine.graph import NOTHING, Blob, Builder, Graph, Op, verify
+from purine.graph.nodes import LAST
 from purine.graph.verify import problems as structural
 from purine.registry.aten import canonical, device_of, dtype_of
 from purine.registry.clock import add_clock
@@ -79,6 +80,11 @@ def families(graph: Graph) -> dict[str, str]:
             if shared is not None or kind.view:
                 base = op.inputs[shared or 0]
                 family[output] = family.setdefault(base, base)
+        if op.kind == LAST:  # the result may be any of the inputs
+            own = family[op.outputs[0]]
+            others = {family.get(name, name) for name in op.inputs} - {own}
+            joined = {name for name, first in family.items() if first in others}
+            family |= dict.fromkeys((*joined, *others, *op.inputs), own)
     return {name: family.get(name, name) for name in (*graph.blobs, NOTHING)}
 
 

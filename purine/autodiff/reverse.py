@@ -22,7 +22,14 @@ from purine.arguments import checked
 from purine.autodiff.batch_marks import mark_batch
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Lane, Location, Op, Origin
-from purine.graph.names import GRADIENT, gradient_of, has_gradients, loss_of, origin_of
+from purine.graph.names import (
+    GRADIENT,
+    gradient_of,
+    has_gradients,
+    loss_of,
+    of_worker,
+    origin_of,
+)
 from purine.kinds.loss_scale import LOSS_SCALE, scaled_of, unscale
 from purine.registry.gradient import RULES, Pull, Rule
 from purine.registry.lookup import lookup
@@ -114,7 +121,7 @@ def reported_losses(graph: Graph) -> tuple[str, ...]:
             losses.update(map(loss_of, _CONSTANTS.findall(str(op.attributes.get("body", "")))))
         elif lookup(op).loss:
             losses.update(op.outputs[:1])
-    return tuple(name for name in graph.outputs if name in losses)
+    return tuple(name for name in graph.outputs if {name, of_worker(name)} & losses)
 
 
 _CONSTANTS = re.compile(r"op_type: aten\.full, name: ([^,\s]+)")

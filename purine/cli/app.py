@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command("test")(reports.measure)
+app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(reports.check)
 app.command()(show.show)
@@ -44,8 +45,6 @@ app.add_typer(imports.app, name="import")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code: 0, 2 for a mistake, 130 when interrupted."""
     prepare_output()
-    # When a host is lost, the store of torch would print the stack of each call that fails.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         try:
             words = None if arguments is None else list(arguments)

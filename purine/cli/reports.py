@@ -12,7 +12,7 @@ import typer
 from purine.cli.parameters import argument, given
 from purine.errors import ConfigError, PurineError
 
-__all__ = ["check", "measure", "refuse_folder", "trace"]
+__all__ = ["check", "measure", "refuse_folder", "replay", "trace"]
 
 
 def check(
@@ -106,6 +106,27 @@ def measure(
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
     on = f"on {result.samples} samples of {result.data} after {result.iteration} iterations"
     typer.echo(f"{numbers} {on}")
+
+
+def replay(run: Annotated[Path, argument("The folder of a run.")]) -> None:
+    """Train a run of workers again in the order that it recorded, and compare the parameters.
+
+    Nothing is written. The exit code is 1 if a state differs from the newest checkpoint in any bit.
+
+    \b
+    purine train --devices cpu:0-3 --parallel asynchronous=ssp,staleness=2 --out runs/a
+    purine replay runs/a
+    """
+    from purine import job
+
+    found = job.replay(job.RunFolder.existing(run))
+    on = f"{found.iterations} iterations of {found.workers} workers"
+    if not found.different:
+        typer.echo(f"{on} replayed: all states are the same, bit for bit")
+        return
+    names = ", ".join(found.different[:4])
+    typer.echo(f"{on} replayed: {len(found.different)} states differ, among them {names}", err=True)
+    raise typer.Exit(1)
 
 
 def trace(

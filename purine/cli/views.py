@@ -138,7 +138,7 @@ class Lines(View):
             self.note(
                 f"epoch {event.epoch}/{plan.epochs}, "
                 f"iteration {event.iteration}/{plan.iterations}: "
-                f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}, "
+                f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}{_staleness(event)}, "
                 f"{self.meter.speed():,.0f} {plan.sample_noun}/s"
             )
 
@@ -189,6 +189,7 @@ class Bar(View):
             completed=event.iteration,
             description=f"epoch {event.epoch}/{plan.epochs}, {event.iteration}/{plan.iterations}",
             facts=f"loss {self.meter.loss_text}{self._accuracy}, lr {event.lr:.3g}{scale}"
+            + _staleness(event)
             + self._speed,
         )
 
@@ -199,3 +200,11 @@ class Bar(View):
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _staleness(event: Trained) -> str:
+    """The mean and the largest staleness of what workers read; nothing where nobody is stale."""
+    if event.staleness is None:
+        return ""
+    mean, largest = event.staleness
+    return f", staleness {mean:.1f} (at most {largest})"

@@ -59,6 +59,7 @@ class TorchSource(Source):
         if classes is None and isinstance(known, Sequence):
             classes = len(known)
         self.classes = classes
+        self._lock = threading.Lock()  # workers read from threads of their own
 
     def __len__(self) -> int:
         return self._length
@@ -66,7 +67,9 @@ class TorchSource(Source):
     def batch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         check_indices(indices, self._length)
         numbers = [int(index) for index in indices]
-        return _stack([self._dataset[number] for number in numbers], numbers, self.fields)
+        with self._lock:
+            samples = [self._dataset[number] for number in numbers]
+        return _stack(samples, numbers, self.fields)
 
 
 class IterableSource(Source):

@@ -6,6 +6,8 @@ from purine.graph.graph import Graph, to_text
 from purine.graph.nodes import (
     CHANNELS_LAST,
     COLLECTIVES,
+    FETCH,
+    LAST,
     NOTHING,
     Attribute,
     Blob,
@@ -23,6 +25,8 @@ __all__ = [
     "CHANNELS_LAST",
     "COLLECTIVES",
     "DTYPES",
+    "FETCH",
+    "LAST",
     "NOTHING",
     "RULES",
     "Attribute",

@@ -68,10 +68,14 @@ class Builder:
         lane: Lane = "compute",
         where: str | None = None,
         origin: Origin | None = None,
+        every: int = 1,
+        phase: int = 0,
+        worker: int = 0,
     ) -> Op:
         """Add an op and return it. Its blobs may be added before or after."""
         reads, writes, location = _listed(inputs), _listed(outputs), location or Location()
-        op = Op(name, kind, reads, writes, attributes or {}, location, lane, where, origin)
+        settings, turns = attributes or {}, (every, phase, worker)
+        op = Op(name, kind, reads, writes, settings, location, lane, where, origin, *turns)
         self.add(op)
         return op
 
@@ -86,10 +90,24 @@ class Builder:
         decay_mult: float = 1.0,
         where: str | None = None,
         origin: Origin | None = None,
+        staleness: int | None = 0,
+        shared: str = "",
     ) -> str:
         """Make the blob `read` a state and return its name; without `next` it keeps its value."""
-        filler = filler or Filler()
-        self.add(State(read, next or read, filler, trainable, lr_mult, decay_mult, where, origin))
+        self.add(
+            State(
+                read,
+                next or read,
+                filler or Filler(),
+                trainable,
+                lr_mult,
+                decay_mult,
+                where,
+                origin,
+                staleness,
+                shared,
+            )
+        )
         return read
 
     def add(self, node: Blob | Op | State) -> None:

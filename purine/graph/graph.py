@@ -150,6 +150,10 @@ def _lines(graph: Graph) -> Iterator[str]:
 def _op_line(graph: Graph, op: Op) -> str:
     arguments = ", ".join((*op.inputs, *_settings(op.attributes)))
     lane = "" if op.lane == "compute" else f" lane {op.lane}"
+    if op.every != 1:
+        lane += f" in {op.phase} of {op.every}"
+    if op.worker:
+        lane += f" worker {op.worker}"
     call = f"{op.name}: {op.kind}({arguments}){_at(op.location)}{lane}"
     if not op.outputs:
         return call
@@ -175,6 +179,12 @@ def _state_line(graph: Graph, state: State) -> str:
         notes.append(f"lr_mult={state.lr_mult}")
     if state.decay_mult != 1.0:
         notes.append(f"decay_mult={state.decay_mult}")
+    if state.shared:
+        notes.append(f"shared as {state.shared}")
+    if state.staleness is None:
+        notes.append("any staleness")
+    elif state.staleness:
+        notes.append(f"staleness {state.staleness}")
     blob = graph.blobs.get(state.read)
     location = "" if blob is None else _at(blob.location)
     pair = f"state {state.read} -> {state.next}"
@@ -193,12 +203,18 @@ def _type_text(blob: Blob | None) -> str:
     return "?" if blob is None else blob.type_text
 
 
+_ADDED = frozenset({"every", "layout", "phase", "shared", "staleness", "worker"})
+"""Fields that left digests as they were, when they were added."""
+
+
 def _plain(node: Blob | Op | State) -> list[object]:
-    left_out = {"where", "origin"}
-    if isinstance(node, Blob) and not node.layout:
-        left_out.add("layout")
-    fields = (name for name in node.__dataclass_fields__ if name not in left_out)
-    return [_plain_value(getattr(node, name)) for name in fields]
+    """The fields of a node that make up its digest: those added later, only where they are set."""
+    plain = []
+    for name, one in node.__dataclass_fields__.items():
+        value = getattr(node, name)
+        if one.compare and not (name in _ADDED and value == one.default):
+            plain.append(_plain_value(value))
+    return plain
 
 
 def _plain_value(value: object) -> object:

@@ -29,6 +29,7 @@ __all__ = [
     "has_gradients",
     "loss_of",
     "micro_batch",
+    "of_worker",
     "origin_of",
     "reduced_of",
     "replica",
@@ -38,6 +39,7 @@ __all__ = [
     "slot_of",
     "unit_of",
     "update_of",
+    "worker_of",
 ]
 
 GRADIENT = "grad"
@@ -47,7 +49,8 @@ UPDATE = "update"
 AGAIN = "again"
 """The first part of the names of what `recompute` adds, behind replica and micro-batch."""
 
-_PARTS = re.compile(r"((?:replica|micro)\d+/)*")
+_WORKER = re.compile(r"^worker\d+/")
+_PARTS = re.compile(r"(?:worker\d+/)?((?:replica|micro)\d+/)*")
 _CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
 _SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
 
@@ -62,6 +65,8 @@ unit_of: Callable[[str, int], str] = "{}/unit{}".format
 """The name of what a unit of a large parameter has of an op or a blob."""
 replica: Callable[[int], str] = "replica{}".format
 """The first part of the names of a replica."""
+worker_of: Callable[[int, str], str] = "worker{}/{}".format
+"""The name of what a worker of asynchronous training has to itself."""
 micro_batch: Callable[[int], str] = "micro{}".format
 """The first part of the names of a micro-batch."""
 reduced_of: Callable[[str], str] = "reduce/{}".format
@@ -76,6 +81,15 @@ encoded_of: Callable[[str, str], str] = "{}/{}".format
 """The name of a part of the encoded form in which a blob goes to another host."""
 encoder_of: Callable[[str], str] = "encode/{}".format
 """The name of the op that encodes a blob for other hosts."""
+
+
+def of_worker(name: str) -> str:
+    """The name that something of a worker has in the step of that worker.
+
+    >>> of_worker("worker2/loss"), of_worker("loss")
+    ('loss', 'loss')
+    """
+    return _WORKER.sub("", name)
 
 
 def gradient_of(blob: str) -> str:
@@ -134,7 +148,8 @@ def restored(graph: Graph) -> Graph:
 
 def _origin(graph: Graph, op: Op) -> Origin:
     parts, rest = _parted(op.name)
-    numbers = {kind: int(number) for kind, number in reversed(re.findall(r"(\D+)(\d+)/", parts))}
+    found = reversed(re.findall(r"(\D+)(\d+)/", parts))
+    numbers = {kind: int(number) for kind, number in found if kind != "worker"}
 
     def known(path: str) -> str:
         """The longest beginning of a path that is the name of an op, a blob or a state."""

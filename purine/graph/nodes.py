@@ -17,6 +17,8 @@ from purine.errors import GraphError
 __all__ = [
     "CHANNELS_LAST",
     "COLLECTIVES",
+    "FETCH",
+    "LAST",
     "NOTHING",
     "Attribute",
     "Blob",
@@ -52,6 +54,11 @@ CHANNELS_LAST = "channels-last"
 
 COLLECTIVES = frozenset(("Reduce",))
 """Kinds that read blobs where these are, at several locations, and write at the op's own."""
+
+FETCH = "Fetch"
+"""The kind that reads the newest version of states."""
+LAST = "Last"
+"""The kind whose inputs behind the first may be missing in some iterations."""
 
 _DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
 _LANE = re.compile(r"(compute(:[1-9][0-9]*)?|float:(0|[1-9][0-9]*)|inbound|outbound|io)")
@@ -161,6 +168,10 @@ class Op:
     """A compute node: what kind of work, on which blobs, where and in which lane.
 
     An op without `origin` is an op of the net. `origin` and `where` take no part in equality.
+
+    An op runs in the iterations *i* with `i % every == phase`. In the others its results do not
+    exist, and a state whose next value it writes keeps its value. The ops of a `worker` count
+    iterations together; workers have nothing in common but shared states.
     """
 
     name: str
@@ -172,6 +183,9 @@ class Op:
     lane: Lane = "compute"
     where: str | None = field(default=None, compare=False)
     origin: Origin | None = field(default=None, compare=False)
+    every: int = 1
+    phase: int = 0
+    worker: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", _frozen(self, self.attributes))
@@ -191,6 +205,10 @@ class Op:
         inputs = tuple(names.get(name, name) for name in self.inputs)
         outputs = tuple(names.get(name, name) for name in self.outputs)
         return replace(self, inputs=inputs, outputs=outputs)
+
+    def runs_in(self, iteration: int) -> bool:
+        """Whether the op runs in an iteration."""
+        return iteration % self.every == self.phase
 
     def whole(self, name: str, default: int = 0) -> int:
         """An attribute that is a whole number."""
@@ -230,6 +248,11 @@ class State:
     A state whose `next` is its own `read` keeps its value: a parameter before a solver was added,
     or a frozen one. `trainable` marks parameters; the multipliers scale a solver's rate and decay.
     `origin` is the parameter that a solver keeps the state for.
+
+    A `Fetch` op reads the newest version of a state that there is. With `staleness` s the one for
+    iteration *i* may lack what the iterations from *i - s* on write. States that are `shared` under
+    one name are one value of several workers, which count iterations of their own: a worker sees
+    all that it wrote itself, and `staleness` bounds what it lacks of the others; None is no bound.
     """
 
     read: str
@@ -240,6 +263,13 @@ class State:
     decay_mult: float = 1.0
     where: str | None = field(default=None, compare=False)
     origin: Origin | None = field(default=None, compare=False)
+    staleness: int | None = 0
+    shared: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def versioned(self) -> bool:
+        """Whether readers take the newest version that there is, through a `Fetch`."""
+        return bool(self.shared) or self.staleness != 0

@@ -8,13 +8,19 @@ cycle, and all its ops read and write at their own location, except `Copy` ops a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterator
 
 from purine.arguments import checked
 from purine.errors import GraphError
 from purine.graph.graph import Graph
-from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, NOTHING, Blob, Op, State, floats
+from purine.graph.nodes import CHANNELS_LAST, COLLECTIVES, Blob, Op, State, floats
+from purine.graph.rule import Kinds, Rule, uses, wrong
+from purine.graph.worker_rules import (
+    periods_fit,
+    shared_states_agree,
+    states_are_versioned_rightly,
+    workers_share_states_alone,
+)
 from purine.nearest import nearest_name
 
 __all__ = ["DTYPES", "RULES", "Kinds", "Rule", "dependent_floating_lanes", "problems", "verify"]
@@ -30,20 +36,6 @@ DTYPES = frozenset(
 _DIMENSIONS = 64  # torch's own limit for most kernels
 _ELEMENTS = 2**63
 _SUGGESTIONS = 8  # finding a nearest name compares all names, so only the first errors get one
-
-
-class Kinds(Protocol):
-    """Checks that depend on the kind of an op; implemented by `purine.registry`."""
-
-    def problems(
-        self, op: Op, inputs: Sequence[Blob], outputs: Sequence[Blob | None]
-    ) -> Iterator[GraphError]:
-        """The mistakes of `op`; an output without a blob is None."""
-        ...
-
-
-Rule: TypeAlias = Callable[[Graph, Kinds | None], Iterator[GraphError]]
-"""Yields the mistakes of one sort; kinds are not checked without `Kinds`."""
 
 
 @checked
@@ -87,7 +79,7 @@ def keys_are_names(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             name = node.read if isinstance(node, State) else node.name
             if key != name:
                 what = f"{type(node).__name__.lower()} {name!r} is kept under the key {key!r}"
-                yield _wrong(node, what, f"the key {name!r}", f"the key {key!r}", remedy)
+                yield wrong(node, what, f"the key {name!r}", f"the key {key!r}", remedy)
 
 
 def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -98,14 +90,14 @@ def names_are_usable(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         if not node.name or not node.name.isprintable() or " " in node.name:
             sort, found = type(node).__name__.lower(), repr(node.name)
             remedy = f"rename the {sort}, for example to 'conv1/weight'"
-            yield _wrong(node, f"{sort} has the name {found}", expected, found, remedy)
+            yield wrong(node, f"{sort} has the name {found}", expected, found, remedy)
 
 
 def blobs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """Ops read and write blobs that the graph declares."""
     reported = 0
     for op in graph.ops.values():
-        for name, verb in _uses(op):
+        for name, verb in uses(op):
             if name not in graph.blobs:
                 reported += 1
                 what = f"op {op.name!r} {verb} blob {name!r}, which nothing declares"
@@ -125,7 +117,7 @@ def one_producer(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             if first is not op:
                 what = f"ops {first.name!r} and {op.name!r} both write blob {name!r}"
             found = f"{_spot(first)} and {_spot(op)}"
-            yield _wrong(op, what, "one producer for each blob", found, remedy, blob=name)
+            yield wrong(op, what, "one producer for each blob", found, remedy, blob=name)
 
 
 def states_have_blobs(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -147,7 +139,7 @@ def states_are_not_produced(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
         if producer is not None:
             what = f"op {producer.name!r} writes blob {name!r}, which is a state"
             found = f"{_spot(producer)} as its producer"
-            error = _wrong(producer, what, expected, found, remedy, blob=name)
+            error = wrong(producer, what, expected, found, remedy, blob=name)
             error.where = error.where or state.where
             yield error
 
@@ -162,7 +154,7 @@ def states_have_their_own_next(graph: Graph, kinds: Kinds | None) -> Iterator[Gr
         if other != state.read:
             what = f"states {other!r} and {state.read!r} have the same next blob {state.next!r}"
             found = f"{state.next!r} for {other!r} and for {state.read!r}"
-            yield _wrong(state, what, expected, found, remedy, blob=state.next)
+            yield wrong(state, what, expected, found, remedy, blob=state.next)
 
 
 def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -174,7 +166,7 @@ def states_are_carried_on(graph: Graph, kinds: Kinds | None) -> Iterator[GraphEr
             what = f"state {state.read!r} is carried on by blob {state.next!r}, which no op writes"
             found = f"{state.next!r} without a producer"
             remedy = f"add an op that writes {state.next!r}"
-            yield _wrong(state, what, expected, found, remedy, blob=state.next)
+            yield wrong(state, what, expected, found, remedy, blob=state.next)
 
 
 def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -189,7 +181,7 @@ def states_are_typed_alike(graph: Graph, kinds: Kinds | None) -> Iterator[GraphE
                 what = f"state {state.read!r} and its next blob {state.next!r} differ in {aspect}"
                 expected = f"{aspect} {own}, as {state.read!r} has"
                 found, remedy = f"{aspect} {other}", f"give both blobs the same {aspect}"
-                yield _wrong(state, what, expected, found, remedy, blob=after)
+                yield wrong(state, what, expected, found, remedy, blob=after)
 
 
 def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -200,7 +192,7 @@ def multipliers_are_factors(graph: Graph, kinds: Kinds | None) -> Iterator[Graph
             if not (math.isfinite(value) and value >= 0):
                 what = f"state {state.read!r} has {name} {value}"
                 remedy = f"write {name}: 1.0, or 0.0 to leave the state without it"
-                yield _wrong(state, what, expected, str(value), remedy)
+                yield wrong(state, what, expected, str(value), remedy)
 
 
 def outputs_exist(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -231,16 +223,16 @@ def shapes_are_sizes(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
                 what = f"{name} has no shape, and no op produces it"
                 expected = "a shape, which can be left out only where an op tells it"
                 give = "give its shape (in YAML: size)"
-                yield _wrong(blob, what, expected, "no shape", give)
+                yield wrong(blob, what, expected, "no shape", give)
         elif not all(type(size) is int and size >= 0 for size in shape):
             expected = "whole numbers, none below zero"
-            yield _wrong(blob, f"{name} has the shape {shape}", expected, str(shape), remedy)
+            yield wrong(blob, f"{name} has the shape {shape}", expected, str(shape), remedy)
         elif len(shape) > _DIMENSIONS or math.prod(shape) >= _ELEMENTS:
             count = math.prod(shape)
             size = str(count) if count < _ELEMENTS else f"2^{count.bit_length() - 1} or more"
             expected = f"at most {_DIMENSIONS} dimensions and less than 2^63 elements"
             found = f"{len(shape)} dimensions, {size} elements"
-            yield _wrong(blob, f"{name} is larger than a tensor can be", expected, found, remedy)
+            yield wrong(blob, f"{name} is larger than a tensor can be", expected, found, remedy)
 
 
 def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -250,7 +242,7 @@ def dtypes_are_known(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
             what, expected = f"blob {blob.name!r} has the dtype", ", ".join(sorted(DTYPES))
             found = repr(blob.dtype)
             remedy = nearest_name(blob.dtype, sorted(DTYPES), "correct the dtype")
-            yield _wrong(blob, f"{what} {found}", f"one of {expected}", found, remedy)
+            yield wrong(blob, f"{what} {found}", f"one of {expected}", found, remedy)
 
 
 def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -260,11 +252,11 @@ def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         if layout not in ("", CHANNELS_LAST):
             what, expected = f"{name} has the layout {layout!r}", f"{CHANNELS_LAST!r}, or none"
             remedy = "correct the layout, or leave it out"
-            yield _wrong(blob, what, expected, repr(layout), remedy)
+            yield wrong(blob, what, expected, repr(layout), remedy)
         elif layout and shape is not None and len(shape) != 4:
             what = f"{name} of {len(shape)} dimensions is {layout}"
             expected = "four dimensions: samples, channels, height and width"
-            yield _wrong(blob, what, expected, str(list(shape)), "leave the layout out")
+            yield wrong(blob, what, expected, str(list(shape)), "leave the layout out")
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -285,7 +277,7 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
         cycle, expected = " -> ".join(parts), "ops that can run one after the other"
         remedy = "remove one of these edges, or carry a value to the next iteration with a state"
         op = graph.ops[members[0]]
-        yield _wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
+        yield wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
 
 
 def _find_cycle(graph: Graph) -> list[str]:
@@ -309,14 +301,14 @@ def one_location(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     """An op is at the location of its blobs, except for a `Copy` and inputs of a collective."""
     remedy = "put both at one location, or insert a Copy op between them"
     for op in graph.ops.values():
-        for name, verb in [] if op.kind == "Copy" else dict.fromkeys(_uses(op)):
+        for name, verb in [] if op.kind == "Copy" else dict.fromkeys(uses(op)):
             blob = graph.blobs.get(name)
             if op.kind in COLLECTIVES and verb == "reads":
                 continue
             if blob is not None and blob.location != op.location:
                 what = f"op {op.name!r} at {op.location} {verb} {name!r} at {blob.location}"
                 expected, found = (f"{name!r} at {node.location}" for node in (op, blob))
-                yield _wrong(op, what, expected, found, remedy, blob=name)
+                yield wrong(op, what, expected, found, remedy, blob=name)
 
 
 def floating_lanes_are_independent(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
@@ -325,11 +317,11 @@ def floating_lanes_are_independent(graph: Graph, kinds: Kinds | None) -> Iterato
     for op in graph.ops.values():
         if floats(op.lane) and not op.location.device.startswith("cpu:"):
             what = f"op {op.name!r} at {op.location} is on lane {op.lane!r}"
-            yield _wrong(op, what, "CPU devices for lanes that float", op.location.device, remedy)
+            yield wrong(op, what, "CPU devices for lanes that float", op.location.device, remedy)
     for before, op in dependent_floating_lanes(graph):
         what = f"op {op.name!r} on lane {op.lane!r} waits for op {before.name!r}"
         expected, found = f"no wait for lane {before.lane!r}", "one within an iteration"
-        yield _wrong(op, what, expected, found, remedy)
+        yield wrong(op, what, expected, found, remedy)
 
 
 def dependent_floating_lanes(graph: Graph) -> Iterator[tuple[Op, Op]]:
@@ -356,7 +348,7 @@ def agrees_with_its_kind(graph: Graph, kinds: Kinds | None) -> Iterator[GraphErr
     if kinds is None:
         return
     for op in graph.ops.values():
-        if all(name in graph.blobs for name, _ in _uses(op)):
+        if all(name in graph.blobs for name, _ in uses(op)):
             inputs = [graph.blobs[name] for name in op.inputs]
             yield from kinds.problems(op, inputs, [graph.blobs.get(name) for name in op.outputs])
 
@@ -372,6 +364,10 @@ RULES: tuple[Rule, ...] = (
     states_are_carried_on,
     states_are_typed_alike,
     multipliers_are_factors,
+    states_are_versioned_rightly,
+    shared_states_agree,
+    workers_share_states_alone,
+    periods_fit,
     outputs_exist,
     control_names_ops,
     shapes_are_sizes,
@@ -385,32 +381,8 @@ RULES: tuple[Rule, ...] = (
 """All rules, in the order in which they are applied."""
 
 
-def _uses(op: Op) -> list[tuple[str, str]]:
-    reads = [(name, "reads") for name in op.inputs]
-    return reads + [(name, "writes") for name in op.outputs if name != NOTHING]
-
-
 def _spot(op: Op) -> str:
     return f"op {op.name!r} ({op.where})" if op.where else f"op {op.name!r}"
-
-
-def _wrong(
-    node: Blob | Op | State | None,
-    what: str,
-    expected: str,
-    found: str,
-    remedy: str,
-    *,
-    blob: str | Blob | None = None,
-) -> GraphError:
-    """The error of a node; `blob` is the one that it is about, where that is not the node."""
-    if isinstance(node, State):
-        blob = blob or node.read
-    elif isinstance(node, Blob):
-        blob = node
-    op = node if isinstance(node, Op) else None
-    where = None if node is None else node.where
-    return GraphError(what, expected, found, remedy, where=where, op=op, blob=blob)
 
 
 def _undeclared(
@@ -418,4 +390,4 @@ def _undeclared(
 ) -> GraphError:
     question = nearest_name(name, graph.blobs, "") if suggest else ""
     remedy = "declare the blob, or correct the name" + (question and f": {question}")
-    return _wrong(node, what, "the name of a blob of the graph", repr(name), remedy, blob=name)
+    return wrong(node, what, "the name of a blob of the graph", repr(name), remedy, blob=name)

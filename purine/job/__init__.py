@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from purine.job.folder import RunFolder
     from purine.job.launch import job_layers, open_folder, plan_run
     from purine.job.plan import JobPlan, make_plan
+    from purine.job.repeat import Replayed, replay
     from purine.job.training import Event, Measured, Saved, Tested, Trained, Training, measure
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Job",
     "JobPlan",
     "Measured",
+    "Replayed",
     "RunFolder",
     "Saved",
     "Tested",
@@ -35,9 +37,10 @@ __all__ = [
     "open_folder",
     "plan_run",
     "read_options",
+    "replay",
 ]
 
-_MODULES = ("config", "file", "folder", "plan", "launch", "training")
+_MODULES = ("config", "file", "folder", "plan", "launch", "repeat", "training")
 
 if not TYPE_CHECKING:  # a type checker reads the imports above
 

@@ -31,6 +31,7 @@ from purine.job.caffe import is_prototxt
 from purine.job.config import Given, Job, merge
 from purine.job.file import job_text, missing_keys, read_options
 from purine.runtime.checkpoint import latest
+from purine.runtime.worker_states import RECORD
 
 __all__ = ["FollowerFolder", "RunFolder"]
 
@@ -63,6 +64,7 @@ class RunFolder:
     metrics_file = _File("metrics.jsonl")
     summary_file = _File("summary.json")
     trace_file = _File("trace.json")
+    record_file = _File(RECORD)
     checkpoints = _File("checkpoints")
 
     @classmethod

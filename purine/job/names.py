@@ -15,4 +15,4 @@ NETS = (
 SOLVERS = ("sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "lars")
 POLICIES = ("fixed", "step", "multistep", "exp", "inv", "poly", "cosine", "sigmoid")
 DATA = ("fashion-mini", "synthetic", "synthetic-masks", "synthetic-tokens")
-PASSES = ("hosts", "aliases", "collectives", "shares", "packing", "segments")
+PASSES = ("hosts", "aliases", "collectives", "shares", "products", "packing", "segments")

@@ -216,7 +216,12 @@ class JobOptions:
         "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
         "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
         "batch_norm=replica|synchronised, bucket=BYTES, unit=BYTES, shared=true (hosts of one "
-        "machine read parameters in memory that they share).",
+        "machine read parameters in memory that they share). "
+        "With asynchronous=ssp|downpour|hogwild|easgd|gossip|local|diloco there are workers=N "
+        "that do not wait for each other, each of data times pipeline devices: staleness=N|any, "
+        "push=N and fetch=N iterations (downpour), "
+        "every=N iterations, alpha=X (easgd), outer_lr=X and outer_momentum=X (diloco), "
+        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps.",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",
         resume=PLACE,

@@ -42,6 +42,7 @@ __all__ = [
     "refuse_unfit",
     "scheme_of",
     "threads_for",
+    "workers_of",
 ]
 
 
@@ -69,10 +70,32 @@ def scheme_of(job: Job) -> Scheme | None:
     if job.parallel is None:
         return Scheme(data=count) if count > 1 else None
     scheme = Scheme.parse(job.parallel)
-    if "data" not in {item.partition("=")[0].strip() for item in job.parallel.split(",")}:
+    if scheme.asynchronous is not None:
+        _refuse_for_workers(job)
+    most = "data" if scheme.asynchronous is None else "workers"
+    if most not in {item.partition("=")[0].strip() for item in job.parallel.split(",")}:
         return scheme.over(count).settled()
     refuse_devices(scheme, as_locations(job.devices))
     return scheme.settled()
+
+
+def workers_of(job: Job) -> int:
+    """How many workers train a job without waiting for each other; 1 where all wait."""
+    scheme = scheme_of(job)
+    return 1 if scheme is None else scheme.synchronous().workers
+
+
+def _refuse_for_workers(job: Job) -> None:
+    """Refuse options that steps of workers do not go with."""
+    for name, without in (("compile", "--compile"), ("compress", "--compress")):
+        value = getattr(job, name)
+        if value not in (None, False, "none"):
+            what, found = f"workers cannot train with {without}", f"{name} {value}"
+            remedy = f"leave {without} out, or asynchronous"
+            raise ConfigError(what, f"no {without} with workers", found, remedy)
+    if job.precision == "fp16":
+        what, found = "workers cannot train in fp16, which scales the loss", "precision fp16"
+        raise ConfigError(what, "fp32 or bf16", found, "use --precision bf16")
 
 
 def own_host(job: Job) -> str:

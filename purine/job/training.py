@@ -24,12 +24,15 @@ from purine.errors import CheckpointError, DataError, RunError
 from purine.graph import Builder, Graph
 from purine.job.caffe import is_prototxt
 from purine.job.config import Job
+from purine.job.figures import WorkerFigures
 from purine.job.folder import RunFolder
 from purine.job.options import OPTIONS
-from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu
+from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu, workers_of
 from purine.job.plan import JobPlan, measuring, open_for
+from purine.job.rounds import rounds_of
 from purine.job.status import TRAINS, Status, status_of
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
+from purine.lowering.workers import has_workers
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
 from purine.registry.clock import ITERATION
@@ -48,13 +51,17 @@ _log = logging.getLogger("purine")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite."""
+    """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite.
+
+    `staleness` is that of workers since the metrics were last written: the mean and the largest.
+    """
 
     iteration: int
     epoch: int
     loss: float
     lr: float
     loss_scale: float | None = None
+    staleness: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,12 @@ class Training:
             record=job.trace,
             world=world,
         )
+        self._workers = workers_of(job)
+        """How many iterations of the run are one of the job."""
+        self._figures: WorkerFigures | None = None
+        if has_workers(step):
+            share = plan.samples_per_iteration // self._workers
+            self._figures = WorkerFigures(self._workers, share)
         self._weights = losses_of(plan.net)
         self._overflows = _Overflows() if plan.has_loss_scale else None
         self._identity = _identity(plan.job, plan.net, samples=len(plan.data.train))
@@ -126,7 +139,7 @@ class Training:
     @property
     def iteration(self) -> int:
         """The number of complete iterations."""
-        return self._run.iteration
+        return self._run.iteration // self._workers
 
     @property
     def complete(self) -> bool:
@@ -203,7 +216,7 @@ class Training:
             self._run.set_states(self.plan.values)
         else:
             saved = checkpoint.load(newest, names=())
-            self._saved = self._run.load(newest)
+            self._saved = self._run.load(newest) // self._workers
             _refuse_foreign(saved, self._identity)
             extra = saved.extra
             self._seconds = _number(extra.get("seconds"))
@@ -219,14 +232,33 @@ class Training:
         """The results up to iteration `end`, or up to those in flight when `stop` returns true."""
         clock = perf_counter() - self._training
         self._doing = TRAINS
-        for result in self._run.steps(end - self.iteration):
+        for result in self._steps(end - self.iteration):
             self._training = perf_counter() - clock
             yield result
             if stop():
                 break
-        for result in self._run.steps(min(self.plan.job.prefetch, end - self.iteration)):
+        for result in self._steps(min(self._in_flight, end - self.iteration)):
             self._training = perf_counter() - clock
             yield result
+
+    def _steps(self, count: int) -> Iterator[Result]:
+        """The results of the next iterations of the job."""
+        results: Iterator[Result] = self._run.steps(count * self._workers)
+        if self._figures is not None:
+            results = map(self._figured, results)
+        return rounds_of(results, self._workers)
+
+    def _figured(self, result: Result) -> Result:
+        assert self._figures is not None
+        self._figures.add(result)
+        return result
+
+    @property
+    def _in_flight(self) -> int:
+        """How many iterations are begun whose results have not been read."""
+        if self._figures is None:
+            return self.plan.job.prefetch
+        return -(-self._run.in_flight // self._workers)
 
     def _next_pause(self) -> int:
         job, now = self.plan.job, self.iteration
@@ -264,7 +296,8 @@ class Training:
             remedy += self.folder.kept_text()
             raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
-        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
+        stale = None if self._figures is None else self._figures.staleness
+        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale, stale)
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
@@ -284,6 +317,8 @@ class Training:
             row["loss_scale"] = event.loss_scale
         speed = samples / seconds if seconds > 0 else None
         row |= {**self._skipped, "images_per_second": speed, "seconds": self._training}
+        if self._figures is not None:
+            row["workers"] = self._figures.rows(seconds)
         self.folder.append_metrics(row)
         self._logged = (event.iteration, self._training)
 
@@ -381,6 +416,7 @@ def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, 
         facts["solver"] = job.solver
     if samples is not None:
         facts["samples"] = samples
+    facts["workers"] = workers_of(job)  # what a checkpoint calls an iteration depends on it
     plain: dict[str, object] = json.loads(json.dumps({**facts, "net": net.digest}))
     return plain
 
@@ -446,7 +482,8 @@ def measure(
     with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
         run.set_states({name: value for name, value in values.items() if name != ITERATION})
         loss, accuracy = _results_of(graph, run.evaluate(graph))
-    return Measured(saved.iteration, spec, len(data_set.test), loss, accuracy)
+    iteration = saved.iteration // workers_of(job)
+    return Measured(iteration, spec, len(data_set.test), loss, accuracy)
 
 
 def _has_gpu(job: Job) -> bool:

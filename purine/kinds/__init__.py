@@ -1,6 +1,8 @@
 """The kinds of ops: one file per family, with the functions that add their ops to a net."""
 
 import purine.kinds.add_at
+import purine.kinds.adjoin
+import purine.kinds.asynchronous
 import purine.kinds.average
 import purine.kinds.batch_reduce
 import purine.kinds.caffe
@@ -12,7 +14,8 @@ import purine.kinds.grouped
 import purine.kinds.loss_scale
 import purine.kinds.rates
 import purine.kinds.sync_norm
-import purine.kinds.update  # noqa: F401  (these register kinds or kernels, and have no layers)
+import purine.kinds.update
+import purine.kinds.versions  # noqa: F401  (these register kinds or kernels, and have no layers)
 from purine.kinds.activation import elu, gelu, leaky_relu, relu, relu6, sigmoid, tanh
 from purine.kinds.attention import attention
 from purine.kinds.conv import conv, deconv

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from purine.analysis.infer import size_in_bytes
 from purine.graph import Builder, Graph, Op
+from purine.kinds.adjoin import ADJOIN
 from purine.registry.facts import Facts, Role
 from purine.registry.fillers import shard_of
-from purine.registry.kind import Attr, Kind, PerOp, register
-from purine.registry.spec import Inferred, Spec
+from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["ADJOIN", "POST", "adjoined", "is_posted", "places_of", "posted"]
+__all__ = ["POST", "adjoined", "is_posted", "places_of", "posted"]
 
-POST, ADJOIN = "Post", "Adjoin"
+POST = "Post"
 
 register(
     Kind(
@@ -47,36 +44,6 @@ the board from byte `board` on, and the result is that memory."""
 _ALIGNMENT = 64
 
 
-def _infer(op: Op, parts: Sequence[Spec]) -> Inferred:
-    """The parts together; the result may be their memory."""
-    first, rows = parts[0], sum(part.shape[0] for part in parts)
-    return Inferred((replace(first, shape=(rows, *first.shape[1:])),), (0,), several=False)
-
-
-def _adjoin(*parts: Tensor) -> Tensor:
-    first, behind = parts[0], 0
-    for part in parts:
-        if not _follows(part, first, behind):
-            return torch.cat(parts)
-        behind += part.numel()
-    rows = sum(part.shape[0] for part in parts)
-    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
-
-
-register(Kind(ADJOIN, _adjoin, (), variadic=True, per_op=PerOp(infer=_infer)))
-"""The parts along the first axis as one. Those that follow each other in memory are not copied."""
-
-
-def _follows(part: Tensor, first: Tensor, behind: int) -> bool:
-    """Whether a part lies so many elements behind the first one, in the same order."""
-    return (
-        part.untyped_storage()._cdata == first.untyped_storage()._cdata
-        and part.storage_offset() == first.storage_offset() + behind
-        and part.stride() == first.stride()
-        and part.stride(0) * part.shape[0] == part.numel()
-    )
-
-
 def is_posted(op: Op) -> bool:
     """Whether a copy between hosts goes over the board."""
     return op.kind == "Copy" and bool(op.attributes.get("board"))
@@ -94,7 +61,7 @@ def places_of(step: Graph) -> Mapping[str, int]:
     >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
     >>> shared = pu.parallel.replicate(step, "host0-1:cpu:0", shared=True)
     >>> places_of(shared)["fc1/weight/unit1"] - places_of(shared)["fc1/weight/unit0"]
-    392000
+    200704
     """
     sources = {op.inputs[0] for op in step.ops.values() if is_posted(op)}
     states = [name for name in step.states if name in sources]

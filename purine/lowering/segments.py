@@ -76,10 +76,12 @@ def joined(graph: Graph) -> Lowered:
             builder.ops[op.name] = replace(op, kind="aten.add.Tensor", attributes={})
     with_sums = builder.graph()
     apart, puts = _behind_arrivals(with_sums), _awaiting_puts(with_sums)
+    # Each update of a shared state locks that state alone.
+    versions = {state.read for state in graph.states.values() if state.versioned}
 
     def team(op: Op) -> object:
-        own = None if op.name in apart else _team(op)
-        return None if own is None else (own, puts.get(op.name))
+        own = None if op.name in apart or versions.intersection(op.inputs) else _team(op)
+        return None if own is None else (own, puts.get(op.name), op.every, op.phase)
 
     segments = segmented(
         with_sums,
@@ -213,7 +215,8 @@ def segmented(
     grouping = _Grouping(graph, cost, team, pieces, least, arriving, leaving)
     for group in grouping.groups():
         first = group[0]
-        if len(group) == 1 and lookup(first).variants.many is None:
+        alone = lookup(first).variants.many is None or grouping.team[first.name] is None
+        if len(group) == 1 and alone:
             continue
         inputs, outputs, inside = boundary(graph, group)
         if lookup(first).variants.many is not None:

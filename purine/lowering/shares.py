@@ -82,8 +82,11 @@ def _divisible(graph: Graph, update: Op, mean: Op, large: int) -> bool:
     """Whether the update is the mean's only reader, and sizes and memory allow to divide both."""
     gradient = update.inputs[1]
     locations = _locations(graph, mean)
+    state = graph.states.get(update.inputs[0])
     return (
         mean.kind == "Average"
+        and update.every == 1
+        and not (state is not None and state.versioned)
         and mean.outputs == (gradient,)
         and _only_reader(graph, gradient, update)
         and graph.successors[mean.name] == (update.name,)

@@ -60,6 +60,14 @@ EFFECTS: tuple[Effect, ...] = (
         "Python prints the traceback",
     ),
     Effect(
+        "stacks",
+        "sets `TORCH_CPP_LOG_LEVEL=ERROR`, unless it is set",
+        "`import purine` by the command line",
+        "the process ends; torch reads it when it is loaded",
+        "where a host is lost, torch prints no stack for each call on the store that fails",
+        "torch prints its warnings, those with stacks too",
+    ),
+    Effect(
         "heap",
         "calls `mallopt`: the number of arenas and the sizes from which malloc maps and returns "
         "memory",

@@ -17,12 +17,13 @@ from purine.analysis.cost import PROFILE, cost
 from purine.analysis.infer import families, size_in_bytes
 from purine.arguments import at_least, checked
 from purine.graph import COLLECTIVES, NOTHING, Builder, Graph, Location, Op
+from purine.graph.nodes import LAST
 from purine.kinds.fused import FUSED, fused_op
 from purine.registry.lookup import lookup
 
 __all__ = ["boundary", "fuse"]
 
-_APART = ("Copy", *COLLECTIVES, FUSED)
+_APART = ("Copy", LAST, *COLLECTIVES, FUSED)
 
 
 @checked
@@ -93,7 +94,7 @@ def _pieces(
     ranks = _ranks(graph, devices)
     for name in graph.order:
         op = graph.ops[name]
-        if _fits(op, devices):
+        if _fits(graph, op, devices):
             groups.setdefault((-ranks[name], op.location, op.lane), []).append(op)
     parts = [part for key in sorted(groups) for part in _split(graph, groups[key], pieces)]
     if bucket is not None:
@@ -109,19 +110,23 @@ def _ranks(graph: Graph, devices: Sequence[str] | None) -> dict[str, int]:
         for following in graph.successors[name]:
             other = graph.ops[following]
             same_lane = (op.location, op.lane) == (other.location, other.lane)
-            together = same_lane and _fits(op, devices) and _fits(other, devices)
+            together = same_lane and _fits(graph, op, devices) and _fits(graph, other, devices)
             behind.append(ranks[following] + (not together))
         ranks[name] = max(behind)
     return ranks
 
 
-def _fits(op: Op, devices: Sequence[str] | None) -> bool:
+def _fits(graph: Graph, op: Op, devices: Sequence[str] | None) -> bool:
+    """Whether an op may be fused: one that computes in every iteration, on states of its own."""
+    states = (graph.states.get(name) for name in op.inputs)
     beside = op.lane == "inbound" and op.location.device.startswith("cuda")
     return (
         (beside or op.lane.startswith("compute"))
         and op.kind not in _APART
         and lookup(op).function is not None
         and (devices is None or op.location.device in devices)
+        and op.every == 1
+        and not any(state is not None and state.versioned for state in states)
     )
 
 

@@ -19,6 +19,7 @@ from purine.parallel.schedule import (
     zero_bubble,
 )
 from purine.parallel.scheme import Scheme
+from purine.parallel.serve import Asynchronous, serve
 from purine.parallel.shard import shard
 from purine.placement.copies import bytes_moved, insert_copies
 from purine.placement.devices import devices_of, parse_devices
@@ -27,6 +28,7 @@ from purine.placement.values import gather_values, shard_values
 
 __all__ = [
     "SCHEDULES",
+    "Asynchronous",
     "Schedule",
     "Scheme",
     "accumulate",
@@ -50,6 +52,7 @@ __all__ = [
     "place",
     "place_at_cut",
     "replicate",
+    "serve",
     "shard",
     "shard_values",
     "times_of_step",

@@ -19,13 +19,18 @@ from purine.nearest import nearest_name, unknown_name
 from purine.parallel.reduce import TOPOLOGIES, Topology
 from purine.parallel.replicate import BatchNorms
 from purine.parallel.schedule import SCHEDULES, Schedule, bubble, bubble_formula, named_schedule
+from purine.parallel.serve.rule import RULES, Asynchronous
 
 __all__ = ["Scheme", "Setting"]
 
-Setting: TypeAlias = int | bool | str | tuple[str, ...] | tuple[int, ...]
+Setting: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...]
 """A value of a scheme's setting, as people write it."""
 
-_NUMBERS = {"data": 1, "pipeline": 1, "model": 1, "micro": 1, "chunks": 1, "bucket": 0, "unit": 0}
+_NUMBERS = {
+    **dict.fromkeys(("workers", "data", "pipeline", "model", "micro", "chunks"), 1),
+    **dict.fromkeys(("bucket", "unit"), 0),
+}
+"""By setting that is a whole number, the least."""
 _MOST = 4096  # parts of anything: a schedule has an entry for each
 _DIGITS = 18  # of a share
 _SIZES = ("bucket", "unit")  # in bytes
@@ -38,8 +43,10 @@ _CELLS = 1 << 16  # of a schedule: forward passes of micro-batches through stage
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How a net is trained on `data * pipeline * model` devices; None is a setting left open.
+    """How a net is trained on `workers * data * pipeline * model` devices; None is left open.
 
+    With `asynchronous` there are `workers` that do not wait for each other: see `Asynchronous`,
+    whose settings are given beside those here. What follows is the scheme inside of each worker.
     There are `data` replicas; each is a pipeline of `pipeline` devices, and what is on one of these
     is cut over `model` devices (with `hybrid`, convolutions share out the batch instead). The
     replicas have equal parts of the batch, or parts in proportion to `shares`.
@@ -56,6 +63,8 @@ class Scheme:
     (8, 8, 'data=2,pipeline=4')
     """
 
+    workers: int = 1
+    asynchronous: Asynchronous | None = None
     data: int = 1
     shares: tuple[int, ...] = ()
     pipeline: int = 1
@@ -94,7 +103,25 @@ class Scheme:
         check_fields(self)
         if self.schedule is not None and not _is_grid(self.schedule):
             _choose("schedule", self.schedule, tuple(SCHEDULES))
+        self._refuse_workers()
         self._refuse_what_does_not_go_together()
+
+    def _refuse_workers(self) -> None:
+        """Workers need an asynchronous scheme, and are whole replicas or pipelines."""
+        if self.asynchronous is None:
+            if self.workers > 1:
+                what, found = "there are workers without a scheme", f"workers={self.workers}"
+                remedy = f"give asynchronous={'|'.join(RULES)}, or data instead of workers"
+                raise ConfigError(what, "asynchronous=NAME with workers", found, remedy)
+            return
+        for name, least in (("model", 1), ("floating", False)):
+            if getattr(self, name) != least:
+                raise ConfigError(
+                    f"workers cannot train with {name}",
+                    expected="data, pipeline and micro inside of workers",
+                    found=f"{name}={_text(getattr(self, name))}",
+                    remedy=f"leave {name} out, or asynchronous",
+                )
 
     def _refuse_shares(self) -> None:
         shares: object = self.shares
@@ -178,6 +205,12 @@ class Scheme:
         for key in settings:
             cls.refuse_unknown(key)
         given = {key: _read(key, value) for key, value in settings.items()}
+        own = {key: given.pop(key) for key in Asynchronous.names() if key in given}
+        named = given.get("asynchronous")
+        if isinstance(named, str):
+            given["asynchronous"] = Asynchronous.of(named, own)
+        elif own:
+            raise _without_workers(next(iter(own)))
         if isinstance(given.get("shares"), tuple):  # there is a replica for each
             given.setdefault("data", max(1, len(given["shares"])))
         return cls(**given)
@@ -185,7 +218,7 @@ class Scheme:
     @classmethod
     def refuse_unknown(cls, key: str) -> None:
         """Raise `ConfigError` unless this is the name of a setting."""
-        known = [item.name for item in fields(cls)]
+        known = [*(item.name for item in fields(cls)), *Asynchronous.names()]
         if key not in known:
             what, expected = (
                 f"there is no setting {key!r} of parallelism",
@@ -197,6 +230,11 @@ class Scheme:
     @property
     def devices(self) -> int:
         """How many devices it takes."""
+        return self.workers * self.group
+
+    @property
+    def group(self) -> int:
+        """How many devices a worker takes; without workers, all that there are."""
         return self.data * self.pipeline * self.model
 
     @property
@@ -218,13 +256,17 @@ class Scheme:
     def parts(self) -> Mapping[str, int]:
         """By setting, into how many equal parts it cuts the batch; a replica may have several."""
         own = {"data": sum(self.ratio), "micro": self.micro_batches}
+        if self.asynchronous is not None:
+            own = {"workers": self.workers, **own}
         return {**own, "model": self.model} if self.hybrid else own
 
     @property
     def settings(self) -> dict[str, Setting]:
         """What differs from the defaults."""
         values = ((item.name, getattr(self, item.name), item.default) for item in fields(self))
-        return {name: value for name, value, default in values if value != default}
+        given = {name: value for name, value, default in values if value != default}
+        rule = given.pop("asynchronous", None)
+        return given if rule is None else {"workers": self.workers, **rule.settings, **given}
 
     def grid(self, times: int) -> Schedule:
         """The schedule of the pipeline for `times` as many micro-batches."""
@@ -245,14 +287,34 @@ class Scheme:
         return replace(self, micro=self.micro_batches) if self.pipeline > 1 else self
 
     def over(self, devices: int) -> Scheme:
-        """The same for another number of devices, if it consists of equal replicas alone."""
+        """The same for another number of devices, if it consists of workers or equal replicas."""
+        if self.asynchronous is not None:
+            return replace(self, workers=max(1, devices // self.group))
         if self.pipeline == self.model == 1 and not self.shares:
             return replace(self, data=devices)
         return self
 
+    def synchronous(self) -> Scheme:
+        """The same with replicas in place of workers whose reads may not be stale at all."""
+        if self.asynchronous is None or not self.asynchronous.synchronous:
+            return self
+        data, shares = self.workers * self.data, self.shares * self.workers
+        return replace(self, workers=1, asynchronous=None, data=data, shares=shares)
+
     def __str__(self) -> str:
         given = self.settings or {"data": self.data}
         return ",".join(f"{key}={_text(value)}" for key, value in given.items())
+
+
+def _without_workers(name: str) -> ConfigError:
+    """The error for a setting of asynchronous training where no such scheme is named."""
+    schemes = [scheme for scheme, settings in RULES.items() if name in settings] or list(RULES)
+    return ConfigError(
+        f"{name} is given, and no asynchronous scheme",
+        expected=f"asynchronous={'|'.join(schemes)} with {name}",
+        found=name,
+        remedy=f"name the scheme, or leave {name} out",
+    )
 
 
 def _text(value: Setting) -> str:

@@ -144,7 +144,10 @@ def add_copy(
     builder.add(replace(original, name=name, location=location))
     settings = _settings(builder.blobs[source].location, location, board=board)
     origin = replace(Origin(blob) if maker is None else origin_of(maker), of=blob, role="copy")
-    builder.add(Op(name, "Copy", (source,), (name,), settings, location, "inbound", origin=origin))
+    copy = Op(name, "Copy", (source,), (name,), settings, location, "inbound", origin=origin)
+    if maker is not None:  # the copy is made when, and for the worker for which, the blob is
+        copy = replace(copy, every=maker.every, phase=maker.phase, worker=maker.worker)
+    builder.add(copy)
     return name
 
 
@@ -153,7 +156,7 @@ class _Copies:
 
     def __init__(self, graph: Graph) -> None:
         self.builder = Builder(graph)
-        self.producers = graph.producers
+        self.producers, self.consumers = graph.producers, graph.consumers
         ops = graph.ops.values()
         self.origins = {op.outputs[0]: op.inputs[0] for op in ops if op.kind == "Copy"}
         self.copies: dict[tuple[str, Location], str] = {}
@@ -179,6 +182,9 @@ class _Copies:
         if self.builder.blobs[blob].location.host != location.host:  # it goes to a host once
             source = self.near.get((blob, location.host), blob)
         name = add_copy(self.builder, blob, location, source, maker)
+        if maker is None and self.consumers[blob]:  # a state is that of one worker
+            worker = self.consumers[blob][0].worker
+            self.builder.ops[name] = replace(self.builder.ops[name], worker=worker)
         self.origins[name] = self.builder.ops[name].inputs[0]
         self._note(name, location)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from purine.arguments import checked
 from purine.errors import ConfigError
 from purine.graph import Blob, Graph
 from purine.graph.names import slot_of
-from purine.registry.fillers import Shard, shard_of
+from purine.registry.fillers import Shard, drawn_as, shard_of
 
-__all__ = ["gather_values", "merged_spans", "shard_values", "shards_of", "wholes_of"]
+__all__ = ["gather_values", "merged_spans", "shard_values", "shards_of", "starts", "wholes_of"]
 
 
 @checked
@@ -21,7 +22,7 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
     """Values of the states of a net, cut for its sharded form `graph`.
 
     What a solver remembers of a parameter is cut as the parameter is. States that are not cut keep
-    their values.
+    their values. A state of a worker gets the value of the net's state that it starts as.
     """
     pieces: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -34,12 +35,18 @@ def shard_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor
                 raise ConfigError(what, f"size {list(part.whole)}", found, remedy, blob=whole)
             pieces[name] = part.take(values[whole])
             used.add(whole)
+    for name, whole in starts(graph).items():
+        if whole in values:
+            pieces.setdefault(name, values.get(name, values[whole]))
+            used.add(whole)
     return {**{name: value for name, value in values.items() if name not in used}, **pieces}
 
 
 @checked
 def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of the states of a sharded net or step, under the names and in the form of the net.
+
+    Of a state of which each worker has its own, and which is not shared, it is the mean.
 
     >>> import purine as pu
     >>> import torch
@@ -49,9 +56,16 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
     >>> gather_values(cut, values).keys() == net.states.keys()
     True
     """
-    shards = shards_of(graph)
+    shards, own = shards_of(graph), starts(graph)
     wholes: dict[str, Tensor] = {}
+    copies: dict[str, list[Tensor]] = {}
     for name, value in values.items():
+        if name in own:
+            if graph.states[name].shared:
+                wholes[own[name]] = value
+            else:
+                copies.setdefault(own[name], []).append(value)
+            continue
         if name not in shards:
             wholes[name] = value
             continue
@@ -59,7 +73,14 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
         if whole not in wholes:
             wholes[whole] = value.new_empty(part.whole)
         part.put(value, wholes[whole])
-    return wholes
+    means = {name: _mean(found) for name, found in copies.items() if name not in wholes}
+    return {**wholes, **means}
+
+
+def _mean(copies: Sequence[Tensor]) -> Tensor:
+    """The mean of what workers have of a state; of counts that of the first worker."""
+    first = copies[0]
+    return torch.stack(list(copies)).mean(dim=0) if first.is_floating_point() else first
 
 
 def merged_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -78,14 +99,24 @@ def merged_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...
 
 def wholes_of(graph: Graph) -> dict[str, Blob]:
     """The whole states that the states of a graph are, or are shards of, as blobs."""
-    shards, wholes = shards_of(graph), dict[str, Blob]()
+    shards, wholes, own = shards_of(graph), dict[str, Blob](), starts(graph)
     for name in graph.states:
         blob = graph.blobs[name]
+        if name in own:
+            blob = replace(blob, name=own[name])
         if name in shards:
             whole, part = shards[name]
             blob = replace(blob, name=whole, shape=part.whole)
         wholes[blob.name] = blob
     return wholes
+
+
+def starts(graph: Graph) -> dict[str, str]:
+    """By state of a worker the state of the net whose value it has, or starts with."""
+    names = {
+        name: state.shared or drawn_as(state.filler) or name for name, state in graph.states.items()
+    }
+    return {name: whole for name, whole in names.items() if whole != name}
 
 
 def shards_of(graph: Graph) -> dict[str, tuple[str, Shard]]:

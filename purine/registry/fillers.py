@@ -21,14 +21,23 @@ from purine.arguments import checked, conforms, describe
 from purine.errors import KindError
 from purine.graph import Blob, Filler, Graph, State, verify
 from purine.registry.aten import dtype_of
-from purine.registry.kind import signature_of
+from purine.registry.kind import Attr, signature_of
 from purine.registry.spec import Shape
 
-__all__ = ["Shard", "fill", "filler_of_whole", "filler_problems", "shard_of"]
+__all__ = [
+    "Shard",
+    "drawn_as",
+    "fill",
+    "filler_of_whole",
+    "filler_problems",
+    "shard_of",
+    "with_name",
+]
 
 Variance = Literal["fan_in", "fan_out", "average"]
 Draw = Callable[..., Tensor]
 _SHARD = ("of", "whole", "axis", "spans")
+_NAME = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,17 @@ def shard_of(filler: Filler) -> Shard | None:
     return Shard(**{key: filler.attributes[key] for key in _SHARD})  # type: ignore[arg-type]
 
 
+def with_name(filler: Filler, name: str) -> Filler:
+    """The filler that draws for any state what `filler` draws for the state of this name."""
+    return Filler(filler.kind, {**filler.attributes, _NAME: name})
+
+
+def drawn_as(filler: Filler) -> str | None:
+    """The name of the state whose value a filler draws, if it is another one's."""
+    name = filler.attributes.get(_NAME)
+    return name if isinstance(name, str) else None
+
+
 @checked
 def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: str) -> Tensor:
     """The first value of the state `name`, for a blob of the given shape and dtype.
@@ -84,9 +104,10 @@ def fill(filler: Filler, shape: Sequence[int], dtype: str, *, seed: int, name: s
         return shard.take(
             fill(filler_of_whole(filler), shard.whole, dtype, seed=seed, name=shard.of)
         )
-    key = hashlib.sha256(f"{seed}\n{name}".encode()).digest()
+    key = hashlib.sha256(f"{seed}\n{drawn_as(filler) or name}".encode()).digest()
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
-    value = _FILLERS[filler.kind](tuple(shape), generator, **filler.attributes)
+    settings = {key: value for key, value in filler.attributes.items() if key != _NAME}
+    value = _FILLERS[filler.kind](tuple(shape), generator, **settings)
     return value.to(dtype_of(dtype)).contiguous()
 
 
@@ -154,7 +175,9 @@ _FILLERS: dict[str, Draw] = {
     draw.__name__.removeprefix("_"): draw
     for draw in (_bilinear, _constant, _gaussian, _msra, _positive_unitball, _uniform, _xavier)
 }
-_SETTINGS = {kind: signature_of(draw)[-1] for kind, draw in _FILLERS.items()}
+_SETTINGS = {
+    kind: {**signature_of(draw)[-1], _NAME: Attr(str, "")} for kind, draw in _FILLERS.items()
+}
 
 
 def _fan(shape: Shape, variance: Variance) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from purine.errors import KernelError
 from purine.graph import Op
 from purine.lowering.segments import SegmentError
-from purine.runtime.program import Program
+from purine.runtime.program import Program, Step
 
 __all__ = ["Buffers"]
 
@@ -23,7 +23,7 @@ class Buffers:
     """One list of values per iteration in flight, and one for the next values of states.
 
     `states` are the values that iteration `start` reads, `feeds` those of the graph's inputs.
-    `credit` bounds the iterations in flight.
+    `credit` bounds the iterations in flight. States without a value are given with `put`.
     """
 
     def __init__(
@@ -37,15 +37,18 @@ class Buffers:
     ) -> None:
         self.program = program
         self.size = len(program.steps)
-        self.slots = credit + 1
+        self.slots = credit + program.plan.reach
         numbers = program.blobs
         given = {**states, **feeds}
-        fresh: list[Any] = [None] * len(numbers)
+        fresh: list[Any] = [None] * len(program.uses)
         for name in program.constants:
             fresh[numbers[name]] = given[name]
         self._values = [fresh.copy() for _ in range(self.slots)]
-        for name in program.graph.states:
+        for name in program.graph.states.keys() & states.keys():
             self._values[start % self.slots][numbers[name]] = states[name]
+        for name, (number, age) in program.old.items():
+            for iteration in range(start, start + age + 1):
+                self._values[iteration % self.slots][number] = states[name]
         self._uses = [list(program.uses) for _ in range(self.slots)]
         self._watched = [list(program.watched) for _ in range(self.slots)]
         self._outputs = [(name, numbers[name]) for name in program.graph.outputs]
@@ -56,7 +59,10 @@ class Buffers:
         step = self.program.steps[token % self.size]
         values = self._values[slot]
         arguments = [values[number] for number in step.reads]
-        if step.over:
+        if step.checked:
+            if token // self.size % step.every != step.phase:
+                self._skip(step, slot)
+                return
             for position, family in step.over:
                 if self._watched[slot][family] != 1:  # another op has still to read it
                     arguments[position] = arguments[position].clone()
@@ -73,18 +79,48 @@ class Buffers:
                 values[writes[0]] = results
             if step.carries:
                 self._values[(slot + 1) % self.slots][step.carries[0][1]] = results
+                if step.stale:
+                    self._keep(step, slot)
         else:
             for number, result in zip(writes, results, strict=True):
                 if number >= 0:
                     values[number] = result
             for index, number in step.carries:
                 self._values[(slot + 1) % self.slots][number] = results[index]
+            if step.stale:
+                self._keep(step, slot)
         for number in step.drops:
             values[number] = None
+
+    def _skip(self, step: Step, slot: int) -> None:
+        """Leave an op out of an iteration: states that it updates keep their values."""
+        values, following = self._values[slot], self._values[(slot + 1) % self.slots]
+        for _, number in step.carries:
+            following[number] = values[number]
+        self._keep(step, slot)
+        for number in step.drops:
+            values[number] = None
+
+    def _keep(self, step: Step, slot: int) -> None:
+        """Keep the next values of states for the iterations that read them late."""
+        following = self._values[(slot + 1) % self.slots]
+        for newest, late, distance in step.stale:
+            self._values[(slot + distance) % self.slots][late] = following[newest]
 
     def value(self, iteration: int, blob: str) -> Tensor:
         """The value that a blob has in an iteration in flight."""
         value: Tensor = self._values[iteration % self.slots][self.program.blobs[blob]]
+        return value
+
+    def put(self, iteration: int, number: int, value: Tensor) -> None:
+        """Give an iteration in flight one of its values."""
+        self._values[iteration % self.slots][number] = value
+
+    def take(self, iteration: int, blob: str) -> Tensor:
+        """Take the value of a blob away."""
+        values, number = self._values[iteration % self.slots], self.program.blobs[blob]
+        value: Tensor = values[number]
+        values[number] = None
         return value
 
     def release(self, token: int) -> None:
@@ -115,9 +151,13 @@ class Buffers:
         return outputs
 
     def states(self, iteration: int) -> dict[str, Tensor]:
-        """The states that `iteration` reads, once the one before it is complete."""
+        """The states that `iteration` reads, once the one before it is complete.
+
+        Those that workers share are not among them.
+        """
         values = self._values[iteration % self.slots]
-        return {name: values[self.program.blobs[name]] for name in self.program.graph.states}
+        states, blobs = self.program.graph.states.items(), self.program.blobs
+        return {name: values[blobs[name]] for name, state in states if not state.shared}
 
     def held(self) -> int:
         """The number of values that are held now, constants not counted."""

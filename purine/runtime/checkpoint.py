@@ -26,10 +26,12 @@ from torch import Tensor
 from purine.arguments import at_least
 from purine.errors import CheckpointError
 from purine.graph import Graph
-from purine.placement.values import shards_of, wholes_of
+from purine.graph.names import of_worker
+from purine.lowering.workers import has_workers
+from purine.placement.values import shards_of, starts, wholes_of
 from purine.registry.aten import dtype_name, dtype_of
 from purine.registry.clock import ITERATION, SEED
-from purine.registry.fillers import Shard
+from purine.registry.fillers import Shard, drawn_as
 from purine.runtime import _checkpoint_folder as folders
 from purine.runtime import _checkpoint_manifest as manifests
 from purine.runtime._checkpoint_folder import FOLDER, LARGEST, os_errors, refusing
@@ -146,12 +148,19 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
         remedy = "use the net and the solver that it was saved from, or start a run afresh"
         return unusable(checkpoint.path, what, expected, found, blob=name, remedy=remedy)
 
-    wholes = wholes_of(graph)
+    wholes, forms = wholes_of(graph), checkpoint.forms
+    if has_workers(graph) or any(of_worker(name) != name for name in forms):
+        # What is not of the net differs from scheme to scheme. It starts anew, or is not needed.
+        parameters = {
+            s.shared or drawn_as(s.filler) or n for n, s in graph.states.items() if s.trainable
+        }
+        wholes = {n: blob for n, blob in wholes.items() if n in forms or n in parameters}
+        forms = {n: form for n, form in forms.items() if n in wholes}
     for name, blob in wholes.items():
-        if name not in checkpoint.forms:
+        if name not in forms:
             expected, found = f"a value for {blob}", manifests.some_names(checkpoint.forms)
             raise differ(f"the checkpoint has no state {name!r}", name, expected, found)
-    for name, form in checkpoint.forms.items():
+    for name, form in forms.items():
         if name not in wholes:
             what = f"the checkpoint has a state {name!r} that the net has not"
             raise differ(what, name, manifests.some_names(wholes), str(form))
@@ -246,7 +255,15 @@ def _read(
     with os_errors("cannot read the checkpoint", path), _Reader(path, manifest) as reader:
         if names is None:
             reader.open_all()
-        values = {name: reader.read(*shards.get(name, (name, None))) for name in wanted}
+        sources = {name: shards.get(name, (name, None)) for name in wanted}
+        for name, whole in ({} if step is None else starts(step)).items():
+            if name in sources and name not in forms:
+                sources[name] = (whole, None)
+        values = {
+            name: reader.read(whole, shard)
+            for name, (whole, shard) in sources.items()
+            if whole in forms or step is None
+        }
     if manifest.version == 1:
         _confirm(path, manifest, values)
     return replace(saved, values=values)

@@ -30,6 +30,7 @@ from purine.runtime.exchange import Exchange, Wait
 from purine.runtime.host_core import TOKEN, HostCore
 from purine.runtime.pool import Pool
 from purine.runtime.program import Program
+from purine.runtime.seat import Seat
 from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
 from purine.trace.events import FETCH, Event
 from purine.trace.trace import Trace, edges_of
@@ -80,7 +81,8 @@ class Executor:
 
     `states` gives the value of every state at iteration `start`, `feeds` that of every input. The
     executor owns the tensors of the states: it writes over them. Its threads start with the first
-    iteration that may run, and end with `close`.
+    iteration that may run, and end with `close`. The executor of one of several workers has a
+    `seat` among them.
     """
 
     def __init__(
@@ -92,17 +94,20 @@ class Executor:
         start: int = 0,
         settings: Settings | None = None,
         exchange: Exchange | None = None,
+        seat: Seat | None = None,
     ) -> None:
         settings = settings or Settings()
         credit, plan = settings.credit, program.plan
         self.graph, self.plan, self.settings = program.graph, plan, settings
         self.threads = settings.threads or threads_of_all()
         self._exchange = exchange
-        self.core: Core | HostCore = (
-            Core(plan, start=start, credit=credit)
-            if exchange is None
-            else exchange.open(plan, start=start, credit=credit)
-        )
+        self.core: Core | HostCore | Seat
+        if seat is not None:
+            self.core = seat
+        elif exchange is not None:
+            self.core = exchange.open(plan, start=start, credit=credit)
+        else:
+            self.core = Core(plan, start=start, credit=credit)
         self.buffers = Buffers(
             program, states=states, feeds=feeds or {}, start=start, credit=credit
         )
@@ -112,13 +117,16 @@ class Executor:
             self.buffers.run if self._streams is None else self._streams.run
         )
         self._run = run if exchange is None else exchange.running(run)
+        if seat is not None:
+            self._run = seat.running(self.buffers)
+        self._seat = seat
         self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start
         self._failure: RunError | None = None
         self._holds = self._stopped = False
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._host = threading.Condition(self._lock)
+        self._lock = threading.Lock() if seat is None else seat.lock
+        self._host = threading.Condition(self._lock) if seat is None else seat.host
         self._threads: list[threading.Thread] = []
         self._make_queues()
 
@@ -487,6 +495,8 @@ class Executor:
         if self._exchange is not None:
             self._exchange.abandon()
         self._stop()
+        if self._seat is not None:
+            self._seat.failed(self._failure)
         self._let_go_if_idle()
 
     def _stop(self) -> None:
@@ -556,7 +566,7 @@ def _add_peers(
     return len(workers) - 1
 
 
-def _stall(core: Core | HostCore, graph: Graph) -> StallError:
+def _stall(core: Core | HostCore | Seat, graph: Graph) -> StallError:
     waiting, producers = core.waiting(), graph.producers
     lines = []
     for iteration, name, _ in waiting[:5]:

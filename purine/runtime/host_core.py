@@ -110,6 +110,10 @@ class HostCore:
         return self.core.completed
 
     @property
+    def opened(self) -> int:
+        return self.core.opened
+
+    @property
     def idle(self) -> bool:
         return self.core.idle
 

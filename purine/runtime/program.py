@@ -6,15 +6,17 @@ anything runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import Tensor
 
 from purine.analysis.aliasing import Aliasing, constants
 from purine.analysis.infer import results_of, spec_of
 from purine.core import Plan, compile_plan
-from purine.graph import NOTHING, Graph, Op
+from purine.graph import FETCH, NOTHING, Graph, Op
 from purine.kinds.fused import FUSED
 from purine.kinds.packed_filters import with_packed
 from purine.lowering import Lowered
@@ -34,6 +36,8 @@ class Step:
     iteration reads). `drops` are values that this op alone reads, `shared` those with several
     readers, `families` the watched families that it reads. `over` are pairs (input position,
     family) that the kernel writes over; it gets a copy unless it is the family's last reader.
+    The op runs in iteration `phase` of `every`. `stale` are triples (next value of a state, value
+    that is read late, in how many iterations).
     """
 
     kernel: Kernel
@@ -44,6 +48,14 @@ class Step:
     shared: tuple[int, ...]
     families: tuple[int, ...]
     over: tuple[tuple[int, int], ...]
+    every: int = 1
+    phase: int = 0
+    stale: tuple[tuple[int, int, int], ...] = ()
+    checked: bool = field(init=False)
+    """Whether there is something to decide before the kernel runs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checked", bool(self.over) or self.every != 1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,9 @@ class Program:
     """A graph, its plan, a step for each op number, and the numbers of an iteration's values.
 
     `uses` are the readers of each blob. `watched` are those of each watched family. `constants` are
-    the blobs that have one value in all iterations.
+    the blobs that have one value in all iterations. `old` has for each state that is read late the
+    number of the value that is read, and how many iterations it is older than the newest.
+    `versions` has by op, and shared state that it reads, the number of the version that it reads.
     """
 
     graph: Graph
@@ -61,6 +75,8 @@ class Program:
     uses: tuple[int, ...]
     watched: tuple[int, ...]
     constants: tuple[str, ...]
+    old: Mapping[str, tuple[int, int]]
+    versions: Mapping[tuple[str, str], int]
 
 
 def compile_program(
@@ -93,9 +109,11 @@ def compile_program(
         plan,
         tuple(compiler.step(graph.ops[name]) for name in plan.ops),
         compiler.numbers,
-        tuple(len(graph.consumers[name]) for name in graph.blobs),
+        compiler.uses,
         tuple(aliasing.readers[family] for family in aliasing.watched),
         tuple(constants(graph)),
+        compiler.old,
+        compiler.versions,
     )
 
 
@@ -114,29 +132,63 @@ class _Compiler:
         for state in graph.states.values():
             if state.next != state.read:
                 self.carried.setdefault(state.next, []).append(state.read)
+        late = (
+            (name, state.staleness)
+            for name, state in graph.states.items()
+            if state.staleness and not state.shared and state.next != name
+        )
+        self.old = {name: (len(graph.blobs) + index, age) for index, (name, age) in enumerate(late)}
+        pairs = (
+            (op.name, name)
+            for name, state in graph.states.items()
+            if state.shared
+            for op in graph.consumers[name]
+        )
+        first = len(graph.blobs) + len(self.old)
+        self.versions = {pair: first + index for index, pair in enumerate(pairs)}
+        readers = Counter(chain.from_iterable(set(self._reads(op)) for op in graph.ops.values()))
+        self.uses = tuple(readers[number] for number in range(first + len(self.versions)))
+        self.kept = {self.numbers[name] for name in aliasing.kept}
+
+    def _reads(self, op: Op) -> tuple[int, ...]:
+        """The numbers of the values that an op reads."""
+        if op.kind == FETCH and op.inputs[0] in self.old:
+            return (self.old[op.inputs[0]][0],)
+        versions, numbers = self.versions, self.numbers
+        return tuple(versions.get((op.name, name), numbers[name]) for name in op.inputs)
 
     def step(self, op: Op) -> Step:
-        aliasing, uses = self.aliasing, self.graph.consumers
+        aliasing, reads = self.aliasing, self._reads(op)
+        overwrites = aliasing.overwrites(op)
+        # Whoever hands out a version of a shared state knows whether it may be written over.
         over = tuple(
             (position, aliasing.watched[aliasing.family[op.inputs[position]]])
-            for position in aliasing.overwrites(op)
+            for position in overwrites
+            if (op.name, op.inputs[position]) not in self.versions
         )
-        reads = dict.fromkeys(op.inputs)
-        released = [name for name in reads if name not in aliasing.kept]
-        families = {aliasing.family[name] for name in reads}
+        released = [number for number in dict.fromkeys(reads) if number not in self.kept]
+        families = {aliasing.family[name] for name in op.inputs}
+        carries = [
+            (position, read)
+            for position, name in enumerate(op.outputs)
+            for read in self.carried.get(name, ())
+        ]
         return Step(
-            self._kernel(op, overwrites=bool(over)),
-            tuple(self.numbers[name] for name in op.inputs),
+            self._kernel(op, overwrites=bool(overwrites)),
+            reads,
             tuple(self._write(name) for name in op.outputs),
-            tuple(
-                (position, self.numbers[read])
-                for position, name in enumerate(op.outputs)
-                for read in self.carried.get(name, ())
-            ),
-            tuple(self.numbers[name] for name in released if len(uses[name]) == 1),
-            tuple(self.numbers[name] for name in released if len(uses[name]) > 1),
+            tuple((position, self.numbers[read]) for position, read in carries),
+            tuple(number for number in released if self.uses[number] == 1),
+            tuple(number for number in released if self.uses[number] > 1),
             tuple(aliasing.watched[family] for family in families if family in aliasing.watched),
             over,
+            op.every,
+            op.phase,
+            tuple(
+                (self.numbers[read], self.old[read][0], self.old[read][1] + 1)
+                for _, read in carries
+                if read in self.old
+            ),
         )
 
     def _kernel(self, op: Op, *, overwrites: bool) -> Kernel:

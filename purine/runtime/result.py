@@ -15,11 +15,20 @@ __all__ = ["Result"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outputs of the graph in one iteration; `losses` names those that are minimised."""
+    """The outputs of the graph in one iteration; `losses` names those that are minimised.
+
+    Of a graph with workers it is an iteration of one `worker`, its number `own` of that worker.
+    What it fetched lacked up to `staleness` older iterations of another worker. Up to `missed`
+    versions of a state were made by others between its fetch and its update.
+    """
 
     iteration: int
     outputs: Mapping[str, Tensor]
     losses: tuple[str, ...] = ()
+    worker: int = 0
+    own: int | None = None
+    staleness: int = 0
+    missed: int = 0
 
     def __getitem__(self, name: str) -> float:
         value = self.outputs.get(name)

@@ -20,23 +20,20 @@ from torch import Tensor
 from purine.analysis.infer import check
 from purine.arguments import at_least, checked
 from purine.autodiff import reported_losses
-from purine.compile.fused import FusedKernel, as_kernel, captured, compiled
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
-from purine.graph import Graph, Op
-from purine.graph.names import copied_from
+from purine.graph import Graph
+from purine.graph.names import copied_from, of_worker
 from purine.lowering import Options, lower, options_for
-from purine.lowering.hosts import hosts_of, part_of
-from purine.lowering.together import Group, groups_of
+from purine.lowering.hosts import part_of
+from purine.lowering.workers import has_workers, worker_parts
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import tune_heap
 from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import unknown_name
 from purine.placement.values import gather_values, shard_values, shards_of
-from purine.registry.kind import Kernel
-from purine.registry.lookup import lookup
 from purine.runtime import checkpoint, checkpoint_hosts
 from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
@@ -46,13 +43,24 @@ from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
 from purine.runtime.program import compile_program
+from purine.runtime.record import Record
 from purine.runtime.result import Result
-from purine.runtime.streams import is_gpu
+from purine.runtime.run_checks import FusedKernels, communicators_of, held_tf32, refuse_hosts
 from purine.runtime.values import LARGEST_SEED, Values
+from purine.runtime.worker_states import (
+    each_worker,
+    empty_record,
+    for_all_workers,
+    joined,
+    past_of,
+    refuse_workers,
+    save_record,
+    workers_own,
+)
+from purine.runtime.workers import Reached, Workers, open_workers
 from purine.trace.gather import gather
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
-from purine.transports.communicator import Communicator
 from purine.transports.world import World, unheard
 
 __all__ = ["Run"]
@@ -73,6 +81,9 @@ class Run:
     otherwise all or none. With `tf32`, float32 products and convolutions on GPUs use TF32, which
     keeps 10 of 23 bits; without it they do not, whatever torch is set to. `record` keeps a trace of
     single ops, or of "segments", the groups of ops that are dispatched together without a trace.
+
+    Of a graph with workers, `steps` returns iterations of any worker as they complete. `replay` is
+    what `record_of_updates` of an earlier run returned: it happens again, to the same bits.
 
     A checkpoint of a sharded net holds whole states, so it fits any scheme of parallelism. A run
     belongs to the process that made it: a forked child makes its own. Threads may share a run;
@@ -103,6 +114,7 @@ class Run:
         tf32: bool = False,
         record: bool | Literal["segments"] = False,
         world: World | None = None,
+        replay: Record | None = None,
     ) -> None:
         at_least("prefetch", prefetch, 0, _MOST_PREFETCH)
         at_least("seed", seed, 0, LARGEST_SEED)
@@ -120,14 +132,22 @@ class Run:
         self.world = world
         self._part = part = self.graph if world is None else part_of(self.graph, world.host)
         """What runs here: the graph, or this host's part of it."""
-        _refuse_hosts(self.graph, world)
+        refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
-        held = _held(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
+        held = held_tf32(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
         self._settings = Settings(self.credit, threads, cores, held, bool(record))
         self._gpus = on_gpus(part)
-        self._losses = reported_losses(self.graph)
+        self._parts = tuple(worker_parts(part).values()) if has_workers(part) else ()
+        """The graphs of the workers, where the graph has any."""
+        self._replay = replay
+        refuse_workers(self.graph, world, replay)
+        if self._replay is not None:
+            self._settings = replace(self._settings, credit=self._replay.credit)
+        self._ahead = self._settings.credit * max(1, len(self._parts))
+        """How many iterations may be in flight."""
+        self._losses = tuple(dict.fromkeys(map(of_worker, reported_losses(self.graph))))
         self._sources = read_stream(part, self.data)
-        self._fused = _FusedKernels(compiled)
+        self._fused = FusedKernels(compiled)
         if world is not None:
             facts = facts_of(self.data, seed=seed, prefetch=prefetch)
             world.compare({**facts, "record": str(record)})
@@ -142,13 +162,15 @@ class Run:
         self._turn = threading.RLock()  # held by the thread whose call is being served
         self.iteration = 0
         """The iteration of the next result of `steps`."""
-        self._unread: dict[int, dict[str, Tensor]] = {}
+        self._unread: dict[int, Result] = {}
         """Results of iterations that were in flight when the lanes ended."""
-        self._executor: Executor | None = None
+        self._executor: Executor | Workers | None = None
         """Runs the lanes and holds the states, from the first step until the run is closed."""
-        self._reached, self._states = 0, dict[str, Tensor]()
+        self._reached, self._states = Reached(), dict[str, Tensor]()
         """Without lanes: the number of complete iterations, and the states after them. A state
         that is missing has the value of its filler."""
+        self._past: Record | None = None
+        """What workers did before the lanes last began."""
         self._recorded = Trace()
         self._readings: list[Reading] = []
         """The clock of this host against that of the first, each time that recording began."""
@@ -169,7 +191,7 @@ class Run:
 
     @checked
     def steps(self, count: int) -> Iterator[Result]:
-        """Run `count` iterations and yield their results in order.
+        """Run `count` iterations and yield their results in order, of workers as they complete.
 
         Up to `prefetch` later iterations are in flight while the caller reads a result. Values that
         `set_states` sets meanwhile are seen by the iterations after those.
@@ -182,17 +204,36 @@ class Run:
     def _step(self, left: int) -> Result:
         """The next of `left` results that the caller still wants."""
         with self._serving():
-            outputs = self._unread.pop(self.iteration, None)
-            if outputs is None:
+            result = self._unread.pop(self.iteration, None)
+            if result is None:
                 executor = self._started()
-                executor.extend(self.iteration + min(left, self.credit))
+                executor.extend(self.iteration + min(left, self._ahead))
                 with self._noting_failure():
-                    outputs = executor.wait(self.iteration)
+                    result = self._result(executor, self.iteration)
             self.iteration += 1
-            if self.world is not None:
-                own = self.graph.outputs
-                outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
-            return Result(self.iteration - 1, outputs, self._losses)
+            return result
+
+    def _result(self, executor: Executor | Workers, iteration: int) -> Result:
+        """Wait for the result of an iteration."""
+        if isinstance(executor, Workers):
+            done, found = executor.wait()
+            outputs = {of_worker(name): value for name, value in found.items()}
+            measured = (done.worker, done.iteration, done.staleness, done.missed)
+            return Result(iteration, outputs, self._losses, *measured)
+        outputs = executor.wait(iteration)
+        if self.world is not None:
+            own = self.graph.outputs
+            outputs = {n if n in own else copied_from(n): v for n, v in outputs.items()}
+        return Result(iteration, outputs, self._losses)
+
+    @property
+    def in_flight(self) -> int:
+        """How many iterations have begun whose results have not been read."""
+        executor = self._executor
+        if executor is None:
+            return len(self._unread)
+        opened = executor.core.opened
+        return opened - self.iteration
 
     def activity(self) -> Activity:
         """What the run does and waits for at this moment; any thread may ask at any time."""
@@ -206,7 +247,8 @@ class Run:
         """
         with self._serving():
             states = self._gathered(self._settled()[1], self.graph.states)
-            copies = {name: value.clone() for name, value in states.items()}
+            shared = {id(value): value.clone() for value in states.values()}
+            copies = {name: shared[id(value)] for name, value in states.items()}
             if self._gpus:  # later iterations overwrite the originals, on other streams
                 torch.cuda.synchronize()
             return copies
@@ -230,6 +272,7 @@ class Run:
                 raise unknown_name(RunError, "state", name, known, expected=expected, remedy=remedy)
             for name, value in given.items():
                 tensors.check_value(self.graph, name, value)
+            given = for_all_workers(self.graph, given)
             if self._executor is not None:
                 iteration, states = self._settled()
                 if self.world is not None:  # others may still wait for what is on its way
@@ -237,7 +280,7 @@ class Run:
                 self._keep_results()
                 kept = {name: value for name, value in states.items() if name not in given}
                 del states  # `_restart` frees each state once it is copied
-                self._restart(iteration, kept)
+                self._restart(self._reached_now(iteration), kept)
             for name, value in given.items():
                 if name in self._part.states:
                     self._states[name] = value.clone()
@@ -292,6 +335,9 @@ class Run:
                     keep=keep,
                 )
             whole = gather_values(self.graph, values)
+            if self._parts:
+                whole |= workers_own(self.graph, values, self._reached_now(iteration).each)
+                save_record(self._record_now(), Path(folder))
             return checkpoint.save(
                 Path(folder),
                 iteration=iteration,
@@ -323,7 +369,10 @@ class Run:
             (saved,) = read
             self.seed = saved.seed
             self._failure = None
-            self._restart(saved.iteration, dict(saved.values))
+            each = each_worker(saved.path, saved.forms, len(self._parts)) if self._parts else ()
+            self._restart(Reached(saved.iteration, each), dict(saved.values))
+            if self._parts:
+                self._past = past_of(saved, self.graph.digest)
             self._unread.clear()
             self.iteration = saved.iteration
             return saved.iteration
@@ -334,6 +383,25 @@ class Run:
         if self._executor is not None:
             return self._recorded + self._executor.trace()
         return self._recorded
+
+    @property
+    def record_of_updates(self) -> Record:
+        """What workers did since the start: `Run(graph, replay=...)` does it again, bit for bit.
+
+        It completes the iterations in flight. A run that goes on from a checkpoint has the record
+        from the start if it is next to the checkpoint, and else from there on.
+        """
+        with self._serving():
+            self._settled()
+            if not self._parts:
+                what, expected = "the run has no record of updates", "a graph with workers"
+                remedy = "its results are the same each time anyway"
+                raise RunError(what, expected, "a graph without", remedy)
+            return self._record_now()
+
+    def _record_now(self) -> Record:
+        now = self._executor.record if isinstance(self._executor, Workers) else None
+        return joined(self._past, now) or empty_record(self.graph, self._reached, self._parts)
 
     def gathered_trace(self) -> Trace | None:
         """The events of all hosts since the run was made, on the clock of the first host.
@@ -365,7 +433,8 @@ class Run:
         with self._serving():
             if self._executor is not None:
                 try:
-                    self._reached, self._states = self._settled()
+                    completed, self._states = self._settled()
+                    self._reached = self._reached_now(completed)
                     self._keep_results()
                     if self.world is not None:  # others may still wait for what is on its way
                         self.world.barrier()
@@ -401,7 +470,7 @@ class Run:
             raise self._failure
         if self._executor is None:
             self._states = tensors.initial_states(self._part, self.seed, self._states)
-            return self._reached, self._states
+            return self._reached.all, self._states
         with self._noting_failure():
             completed = self._executor.drain()
         return completed, self._executor.states()
@@ -424,9 +493,15 @@ class Run:
         """Keep the results that `steps` has not yielded yet; nothing is in flight."""
         assert self._executor is not None
         for iteration in range(self.iteration, self._executor.core.completed):
-            self._unread[iteration] = self._executor.wait(iteration)
+            self._unread[iteration] = self._result(self._executor, iteration)
 
-    def _restart(self, iteration: int, values: dict[str, Tensor]) -> None:
+    def _reached_now(self, completed: int) -> Reached:
+        """What is complete; nothing is in flight."""
+        if isinstance(self._executor, Workers):
+            return self._executor.reached
+        return self._reached if self._executor is None else Reached(completed)
+
+    def _restart(self, reached: Reached, values: dict[str, Tensor]) -> None:
         """Continue from copies of `values`, which is emptied to free each value once copied."""
         self._end_lanes()
         self._states = {}
@@ -434,18 +509,39 @@ class Run:
             value = values.pop(name)
             if name in self._part.states:
                 self._states[name] = value.clone()
-        self._reached = iteration
+        self._reached = reached
 
     def _end_lanes(self) -> None:
         if self._executor is not None:
             executor, self._executor = self._executor, None
             self._abandoned.detach()
             executor.close()
+            if isinstance(executor, Workers):
+                self._past = joined(self._past, executor.record)
             if self.world is not None:
                 self.world.losses = unheard
             self._recorded += executor.trace()
 
-    def _started(self) -> Executor:
+    def _started_workers(self, single: bool) -> Workers:
+        replay = self._replay
+        if replay is not None:
+            replay = replay.split(self._reached.all)[1]
+        workers = self._executor = open_workers(
+            self._parts,
+            self._states,
+            self._sources,
+            replace(self._settings, record=bool(self.record)),
+            single=single,
+            digest=self.graph.digest,
+            reached=self._reached,
+            replay=replay,
+        )
+        self._abandoned = weakref.finalize(self, workers.close)
+        self._abandoned.atexit = False
+        self._states = {}
+        return workers
+
+    def _started(self) -> Executor | Workers:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
@@ -454,6 +550,8 @@ class Run:
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self._part, name, value)
             single = self.record not in (False, "segments")
+            if self._parts:
+                return self._started_workers(single)
             host = None if self.world is None else self.world.host
             options = Options(host=host) if single else options_for(self.graph, host)
             sources, exchange, states = self._sources, None, self._states
@@ -466,7 +564,7 @@ class Run:
                     world.host,
                     world.peers,
                     world.transport(),
-                    communicators=_communicators(self.graph, world),
+                    communicators=communicators_of(self.graph, world),
                 )
                 sources = {**sources, **exchange.kernels}
                 states = {name: states[name] for name in plain.states}
@@ -476,7 +574,11 @@ class Run:
                 self.world.losses = exchange.losses
             settings = replace(self._settings, record=bool(self.record))
             self._executor = Executor(
-                program, states=states, start=self._reached, settings=settings, exchange=exchange
+                program,
+                states=states,
+                start=self._reached.all,
+                settings=settings,
+                exchange=exchange,
             )
             self._abandoned = weakref.finalize(self, self._executor.close)
             self._abandoned.atexit = False
@@ -499,43 +601,6 @@ class Run:
             )
 
 
-def _communicators(step: Graph, world: World) -> dict[Group, Communicator]:
-    """The communicators of a step's groups of collectives that this host is in."""
-    groups = groups_of(step)
-    made = world.communicators(groups)
-    return {group: one for group, one in zip(groups, made, strict=True) if one is not None}
-
-
-def _refuse_hosts(graph: Graph, world: World | None) -> None:
-    """A step on several hosts needs a process on each of them."""
-    hosts = hosts_of(graph)
-    if world is None and len(hosts) > 1:
-        what = f"the step is on {len(hosts)} hosts, and this process is alone"
-        remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
-        raise ConfigError(what, "a process for each of " + ", ".join(hosts), "one process", remedy)
-    if world is not None and not set(hosts) <= set(world.hosts):
-        expected, found = "devices of " + ", ".join(world.hosts), "devices of " + ", ".join(hosts)
-        remedy = "name devices of all hosts, or start as many hosts as are named"
-        raise ConfigError("the step is not on the hosts that were started", expected, found, remedy)
-
-
-class _FusedKernels:
-    """Makes the kernels of fused ops; an op is compiled once, however often lanes start."""
-
-    def __init__(self, compiled: bool | None) -> None:
-        self.compiled = compiled
-        self._kernels: dict[str, FusedKernel] = {}
-
-    def __call__(self, op: Op) -> Kernel:
-        gpu = is_gpu(op.location)
-        if not (gpu if self.compiled is None else self.compiled):
-            return lookup(op).bind_overwrite(op)
-        if op.name not in self._kernels:
-            self._kernels[op.name] = compiled(op)
-        kernel = self._kernels[op.name]
-        return captured(op, kernel) if gpu else as_kernel(kernel)
-
-
 class _Steps(Iterator[Result]):
     """The results of some iterations; several threads may take from it."""
 
@@ -555,20 +620,3 @@ class _Steps(Iterator[Result]):
                 raise RuntimeError("an iteration raised StopIteration") from error
             self._left -= 1
             return result
-
-
-def _held(graph: Graph, tf32: bool, *, needed: bool) -> bool | None:
-    """The TF32 to hold while a graph runs; `ConfigError` if it is asked for and cannot be had.
-
-    Of several hosts, one with a GPU is enough: the others do not need it.
-    """
-    held = tf32_of(graph, tf32)
-    if not (tf32 and needed) or held is not None:
-        return held
-    if on_gpus(graph):
-        what = "tf32 is asked for, and effect 'gpu-math' is declined"
-        raise ConfigError(what, "tf32 without PURINE_DECLINE=gpu-math", "both", "leave one out")
-    what, expected = "tf32 is asked for, and no op is on a GPU", "a graph with ops on GPUs"
-    found = "devices " + ", ".join(sorted({op.location.device for op in graph.ops.values()}))
-    remedy = "leave tf32 out, or move the graph: pu.to_device(graph, 'cuda:0')"
-    raise ConfigError(what, expected, found, remedy)

@@ -14,7 +14,7 @@ from purine.errors import RunError, in_a_line
 from purine.graph import CHANNELS_LAST, Graph
 from purine.registry.aten import device_of, dtype_name, dtype_of
 from purine.registry.clock import SEED
-from purine.registry.fillers import fill, filler_of_whole, shard_of
+from purine.registry.fillers import drawn_as, fill, filler_of_whole, shard_of
 
 __all__ = [
     "LARGEST_SEED",
@@ -49,7 +49,7 @@ def initial_states(
         shard = shard_of(state.filler)
         if given and name in given:
             values[name] = given[name]
-        elif name == SEED:
+        elif SEED in (name, state.shared, drawn_as(state.filler)):
             values[name] = torch.tensor(seed, dtype=dtype_of(blob.dtype))
         elif shard is not None:
             if whole != shard.of:
@@ -57,7 +57,8 @@ def initial_states(
                 drawn = fill(filler, shard.whole, blob.dtype, seed=seed, name=whole)
             values[name] = shard.take(drawn)
         else:
-            values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=name)
+            drawn_for = state.shared or name
+            values[name] = fill(state.filler, blob.shape, blob.dtype, seed=seed, name=drawn_for)
     return values
 
 

@@ -10,9 +10,7 @@ gone. Here the transport tells which host is lost, and the run aborts the commun
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -24,6 +22,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from purine.errors import ConfigError
 from purine.graph import Location
 from purine.lowering.together import Group
+from purine.machine.environment import variable
 from purine.registry.aten import device_of
 from purine.transports.communicator import Communicator, Mark
 
@@ -97,7 +96,8 @@ def connected(
     All hosts of the job call it. `watched` runs what waits for the others.
     """
     numbers = [ranks[member] for member in group.hosts]
-    with _errors_are_ours():
+    # torchrun sets this too, and then an error ends the process. Here the run decides.
+    with variable(_HANDLING, "0"):
         made = watched(partial(dist.new_group, numbers, backend="nccl", timeout=timeout))
     if host not in group.hosts:
         return None
@@ -105,23 +105,6 @@ def connected(
     communicator = NcclCommunicator(made, ranks)
     watched(partial(_first_call, communicator, device_of(group.gpu_of(host)), group.hosts[0]))
     return communicator
-
-
-@contextmanager
-def _errors_are_ours() -> Iterator[None]:
-    """Groups that are made meanwhile leave it to their owner what happens after an error.
-
-    torchrun sets the variable as well, so it is replaced and put back.
-    """
-    before = os.environ.get(_HANDLING)
-    os.environ[_HANDLING] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_HANDLING]
-        else:
-            os.environ[_HANDLING] = before
 
 
 def _first_call(communicator: NcclCommunicator, device: torch.device, root: str) -> None:

@@ -23,7 +23,7 @@ from tests.forked import python
 
 def test_version_and_help() -> None:
     assert call("--version").out.startswith(f"purine {pu.__version__} ")
-    for command in ("train", "test", "check", "show", "status", "trace"):
+    for command in ("train", "test", "check", "show", "status", "trace", "replay"):
         shown = call(command, "--help")
         assert shown.code == 0
         assert f"purine {command}" in shown.out
@@ -179,7 +179,7 @@ def test_the_table_of_a_lowered_step_has_the_work_of_its_segments() -> None:
 def test_show_refuses_passes_that_there_are_not_and_devices_without_a_step() -> None:
     refused = call("show", "--net", "mlp", "--step", "--after", "alias")
     assert refused.code == 2
-    assert "one of hosts, aliases, collectives, shares, packing, segments" in refused.err
+    assert "one of hosts, aliases, collectives, shares, products, packing, segments" in refused.err
     assert "did you mean 'aliases'?" in refused.err
     refused = call("show", "--net", "mlp", "--devices", "cpu:0-1")
     assert refused.code == 2

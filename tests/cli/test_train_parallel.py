@@ -203,3 +203,36 @@ def test_samples_that_are_no_images_are_not_called_so(tmp_path: Path) -> None:
     assert called.code == 0, called.err
     assert "samples/s" in called.out
     assert "images/s" not in called.out
+
+
+WORKERS = ("--devices", "cpu:0-1", "--share-cores", "--parallel")
+
+
+@pytest.mark.parametrize("scheme", ["ssp,staleness=2", "downpour,push=2", "gossip", "diloco"])
+def test_workers_train_are_measured_and_go_on(tmp_path: Path, scheme: str) -> None:
+    run = tmp_path / "run"
+    called = call(*SHORT, *WORKERS, f"asynchronous={scheme}", "--out", run)
+    assert called.code == 0, called.err
+    found = summary(run)
+    assert found["parallel"] == f"workers=2,asynchronous={scheme}"
+    assert (found["iterations"], len(metrics(run))) == (8, 9)
+    tested = call("test", run, "--json")
+    assert json.loads(tested.out)["accuracy"] == pytest.approx(found["test_accuracy"])
+    assert json.loads(tested.out)["iteration"] == 8
+    more = call("train", "--resume", "--iters", "12", "--out", run)
+    assert more.code == 0, more.err
+    assert summary(run)["iterations"] == 12
+
+
+def test_a_run_of_workers_does_not_go_on_without_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert call(*SHORT, *WORKERS, "asynchronous=ssp", "--out", run).code == 0
+    again = call("train", "--resume", "--iters", "12", "--parallel", "data=2", "--out", run)
+    assert again.code == 2
+    assert "its workers differs" in again.err
+
+
+def test_workers_of_which_nothing_may_be_stale_are_replicas(runs: Path, tmp_path: Path) -> None:
+    scheme = (*WORKERS, "asynchronous=ssp,staleness=0")
+    assert call(*SHORT, "--clip", "2", *scheme, "--out", tmp_path / "run").code == 0
+    assert same_bits(tmp_path / "run", runs / "data")

@@ -67,3 +67,18 @@ def test_a_broken_graph_prints_too() -> None:
         "x = late: Relu(y)    # ?",
         "y = early: Relu(x)    # ?",
     ]
+
+
+def test_workers_periods_and_versions_are_told() -> None:
+    b = Builder()
+    for name in ("w", "w/next", "v", "v/next", "y"):
+        b.blob(name, ())
+    b.op("read", "Fetch", ["w"], ["y"], lane="inbound", every=4, phase=1, worker=2)
+    b.op("more", "Add", ["w"], ["w/next"], worker=2)
+    b.op("less", "Add", ["v"], ["v/next"], worker=2)
+    b.state("w", "w/next", shared="fc1/weight", staleness=None)
+    b.state("v", "v/next", staleness=3)
+    lines = to_text(b.graph()).splitlines()
+    assert "y = read: Fetch(w) lane inbound in 1 of 4 worker 2    # float32 scalar" in lines
+    assert lines[-2].startswith("state w -> w/next (constant, shared as fc1/weight, any staleness)")
+    assert lines[-1].startswith("state v -> v/next (constant, staleness 3)")

@@ -26,6 +26,7 @@ from purine.graph import (
     verify,
 )
 from purine.graph.yaml import nodes as yaml_nodes
+from purine.graph.yaml.read import OP_KEYS
 
 TEXT = """\
 - {type: blob, name: bottom, size: [8, 3, 227, 227]}
@@ -104,6 +105,34 @@ def test_a_layout_is_written_where_there_is_one() -> None:
     assert from_yaml(text).blobs["w"] == Blob("w", (8, 3, 5, 5), layout=CHANNELS_LAST)
     assert to_yaml(from_yaml(text)).startswith(text)
     assert "layout" not in to_yaml(rich())
+
+
+VERSIONS = """\
+- {type: blob, name: w, size: []}
+- {type: blob, name: w/next, size: []}
+- {type: blob, name: v, size: []}
+- {type: op, op_type: Add, name: a, inputs: [w], outputs: [w/next], every: 4, phase: 1, worker: 2}
+- {type: state, blob: w, next: w/next, staleness: any, shared: fc1/weight}
+- {type: state, blob: v, staleness: 3}
+"""
+
+
+def test_workers_periods_and_versions_go_both_ways() -> None:
+    graph = from_yaml(VERSIONS)
+    op, w, v = graph.ops["a"], graph.states["w"], graph.states["v"]
+    assert (op.every, op.phase, op.worker) == (4, 1, 2)
+    assert (w.staleness, w.shared, v.staleness, v.shared) == (None, "fc1/weight", 3, "")
+    assert from_yaml(to_yaml(graph)) == graph
+    for line in VERSIONS.splitlines():
+        assert line in to_yaml(graph).splitlines()
+
+
+@pytest.mark.parametrize("value", ["true", "1.5", "often", "[1]"])
+@pytest.mark.parametrize("key", ["every", "staleness"])
+def test_counts_are_whole_numbers(key: str, value: str) -> None:
+    text = VERSIONS.replace("every: 4" if key == "every" else "staleness: 3", f"{key}: {value}")
+    with pytest.raises(FormatError, match=f"{key!r} that is no whole number"):
+        from_yaml(text)
 
 
 def test_the_posters_entries_load() -> None:
@@ -211,9 +240,7 @@ scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), names, st.just("")
 )
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
-keys = names.filter(
-    lambda key: key not in ("type", "op_type", "name", "inputs", "outputs", "location", "thread")
-)
+keys = names.filter(lambda key: key not in OP_KEYS)
 attributes = st.dictionaries(keys, values, max_size=3)
 locations = st.builds(Location, names, st.sampled_from(["cpu:0", "cpu:1", "cuda:12"]))
 shapes = st.none() | st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -243,6 +270,9 @@ def graphs(draw: st.DrawFn) -> Graph:
             draw(attributes),
             draw(locations),
             draw(lanes),
+            every=draw(st.integers(1, 9)),
+            phase=draw(st.integers(0, 8)),
+            worker=draw(st.integers(0, 3)),
         )
         for name in draw(st.lists(names, max_size=4, unique=True))
     ]
@@ -256,6 +286,8 @@ def graphs(draw: st.DrawFn) -> Graph:
             draw(st.booleans()),
             draw(multipliers),
             draw(multipliers),
+            staleness=draw(st.none() | st.integers(0, 9)),
+            shared=draw(names | st.just("")),
         )
         for read in draw(st.lists(names, max_size=2, unique=True))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,33 @@ def test_values_without_a_state_are_noted_in_order(tmp_path: Path) -> None:
     save_file(values | {"fc1/bias": torch.zeros(256)}, file)
     notes = make_plan(Job(net="mlp", batch=8, weights=str(file))).notes
     assert f"{file}: the net has no states {', '.join(names[:8])} and 12 more; they" in notes[0]
+
+
+WORKERS = Job(net="mlp", batch=8, data=DATA, devices="cpu:0-3", share_cores=True)
+
+
+def test_devices_without_a_number_of_workers_are_shared_out_to_them() -> None:
+    job = replace(WORKERS, parallel="asynchronous=ssp,staleness=2,data=2")
+    plan = make_plan(job)
+    assert plan.job.parallel == "workers=2,asynchronous=ssp,staleness=2,data=2"
+    assert plan.step.blobs["worker1/replica1/data"].shape == (2, 1, 4, 4)
+    assert plan.samples_per_iteration == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"compile": True}, "workers cannot train with --compile"),
+        ({"compress": "fp16"}, "workers cannot train with --compress"),
+        ({"precision": "fp16"}, "use --precision bf16"),
+        (
+            {"parallel": "workers=3,asynchronous=ssp"},
+            "the scheme is for 3 devices, and 4 are named",
+        ),
+        ({"devices": "cuda:0-3"}, "share no memory"),
+        ({"batch": 9}, "a batch of 9 cannot be cut by workers 4"),
+    ],
+)
+def test_what_workers_do_not_go_with_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(replace(WORKERS, **{"parallel": "asynchronous=ssp", **given}))

@@ -6,7 +6,8 @@ import torch
 
 import purine as pu
 from purine.graph import Graph
-from purine.lowering.board import ADJOIN, POST, _adjoin, places_of, posted
+from purine.kinds.adjoin import ADJOIN, _adjoin
+from purine.lowering.board import POST, places_of, posted
 from purine.lowering.host_rules import host_problems
 from purine.lowering.hosts import channels_of, part_of
 from purine.lowering.parcels import in_parcels

@@ -517,6 +517,31 @@ def test_many_updates_have_the_bits_of_single_ones(
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_ops_of_one_segment_run_in_the_same_iterations() -> None:
+    b = Builder()
+    b.blob("x", (4, 4))
+    b.state("x")
+    for index, every in enumerate((1, 1, 2, 2, 2, 3)):
+        name = b.blob(f"y{index}", (4, 4))
+        b.op(name, "aten.tanh", ["x"], [name], every=every)
+    lowered = joined(check(b.graph()))
+    assert sorted(len(ops) for ops in lowered.members.values()) == [2, 3]
+    for name, ops in lowered.members.items():
+        assert {(op.every, op.phase) for op in ops} == {(lowered.graph.ops[name].every, 0)}
+
+
+def test_each_update_of_a_shared_state_stays_alone() -> None:
+    step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=4, hidden=(8,))), lr=0.1, momentum=0.5)
+    graph = pu.parallel.serve(step, "cpu:0-1", "ssp")
+    lowered = lower(graph, Options(segments=True))
+    inside = {op.name for ops in lowered.members.values() for op in ops}
+    shared = {name for name, state in graph.states.items() if state.shared}
+    pushes = {op.name for op in graph.ops.values() if shared.intersection(op.inputs)}
+    assert pushes & {name for name in graph.ops if "/update/" in name}
+    assert inside
+    assert not inside & pushes
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("weights", [None, (0.5, 0.3, 0.2)], ids=["even", "uneven"])

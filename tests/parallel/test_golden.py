@@ -25,6 +25,7 @@ from purine.parallel import (
     place,
     place_at_cut,
     replicate,
+    serve,
     shard,
     to_device,
 )
@@ -75,6 +76,10 @@ def replicas(topology: Topology) -> Callable[[], Graph]:
     return lambda: replicate(step(), "cpu:0-1", topology=topology, bucket=0)
 
 
+def workers(scheme: str, **settings: int | bool) -> Callable[[], Graph]:
+    return lambda: serve(step(), "cpu:0-1", scheme, **settings)
+
+
 TRANSFORMS: dict[str, Callable[[], Graph]] = {
     "accumulate": lambda: accumulate(step(), 2),
     "backward": lambda: pu.backward(net()),
@@ -89,6 +94,13 @@ TRANSFORMS: dict[str, Callable[[], Graph]] = {
     "place_at_cut": lambda: place_at_cut(net(), ["relu"], "cpu:0-1"),
     "prune": lambda: prune(pu.backward(net()), ["relu"], states=()),
     "recompute": lambda: recompute(pu.backward(block()), "b"),
+    "serve_diloco": workers("diloco", every=2),
+    "serve_downpour": workers("downpour", push=2, fetch=3, stale_rate=True),
+    "serve_easgd": workers("easgd"),
+    "serve_gossip": workers("gossip"),
+    "serve_hogwild": workers("hogwild"),
+    "serve_local": workers("local", every=2),
+    "serve_ssp": workers("ssp"),
     "shard": lambda: shard(net(), "cpu:0-1"),
     "step": step,
     "to_device": lambda: to_device(step(), "cuda:0"),

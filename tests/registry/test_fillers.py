@@ -94,7 +94,7 @@ def test_nets_of_different_dtypes_start_alike(kind: str) -> None:
     [
         (Filler("xavir"), (2,), "float32", "one of bilinear, constant, "),
         (Filler("xavier", {"std": 1.0}), (2,), "float32", "settings of xavier: variance"),
-        (Filler("bilinear", {"std": 1.0}), (1, 1, 2, 2), "float32", "settings of bilinear: none"),
+        (Filler("bilinear", {"std": 1.0}), (1, 1, 2, 2), "float32", "settings of bilinear: name"),
         (Filler("gaussian", {"std": "big"}), (2,), "float32", "std to be a number"),
         (Filler("msra", {"variance": "in"}), (2,), "float32", "variance to be one of fan_in, "),
         (Filler("gaussian"), (2,), "int64", "a constant filler for a blob of int64"),

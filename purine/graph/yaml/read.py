@@ -21,10 +21,19 @@ from purine.graph.nodes import NOTHING, Attribute, Filler, Location, Op
 from purine.graph.yaml.nodes import List, Map, Node, Scalar, describe, entries, read_text
 from purine.nearest import nearest_name
 
-__all__ = ["OP_KEYS", "from_yaml", "load_yaml"]
+__all__ = ["OP_KEYS", "UNBOUNDED", "from_yaml", "load_yaml"]
 
-OP_KEYS = ("type", "op_type", "name", "inputs", "outputs", "location", "thread")
+OP_KEYS = (
+    *("type", "op_type", "name", "inputs", "outputs", "location", "thread"),
+    *("every", "phase", "worker"),
+)
 """The keys of an op entry that are not attributes."""
+UNBOUNDED = "any"
+"""Stands for a staleness without a bound."""
+_STATE_KEYS = (
+    *("type", "blob", "next", "filler", "trainable", "lr_mult", "decay_mult"),
+    *("staleness", "shared"),
+)
 
 T = TypeVar("T")
 
@@ -158,6 +167,19 @@ class _Fields:
                 pass
         raise self.wrong(node, f"has a {key!r} that is not a number of fair size", "a number")
 
+    def count(self, key: str, default: int) -> int:
+        node = self.keys.get(key, Scalar(0, default))
+        value = node.value if isinstance(node, Scalar) else None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.wrong(node, f"has a {key!r} that is no whole number", "a whole number")
+        return value
+
+    def bound(self, key: str) -> int | None:
+        """A whole number, 0 if it is missing; None where the entry says that there is no bound."""
+        node = self.keys.get(key)
+        unbounded = isinstance(node, Scalar) and node.value == UNBOUNDED
+        return None if unbounded else self.count(key, 0)
+
     def location(self) -> Location:
         if "location" not in self.keys:
             return Location()
@@ -235,11 +257,14 @@ def _op(entry: _Fields, builder: Builder) -> None:
         location=entry.location(),
         lane=entry.lane(),
         where=entry.where,
+        every=entry.count("every", 1),
+        phase=entry.count("phase", 0),
+        worker=entry.count("worker", 0),
     )
 
 
 def _state(entry: _Fields, builder: Builder) -> None:
-    entry.only("type", "blob", "next", "filler", "trainable", "lr_mult", "decay_mult")
+    entry.only(*_STATE_KEYS)
     filler = Filler()
     if "filler" in entry.keys:
         fields = _Fields(entry.keys["filler"], "a filler", entry.file)
@@ -254,6 +279,8 @@ def _state(entry: _Fields, builder: Builder) -> None:
         lr_mult=entry.number("lr_mult", 1.0),
         decay_mult=entry.number("decay_mult", 1.0),
         where=entry.where,
+        staleness=entry.bound("staleness"),
+        shared=entry.text("shared", ""),
     )
 
 

@@ -17,7 +17,7 @@ from purine.errors import FormatError, GraphError
 from purine.files import put_in_place, unreadable
 from purine.graph.graph import Graph
 from purine.graph.nodes import NOTHING, Blob, Filler, Location, Op, State
-from purine.graph.yaml.read import OP_KEYS
+from purine.graph.yaml.read import OP_KEYS, UNBOUNDED
 
 __all__ = ["flow", "save_yaml", "to_yaml"]
 
@@ -82,7 +82,8 @@ def _op_entry(op: Op) -> dict[str, object]:
     if op.lane != "compute":
         number = op.lane.removeprefix("compute:")
         entry["thread"] = int(number) if number.isdigit() else op.lane
-    return entry
+    turns = ("every", op.every, 1), ("phase", op.phase, 0), ("worker", op.worker, 0)
+    return entry | _given(*turns)
 
 
 def _state_entry(state: State) -> dict[str, object]:
@@ -97,6 +98,8 @@ def _state_entry(state: State) -> dict[str, object]:
         ("trainable", state.trainable, False),
         ("lr_mult", float(state.lr_mult), 1.0),
         ("decay_mult", float(state.decay_mult), 1.0),
+        ("staleness", UNBOUNDED if state.staleness is None else state.staleness, 0),
+        ("shared", state.shared, ""),
     )
 
 

@@ -1,0 +1,105 @@
+"""What workers of asynchronous training do with parameters that they share or exchange.
+
+Each is one op, so that all states it updates change together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from purine.registry.kind import kind
+
+__all__ = [
+    "ElasticMove",
+    "GossipReceive",
+    "GossipSend",
+    "OuterMomentum",
+    "OuterStep",
+    "StaleRate",
+]
+
+
+@kind
+def StaleRate(rate: Tensor, read: Tensor, written: Tensor) -> Tensor:
+    """A rate divided by 1 + staleness: the number of versions between a read and the write.
+
+    >>> StaleRate(torch.tensor(0.6), torch.tensor(5), torch.tensor(7))
+    tensor(0.2000)
+    """
+    return rate / (1 + (written - read).clamp(min=0))
+
+
+@kind
+def ElasticMove(center: Tensor, own: Tensor, *, alpha: float) -> tuple[Tensor, Tensor]:
+    """A shared center and a worker's parameter, each moved towards the other.
+
+    >>> ElasticMove(torch.tensor(1.0), torch.tensor(5.0), alpha=0.25)
+    (tensor(2.), tensor(4.))
+    """
+    step = (own - center).mul_(alpha)
+    return center + step, own - step
+
+
+@kind
+def GossipSend(weight: Tensor, mailed: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Half of a worker's weight, and its parameters times that, put into a mailbox.
+
+    `tensors` are the parameters and then what the mailbox holds for each. Returns the weight that
+    is kept, the weight in the mailbox and what it holds.
+
+    >>> GossipSend(torch.tensor(0.5), torch.tensor(0.0), torch.tensor(8.0), torch.tensor(0.0))
+    (tensor(0.2500), tensor(0.2500), tensor(2.))
+    """
+    half, count = weight / 2, len(tensors) // 2
+    sums = (
+        mail + half.to(own.dtype) * own
+        for own, mail in zip(tensors[:count], tensors[count:], strict=True)
+    )
+    return half, mailed + half, *sums
+
+
+@kind
+def GossipReceive(weight: Tensor, mailed: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The mean of a worker's parameters and those in its mailbox by their weights.
+
+    `tensors` are the parameters and then what the mailbox holds for each. Returns the sum of the
+    weights, the weight of the empty mailbox, the means, and what the empty mailbox holds.
+
+    >>> mail = torch.tensor(0.25), torch.tensor(8.0), torch.tensor(1.0)
+    >>> GossipReceive(torch.tensor(0.75), *mail)
+    (tensor(1.), tensor(0.), tensor(7.), tensor(0.))
+    """
+    total, count = weight + mailed, len(tensors) // 2
+    own, mails = tensors[:count], tensors[count:]
+    means = (
+        # An empty mailbox leaves the bits of the parameter alone.
+        mine + (mail - mailed.to(mine.dtype) * mine) / total.to(mine.dtype)
+        for mine, mail in zip(own, mails, strict=True)
+    )
+    return total, torch.zeros_like(mailed), *means, *map(torch.zeros_like, mails)
+
+
+@kind
+def OuterStep(weight: Tensor, start: Tensor, end: Tensor, *, rate: float) -> Tensor:
+    """A shared parameter moved by the way that a worker went from `start` to `end`.
+
+    >>> OuterStep(torch.tensor(1.0), torch.tensor(0.0), torch.tensor(4.0), rate=0.5)
+    tensor(3.)
+    """
+    return weight.add(end - start, alpha=rate)
+
+
+@kind
+def OuterMomentum(
+    weight: Tensor, start: Tensor, end: Tensor, velocity: Tensor, *, rate: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """As `OuterStep`, with Nesterov momentum.
+
+    >>> ways = torch.tensor(0.0), torch.tensor(4.0), torch.tensor(0.0)
+    >>> OuterMomentum(torch.tensor(1.0), *ways, rate=0.5, momentum=0.5)
+    (tensor(4.), tensor(-4.))
+    """
+    way = start - end
+    velocity = velocity.mul(momentum).add_(way)
+    return weight.sub(way.add_(velocity, alpha=momentum), alpha=rate), velocity

@@ -1,0 +1,52 @@
+"""The graph of each worker of a graph: workers have nothing in common but shared states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from purine.graph import NOTHING, Graph
+
+__all__ = ["has_workers", "worker_parts"]
+
+
+def has_workers(graph: Graph) -> bool:
+    """Whether parts of a graph count iterations of their own, or share states."""
+    states = graph.states.values()
+    return any(op.worker for op in graph.ops.values()) or any(s.shared for s in states)
+
+
+def worker_parts(graph: Graph) -> Mapping[int, Graph]:
+    """The graph of each worker, by its number. A state that nobody uses is of the first.
+
+    >>> import purine as pu
+    >>> step = pu.solvers.sgd(pu.backward(pu.zoo.mlp(batch=8)), lr=0.1)
+    >>> parts = worker_parts(pu.parallel.serve(step, "cpu:0-1"))
+    >>> list(parts), parts[1].outputs
+    ([0, 1], ('worker1/loss', 'worker1/accuracy', 'worker1/lr'))
+    """
+    numbers = sorted({op.worker for op in graph.ops.values()})
+    used = {number: set[str]() for number in numbers}
+    for op in graph.ops.values():
+        used[op.worker].update(name for name in (*op.inputs, *op.outputs) if name != NOTHING)
+    everywhere = set().union(*used.values())
+    parts = {}
+    for number in numbers:
+        blobs = used[number]
+        states = {
+            name: state
+            for name, state in graph.states.items()
+            if not blobs.isdisjoint((name, state.next))
+            or (number == numbers[0] and everywhere.isdisjoint((name, state.next)))
+        }
+        blobs |= {blob for name, state in states.items() for blob in (name, state.next)}
+        ops = {name: op for name, op in graph.ops.items() if op.worker == number}
+        parts[number] = replace(
+            graph,
+            blobs={name: blob for name, blob in graph.blobs.items() if name in blobs},
+            ops=ops,
+            states=states,
+            control=frozenset(edge for edge in graph.control if edge[0] in ops and edge[1] in ops),
+            outputs=tuple(name for name in graph.outputs if name in blobs),
+        )
+    return parts

@@ -1,0 +1,43 @@
+"""Local SGD and DiLoCo: a worker takes several steps, and adds its way to the shared parameters."""
+
+from __future__ import annotations
+
+from purine.parallel.serve.worker import Worker
+
+__all__ = ["diloco", "local"]
+
+
+def local(worker: Worker) -> None:
+    """The shared parameters move by the mean way of the workers."""
+    _steps(worker, 1.0 / worker.count, None)
+
+
+def diloco(worker: Worker) -> None:
+    """The shared parameters move along the ways of the workers, with Nesterov momentum."""
+    rule = worker.rule
+    _steps(worker, rule.number("outer_lr") / worker.count, rule.number("outer_momentum"))
+
+
+def _steps(worker: Worker, rate: float, momentum: float | None) -> None:
+    every = worker.rule.count("every")
+    worker.take_tickets(versions=False)
+    for parameter in worker.parameters:
+        served, start = f"outer/{parameter}", f"start/{parameter}"
+        following = worker.state(served, parameter, first=parameter)
+        worker.share(served, bound=worker.rule.bound, under=parameter)
+        newest = worker.fetch(served, of=parameter, every=every)
+        begun = worker.state(start, parameter, first=parameter)
+        worker.last(begun, parameter, start, newest)
+        current = worker.last(f"{parameter}/current", parameter, parameter, newest)
+        worker.read_as(parameter, current)
+        inputs = [served, begun, worker.step.states[parameter].next]
+        outputs, settings = [following], {"rate": rate}
+        if momentum is not None:
+            velocity = f"outer_momentum/{parameter}"
+            outputs.append(worker.state(velocity, parameter))
+            inputs.append(velocity)
+            settings["momentum"] = momentum
+            worker.share(velocity, bound=None)
+        kind = "OuterStep" if momentum is None else "OuterMomentum"
+        turns, name = (every, every - 1), f"outer/{parameter}/update"
+        worker.op(name, kind, inputs, outputs, settings, of=parameter, turns=turns)

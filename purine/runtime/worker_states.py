@@ -1,0 +1,128 @@
+"""Workers in checkpoints: what each has to itself, how far it is, and the record beside them.
+
+A checkpoint has what workers share under the names that the net gives it, so that any other scheme
+can load it. What a worker has to itself is there under its own name (`worker0/...`), and
+`worker0/completed` counts its iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from purine.errors import CheckpointError, ConfigError
+from purine.graph import Graph
+from purine.graph.names import worker_of
+from purine.lowering.workers import has_workers
+from purine.machine.cores import on_gpus
+from purine.placement.values import starts
+from purine.runtime import checkpoint
+from purine.runtime.checkpoint import Checkpoint
+from purine.runtime.record import Record
+from purine.runtime.workers import Reached
+from purine.transports.world import World
+
+__all__ = [
+    "RECORD",
+    "each_worker",
+    "empty_record",
+    "for_all_workers",
+    "joined",
+    "past_of",
+    "record_of",
+    "refuse_workers",
+    "save_record",
+    "workers_own",
+]
+
+RECORD = "updates.record"
+"""The file in the folder of a run that has the record of its workers."""
+
+
+def refuse_workers(graph: Graph, world: World | None, replay: Record | None) -> None:
+    """Raise `ConfigError` for workers that cannot run here, and for a record of another graph."""
+    if not has_workers(graph):
+        if replay is not None:
+            what, remedy = "there is nothing to replay", "leave replay out: results are the same"
+            raise ConfigError(what, "a graph with workers", "a graph without", remedy)
+        return
+    if world is not None or on_gpus(graph):
+        found = "several hosts" if world is not None else "ops on GPUs"
+        what, expected = "workers cannot run here", "CPU devices of one process"
+        raise ConfigError(what, expected, found, "name CPU devices of one host")
+    if replay is not None and replay.digest != graph.digest:
+        what, expected = "the record to replay is of another graph", f"digest {graph.digest[:12]}"
+        remedy = "make the graph with the same net, batch, devices and scheme"
+        raise ConfigError(what, expected, f"digest {replay.digest[:12]}", remedy)
+
+
+def for_all_workers(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of states, where one that is shared is that of all who share it."""
+    shared = {graph.states[n].shared: value for n, value in values.items()}
+    aliases = (name for name, state in graph.states.items() if state.shared)
+    others = {
+        name: shared[graph.states[name].shared]
+        for name in aliases
+        if graph.states[name].shared in shared
+    }
+    return {**values, **others}
+
+
+def workers_own(
+    graph: Graph, values: Mapping[str, Tensor], each: Sequence[int]
+) -> dict[str, Tensor]:
+    """What a checkpoint has besides the states of the net: those of each worker."""
+    own = {name: values[name] for name in starts(graph) if not graph.states[name].shared}
+    counts = {worker_of(number, _COMPLETED): torch.tensor(n) for number, n in enumerate(each)}
+    return own | counts
+
+
+_COMPLETED = "completed"
+
+
+def each_worker(path: Path, forms: Mapping[str, object], workers: int) -> tuple[int, ...]:
+    """How many iterations each worker had completed; none of them in that of other schemes."""
+    names = [worker_of(number, _COMPLETED) for number in range(workers)]
+    if not all(name in forms for name in names):
+        return (0,) * workers
+    values = checkpoint.load(path, names=names).values
+    return tuple(int(values[name]) for name in names)
+
+
+def empty_record(graph: Graph, reached: Reached, workers: Sequence[Graph]) -> Record:
+    """The record of a run that has not stepped."""
+    return Record(graph.digest, reached.all, reached.each or (0,) * len(workers), 1, ())
+
+
+def joined(past: Record | None, now: Record | None) -> Record | None:
+    """What happened before and what happened then, as one record."""
+    if past is None or now is None or not past.events:
+        return past if now is None else now
+    return past.then(now)
+
+
+def save_record(record: Record, folder: Path) -> None:
+    """Write the record of a run to its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record.save(folder / RECORD)
+
+
+def record_of(folder: Path) -> Record:
+    """The record of the run in a folder."""
+    if not (folder / RECORD).is_file():
+        what, expected = "the run has no record of updates", f"a file {RECORD}"
+        remedy = "train it with workers: --parallel asynchronous=ssp"
+        raise CheckpointError(what, expected, "none", remedy, where=folder)
+    return Record.load(folder / RECORD)
+
+
+def past_of(saved: Checkpoint, digest: str) -> Record | None:
+    """The record beside a checkpoint up to it, if it is one of the same graph."""
+    try:
+        record = record_of(saved.path.parent.parent)
+        return record.split(saved.iteration)[0] if record.digest == digest else None
+    except CheckpointError:
+        return None

@@ -1,0 +1,482 @@
+"""The dispatcher's core for several workers: a `Core` for each, and the states that they share.
+
+A *push* is an op that makes the next version of shared states. Here it is decided which tokens may
+run; there are no threads, no I/O and no torch. The executor calls `start` when a fetch or a push
+begins and `complete` when any op ends, all under one lock.
+
+- A fetch runs when the pushes of the other workers that its bound asks for are complete.
+- One push of a state runs at a time. It locks all its states at once when it is handed out, so no
+  update is lost. Lanes never wait for a lock: a token that cannot run waits here.
+- An iteration opens when those iterations of other workers are open that it may wait for. So it
+  waits for older iterations alone, and the oldest one always goes on: nothing can deadlock.
+- A push may write over the newest version if no fetch still has readers. Fetches then wait for it.
+
+With a record, fetches and pushes of each state run in the order that was recorded, and so do the
+openings and the results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from purine.core import Core, Plan
+from purine.graph import FETCH, Graph
+from purine.runtime.record import COMPLETES, CUT, OPENS, Record
+
+__all__ = ["Finished", "Member", "WorkersCore", "member_of"]
+
+Ready = tuple[int, int]
+"""A worker and one of its tokens."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the ops of a worker do to shared states; ops by their numbers in its plan.
+
+    `fetches` are (state, bound) by op, `pushes` the states by op. `readers` are, by op, the fetches
+    whose results it reads. The results of `lasting` fetches live on when all readers have run.
+    `turns` are (every, phase) of fetches and pushes that do not always run.
+    """
+
+    plan: Plan
+    fetches: Mapping[int, tuple[str, int | None]]
+    pushes: Mapping[int, tuple[str, ...]]
+    readers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    lasting: frozenset[int] = frozenset()
+    turns: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> int | None:
+        """The smallest bound of its fetches."""
+        return min((s for _, s in self.fetches.values() if s is not None), default=None)
+
+
+def member_of(graph: Graph, plan: Plan, families: Mapping[str, str]) -> Member:
+    """The member that the graph of one worker is; blobs of one family may share memory."""
+    number = {name: index for index, name in enumerate(plan.ops)}
+    fetches: dict[int, tuple[str, int | None]] = {}
+    pushes: dict[int, list[str]] = {}
+    readers: dict[int, list[int]] = {}
+    lasting: set[int] = set()
+    living = {*graph.outputs, *(state.next for state in graph.states.values())}
+    for state in graph.states.values():
+        if not state.shared:
+            continue
+        if state.next != state.read:
+            pushes.setdefault(number[graph.producers[state.next].name], []).append(state.shared)
+        seen = {
+            name
+            for name, family in families.items()
+            if family == families[state.read] and name != state.read
+        }
+        for op in graph.consumers[state.read]:
+            if op.kind == FETCH:
+                fetches[number[op.name]] = (state.shared, state.staleness)
+                for reader in {op.name for name in seen for op in graph.consumers.get(name, ())}:
+                    readers.setdefault(number[reader], []).append(number[op.name])
+                if not seen.isdisjoint(living):
+                    lasting.add(number[op.name])
+    turns = {
+        op: (graph.ops[plan.ops[op]].every, graph.ops[plan.ops[op]].phase)
+        for op in (*fetches, *pushes)
+        if graph.ops[plan.ops[op]].every != 1
+    }
+    return Member(
+        plan,
+        fetches,
+        {op: tuple(states) for op, states in pushes.items()},
+        {op: tuple(sorted(of)) for op, of in readers.items()},
+        frozenset(lasting),
+        turns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A complete iteration of a worker.
+
+    `staleness` is the largest number of iterations of another worker, older than this one, that
+    what it fetched lacked. `missed` is the largest number of versions that others made of a state
+    between its fetch and its push.
+    """
+
+    worker: int
+    iteration: int
+    staleness: int = 0
+    missed: int = 0
+
+
+@dataclass
+class _State:
+    """A shared state: `done` is, by worker that pushes it, the iterations whose pushes are in."""
+
+    done: dict[int, int]
+    version: int = 0
+    locked: bool = False
+    overwritten: bool = False
+    readers: int = 0
+    """Fetches of the newest version that still have readers."""
+    coming: int = 0
+    """Fetches that were handed out and have not started."""
+    waiting: list[Ready] = field(default_factory=list)
+    order: deque[tuple[int, int]] | None = None
+    """In a replay, the (worker, op) that still have to come."""
+
+
+class WorkersCore:
+    """The states of all workers' executions, and what they share."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        starts: Sequence[int] | None = None,
+        start: int = 0,
+        credit: int = 2,
+        replay: Record | None = None,
+        digest: str = "",
+    ) -> None:
+        starts = tuple(starts or [0] * len(members))
+        self.members, self.credit = tuple(members), credit
+        self.cores = [
+            Core(member.plan, start=begin, credit=credit)
+            for member, begin in zip(members, starts, strict=True)
+        ]
+        self.active = [True] * len(members)
+        self.opened = self.limit = start
+        """How many iterations of all workers are open, and how many may be."""
+        self.completed = start
+        """How many iterations of all workers are complete."""
+        self.finished: deque[Finished] = deque()
+        """Those of them that the caller has not taken, in the order of their results."""
+        self._states: dict[str, _State] = {}
+        for worker, member in enumerate(members):
+            for name, _ in member.fetches.values():
+                self._states.setdefault(name, _State({}))
+            for name in (name for names in member.pushes.values() for name in names):
+                self._states.setdefault(name, _State({})).done[worker] = starts[worker]
+        self._seen: list[dict[str, int]] = [{} for _ in members]
+        """By worker the version of each state that it has seen, its own later pushes counted."""
+        self._held: list[dict[tuple[int, int], list[int]]] = [{} for _ in members]
+        """By worker and (fetch, iteration): the version, and how many readers have not run."""
+        self._readers = [Counter(f for of in m.readers.values() for f in of) for m in members]
+        self._measured: list[dict[int, list[int]]] = [{} for _ in members]
+        self._table = _table(members)
+        self._number = {entry: number for number, entry in enumerate(self._table, 1)}
+        self.record = Record(digest, start, starts, credit, self._table)
+        self._script = None if replay is None else _Script(replay, self._number, members)
+        if self._script is not None:
+            for name, state in self._states.items():
+                state.order = self._script.orders.get(name, deque())
+
+    @property
+    def idle(self) -> bool:
+        return self.completed == self.limit
+
+    def versions(self) -> dict[str, int]:
+        """How many pushes have been applied to each shared state."""
+        return {name: state.version for name, state in self._states.items()}
+
+    def extend(self, limit: int) -> list[Ready]:
+        """Let workers open iterations while fewer than `limit` of them all are open."""
+        self.cut()
+        self.limit = max(self.limit, limit)
+        return self._open()
+
+    def cut(self) -> None:
+        """Note in the record that nothing is in flight, if that is so."""
+        if self.idle and self.record.events and self.record.events[-1] != CUT:
+            self.record.events.append(CUT)
+
+    def leave(self, worker: int) -> list[Ready]:
+        """A worker opens no more iterations, and bounds do not count it any more."""
+        self.active[worker] = False
+        return self._woken(self._states) + self._open()
+
+    def join(self, worker: int) -> list[Ready]:
+        """A worker that left, and has nothing in flight, goes on.
+
+        It begins behind all iterations that are open, so that none of them waits for it.
+        """
+        core = self.cores[worker]
+        assert not self.active[worker], "it has not left"
+        assert core.idle, "it has iterations in flight"
+        open_ones = (own.limit for own, here in zip(self.cores, self.active, strict=True) if here)
+        begin = max((core.completed, *open_ones))
+        self.cores[worker] = Core(core.plan, start=begin, credit=self.credit)
+        for state in self._states.values():
+            if worker in state.done:
+                state.done[worker] = begin
+        self.active[worker] = True
+        return self._open()
+
+    def start(self, worker: int, token: int) -> tuple[str, ...]:
+        """A fetch or a push begins; the states whose newest version a push may write over."""
+        member, core = self.members[worker], self.cores[worker]
+        iteration, op = divmod(token, core.size)
+        if op in member.fetches:
+            self._fetch(worker, op, iteration)
+            return ()
+        states = [self._states[name] for name in member.pushes[op]]
+        missed = max(
+            state.version - self._seen[worker].get(name, state.version)
+            for name, state in zip(member.pushes[op], states, strict=True)
+        )
+        self._measure(worker, iteration, 1, missed)
+        for state in states:
+            state.overwritten = not (state.readers or state.coming)
+        return tuple(name for name in member.pushes[op] if self._states[name].overwritten)
+
+    def _fetch(self, worker: int, op: int, iteration: int) -> None:
+        member = self.members[worker]
+        name, bound = member.fetches[op]
+        state = self._states[name]
+        state.coming -= 1
+        lacks = max(0, iteration - self._newest(state, worker, iteration))
+        assert bound is None or lacks <= bound or self._script, "a fetch is beyond its bound"
+        self._measure(worker, iteration, 0, lacks)
+        self._seen[worker][name] = state.version
+        count = self._readers[worker][op]
+        if count or op in member.lasting:
+            state.readers += 1
+        if op not in member.lasting and count:
+            self._held[worker][op, iteration] = [state.version, count]
+        self._note(worker, member.plan.ops[op])
+        if state.order is not None:
+            state.order.popleft()
+
+    def _newest(self, state: _State, worker: int, iteration: int) -> int:
+        """Below which iteration the pushes of all other workers are in."""
+        active = self.active
+        done = (n for other, n in state.done.items() if other != worker and active[other])
+        return min(done, default=iteration)
+
+    def complete(self, worker: int, token: int) -> list[Ready]:
+        """An op of a worker is complete; returns the tokens that may run now."""
+        member, core = self.members[worker], self.cores[worker]
+        iteration, op = divmod(token, core.size)
+        touched: list[str] = []
+        if op in member.pushes:
+            touched += self._push(worker, op, iteration)
+        elif op in member.fetches and self._script is not None:
+            touched.append(member.fetches[op][0])
+        if op in member.readers:
+            self._release(worker, op, iteration)
+        before = core.completed
+        ready = core.complete(token)
+        if core.completed != before:
+            for complete in range(before, core.completed):
+                self._finish(worker, complete)
+            woken = self._woken(touched)
+            return woken + self._admitted(worker, ready) + self._open()
+        if not (touched or ready):
+            return []
+        return self._woken(touched) + self._admitted(worker, ready)
+
+    def _push(self, worker: int, op: int, iteration: int) -> tuple[str, ...]:
+        """A push is complete, or was left out of its iteration; returns its states."""
+        member = self.members[worker]
+        runs, names = self._runs(worker, op, iteration), member.pushes[op]
+        for name in names:
+            state = self._states[name]
+            state.done[worker] = iteration + 1
+            if runs:
+                state.version += 1
+                state.locked = state.overwritten = False
+                state.readers = 0
+                if name in self._seen[worker]:
+                    self._seen[worker][name] += 1
+                if state.order is not None:
+                    state.order.popleft()
+        if runs:
+            self._note(worker, member.plan.ops[op])
+        return names
+
+    def _release(self, worker: int, op: int, iteration: int) -> None:
+        """Fetches that an op was the last to read hold their version no longer."""
+        member, held = self.members[worker], self._held[worker]
+        for fetch in member.readers[op]:
+            entry = held.get((fetch, iteration))
+            if entry is None:  # it was left out of this iteration, or its result lives on
+                continue
+            entry[1] -= 1
+            if not entry[1]:
+                del held[fetch, iteration]
+                state = self._states[member.fetches[fetch][0]]
+                if entry[0] == state.version:
+                    state.readers -= 1
+
+    def _finish(self, worker: int, iteration: int) -> None:
+        measured = self._measured[worker].pop(iteration, (0, 0))
+        done = Finished(worker, iteration, *measured)
+        self._note(worker, COMPLETES)
+        results = [done] if self._script is None else self._script.results(done)
+        self.finished += results
+        self.completed += len(results)
+
+    def _measure(self, worker: int, iteration: int, which: int, value: int) -> None:
+        measured = self._measured[worker].setdefault(iteration, [0, 0])
+        measured[which] = max(measured[which], value)
+
+    def _note(self, worker: int, what: str) -> None:
+        self.record.events.append(self._number[worker, what])
+
+    def _runs(self, worker: int, op: int, iteration: int) -> bool:
+        every, phase = self.members[worker].turns.get(op, (1, 0))
+        return iteration % every == phase
+
+    def _admitted(self, worker: int, tokens: Iterable[int]) -> list[Ready]:
+        """Those of the tokens that may run; the others wait with a state that they wait for."""
+        member, size = self.members[worker], self.cores[worker].size
+        admitted = []
+        for token in tokens:
+            op = token % size
+            shared = op in member.fetches or op in member.pushes
+            if not shared or self._admits(worker, op, token):
+                admitted.append((worker, token))
+        return admitted
+
+    def _admits(self, worker: int, op: int, token: int) -> bool:
+        member, iteration = self.members[worker], token // self.cores[worker].size
+        if not self._runs(worker, op, iteration):
+            return True
+        if op in member.fetches:
+            name, bound = member.fetches[op]
+            state = self._states[name]
+            late = bound is not None and self._script is None
+            late = late and self._newest(state, worker, iteration) < iteration - (bound or 0)
+            if late or state.overwritten or not _is_next(state, worker, op):
+                state.waiting.append((worker, token))
+                return False
+            state.coming += 1
+            return True
+        states = [self._states[name] for name in member.pushes[op]]
+        for state in states:
+            if state.locked or not _is_next(state, worker, op):
+                state.waiting.append((worker, token))
+                return False
+        for state in states:
+            state.locked = True
+        return True
+
+    def _woken(self, names: Iterable[str]) -> list[Ready]:
+        """The tokens that waited for one of these states and may run now."""
+        woken = []
+        for name in names:
+            state = self._states[name]
+            waiting, state.waiting = state.waiting, []
+            for worker, token in waiting:
+                if self._admits(worker, token % self.cores[worker].size, token):
+                    woken.append((worker, token))
+        return woken
+
+    def _open(self) -> list[Ready]:
+        ready: list[Ready] = []
+        while self.opened < self.limit:
+            worker = self._next_worker()
+            if worker is None:
+                break
+            core = self.cores[worker]
+            self.opened += 1
+            self._note(worker, OPENS)
+            ready += self._admitted(worker, core.extend(core.limit + 1))
+        return ready
+
+    def _next_worker(self) -> int | None:
+        """The worker that opens an iteration next: the one with the fewest in flight."""
+        if self._script is not None:
+            worker = self._script.opens[0] if self._script.opens else None
+            may = worker is not None and self._has_credit(worker)
+            if may:
+                self._script.opens.popleft()
+            return worker if may else None
+        able = [w for w in range(len(self.cores)) if self._may_open(w)]
+        flight = {w: self.cores[w].limit - self.cores[w].completed for w in able}
+        return min(able, key=lambda w: (flight[w], self.cores[w].limit), default=None)
+
+    def _has_credit(self, worker: int) -> bool:
+        core = self.cores[worker]
+        return core.limit < core.completed + self.credit
+
+    def _may_open(self, worker: int) -> bool:
+        """Whether a worker has credit left, and what its next iteration waits for is open."""
+        bound, limit = self.members[worker].bound, self.cores[worker].limit
+        return (
+            self.active[worker]
+            and self._has_credit(worker)
+            and (
+                bound is None
+                or all(
+                    core.limit >= limit - bound
+                    for core, here in zip(self.cores, self.active, strict=True)
+                    if here
+                )
+            )
+        )
+
+    def waiting(self, worker: int) -> list[tuple[int, str, int]]:
+        """The waiting ops of a worker: (iteration, op, number of ops it waits for)."""
+        core, own = self.cores[worker], []
+        for state in self._states.values():
+            for other, token in state.waiting:
+                if other == worker:
+                    iteration, op = divmod(token, core.size)
+                    own.append((iteration, core.plan.ops[op], 0))
+        return core.waiting() + own
+
+
+def _is_next(state: _State, worker: int, op: int) -> bool:
+    """Whether an op is the next one of a state, if a record gives their order."""
+    return state.order is None or (bool(state.order) and state.order[0] == (worker, op))
+
+
+def _table(members: Sequence[Member]) -> tuple[tuple[int, str], ...]:
+    """The events that members may have; the order of ops in a plan does not count."""
+    return tuple(
+        (worker, what)
+        for worker, member in enumerate(members)
+        for what in (
+            OPENS,
+            COMPLETES,
+            *sorted(member.plan.ops[op] for op in {*member.fetches, *member.pushes}),
+        )
+    )
+
+
+class _Script:
+    """A record as queues: which worker opens next, who touches a state next, whose result is next.
+
+    Results wait here until those before them are complete.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        number: Mapping[tuple[int, str], int],
+        members: Sequence[Member],
+    ) -> None:
+        self.opens: deque[int] = deque()
+        self.orders: dict[str, deque[tuple[int, int]]] = {}
+        self._results: deque[int] = deque()
+        self._complete: list[deque[Finished]] = [deque() for _ in members]
+        ops = [{name: op for op, name in enumerate(member.plan.ops)} for member in members]
+        for worker, what in record:
+            if what == OPENS:
+                self.opens.append(worker)
+            elif what == COMPLETES:
+                self._results.append(worker)
+            else:
+                member, op = members[worker], ops[worker][what]
+                fetched = [member.fetches[op][0]] if op in member.fetches else []
+                for name in (*fetched, *member.pushes.get(op, ())):
+                    self.orders.setdefault(name, deque()).append((worker, op))
+
+    def results(self, done: Finished) -> list[Finished]:
+        """An iteration is complete; the results that come next."""
+        self._complete[done.worker].append(done)
+        results = []
+        while self._results and self._complete[self._results[0]]:
+            results.append(self._complete[self._results.popleft()].popleft())
+        return results
