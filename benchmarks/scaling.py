@@ -129,8 +129,8 @@ def compare(options: argparse.Namespace, count: int) -> tuple[Rates, float | Non
         for name, turns in found.items():
             rates[name].append(turns)
         parts += [] if hidden is None else [hidden]
-    line = ", ".join(f"{name} {middle(found):.1f}" for name, found in rates.items())
-    print(f"{options.net}, {count} devices, images/s: {line}", flush=True)
+        line = ", ".join(f"{name} {statistics.median(turns):.1f}" for name, turns in found.items())
+        print(f"{options.net}, {count} devices{which}, images/s: {line}", flush=True)
     return rates, statistics.median(parts) if parts else None
 
 
