@@ -42,10 +42,11 @@ from purine.runtime.compute import means_over_test_set
 from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import read_stream
+from purine.runtime.fused_kernels import FusedKernels
 from purine.runtime.program import compile_program
 from purine.runtime.record import Record
 from purine.runtime.result import Result
-from purine.runtime.run_checks import FusedKernels, communicators_of, held_tf32, refuse_hosts
+from purine.runtime.run_checks import communicators_of, held_tf32, refuse_hosts
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.runtime.worker_states import (
     each_worker,

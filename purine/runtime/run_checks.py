@@ -1,21 +1,17 @@
-"""What a run refuses before it starts, and the kernels and communicators that it is given."""
+"""What a run refuses before it starts, and the communicators that it is given."""
 
 from __future__ import annotations
 
-from purine.compile.fused import FusedKernel, as_kernel, captured, compiled
 from purine.errors import ConfigError
-from purine.graph import Graph, Op
+from purine.graph import Graph
 from purine.lowering.hosts import hosts_of
 from purine.lowering.together import Group, groups_of
 from purine.machine.cores import on_gpus
 from purine.machine.settings import tf32_of
-from purine.registry.kind import Kernel
-from purine.registry.lookup import lookup
-from purine.runtime.streams import is_gpu
 from purine.transports.communicator import Communicator
 from purine.transports.world import World
 
-__all__ = ["FusedKernels", "communicators_of", "held_tf32", "refuse_hosts"]
+__all__ = ["communicators_of", "held_tf32", "refuse_hosts"]
 
 
 def refuse_hosts(graph: Graph, world: World | None) -> None:
@@ -53,20 +49,3 @@ def communicators_of(step: Graph, world: World) -> dict[Group, Communicator]:
     groups = groups_of(step)
     made = world.communicators(groups)
     return {group: one for group, one in zip(groups, made, strict=True) if one is not None}
-
-
-class FusedKernels:
-    """Makes the kernels of fused ops; an op is compiled once, however often lanes start."""
-
-    def __init__(self, compiled: bool | None) -> None:
-        self.compiled = compiled
-        self._kernels: dict[str, FusedKernel] = {}
-
-    def __call__(self, op: Op) -> Kernel:
-        gpu = is_gpu(op.location)
-        if not (gpu if self.compiled is None else self.compiled):
-            return lookup(op).bind_overwrite(op)
-        if op.name not in self._kernels:
-            self._kernels[op.name] = compiled(op)
-        kernel = self._kernels[op.name]
-        return captured(op, kernel) if gpu else as_kernel(kernel)

@@ -29,7 +29,7 @@ from purine.graph import Op
 from purine.kinds.fused import over_of
 from purine.registry import aten
 from purine.registry.lookup import lookup
-from purine.runtime import run, streams
+from purine.runtime import fused_kernels, streams
 from purine.runtime.streams import Streams
 from purine.transports.inproc import InprocCommunicator
 
@@ -316,6 +316,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         streams, "device_of", lambda location: torch.device("cpu", int(location.device[-1]))
     )
     monkeypatch.setattr(Streams, "run", watched_run)
-    monkeypatch.setattr(run, "compiled", one_by_one)
+    monkeypatch.setattr(fused_kernels, "compiled", one_by_one)
     monkeypatch.setattr(compiled, "expandable_segments", contextlib.nullcontext)
     return world

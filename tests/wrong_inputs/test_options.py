@@ -138,7 +138,11 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "no setting": ("--parallel data:2", ["'data:2' is no setting", "such as data=2"]),
     "unknown setting": (
         "--parallel pipelin=2",
-        ["no setting 'pipelin'", "one of data, shares, pipeline", "did you mean 'pipeline'?"],
+        [
+            "no setting 'pipelin'",
+            "one of workers, asynchronous, data, shares, pipeline",
+            "did you mean 'pipeline'?",
+        ],
     ),
     "a setting twice": ("--parallel data=2,data=3", ["data is given twice", "every setting once"]),
     "a setting of letters": (
