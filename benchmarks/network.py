@@ -7,7 +7,8 @@ take; DDP, plain and with its fp16 hook, tuned (channels-last, fused SGD, static
 views of buckets); and Purine, plain and with fp16 transfers. Reported are medians over turns.
 `limit_ratio` is Purine's step over the larger of (compute + CPU time of the bytes) and the time of
 the bytes, `ddp_ratio` how many times as long DDP takes as Purine; both also for fp16, whose bytes
-are taken for half. The last line is JSON.
+are taken for half. A turn should have a dozen steps or more: the end of its last step is not hidden
+behind another. The last line is JSON.
 
     python benchmarks/network.py --rate 1gbit
 """
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--net", choices=sorted(NETS), default="googlenet")
     parser.add_argument("--batch", type=int, help="samples for each host")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
+    parser.add_argument("--steps", type=int, default=30, help="steps of a turn")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--transport", choices=("tcp", "torchdist"), default="tcp")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
