@@ -1,8 +1,9 @@
-"""The result of one iteration of a run."""
+"""The results of iterations of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from purine.arguments import shown
 from purine.errors import ConfigError
 
-__all__ = ["Result"]
+__all__ = ["Result", "Results"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +59,28 @@ class Result:
             found=", ".join(self.losses or self.outputs) or "no outputs",
             remedy=f"name one: result[{self.losses[0]!r}]" if several else "read result.outputs",
         )
+
+
+class Results(Iterator[Result]):
+    """`count` results that `step` gives, which is told how many are left.
+
+    Several threads may take from it. `before` is called before a thread waits for its turn.
+    """
+
+    def __init__(
+        self, step: Callable[[int], Result], count: int, *, before: Callable[[], None]
+    ) -> None:
+        self._step, self._left, self._before = step, count, before
+        self._turn = threading.Lock()
+
+    def __next__(self) -> Result:
+        self._before()
+        with self._turn:
+            if self._left == 0:
+                raise StopIteration
+            try:
+                result = self._step(self._left)
+            except StopIteration as error:  # a loop would take it for the end
+                raise RuntimeError("an iteration raised StopIteration") from error
+            self._left -= 1
+            return result

@@ -45,8 +45,13 @@ from purine.runtime.feeding import read_stream
 from purine.runtime.fused_kernels import FusedKernels
 from purine.runtime.program import compile_program
 from purine.runtime.record import Record
-from purine.runtime.result import Result
-from purine.runtime.run_checks import communicators_of, held_tf32, refuse_hosts
+from purine.runtime.result import Result, Results
+from purine.runtime.run_checks import (
+    communicators_of,
+    held_tf32,
+    refuse_hosts,
+    refuse_inputs,
+)
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.runtime.worker_states import (
     each_worker,
@@ -200,7 +205,7 @@ class Run:
         at_least("the number of steps", count, 0)
         self._refuse_fork()
         release_host_pool()
-        return _Steps(self, count)
+        return Results(self._step, count, before=self._refuse_fork)
 
     def _step(self, left: int) -> Result:
         """The next of `left` results that the caller still wants."""
@@ -546,7 +551,7 @@ class Run:
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
-            self._refuse_inputs()
+            refuse_inputs(self._part)
             self._settled()
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self._part, name, value)
@@ -588,36 +593,3 @@ class Run:
                 with self._noting_failure():
                     self._readings.append(self.world.clock())
         return self._executor
-
-    def _refuse_inputs(self) -> None:
-        """Refuse to step a graph with inputs; its states can be read and set all the same."""
-        for name in self._part.inputs:
-            raise ConfigError(
-                f"nothing makes blob {name!r}",
-                blob=self.graph.blobs[name],
-                expected="a step whose batches come from a Data op",
-                found=f"inputs {', '.join(self._part.inputs)}",
-                remedy="let the net begin with a Data op, or feed it: "
-                f"pu.compute(graph, {{{name!r}: ...}})",
-            )
-
-
-class _Steps(Iterator[Result]):
-    """The results of some iterations; several threads may take from it."""
-
-    def __init__(self, run: Run, count: int) -> None:
-        self._run = run
-        self._left = count
-        self._turn = threading.Lock()
-
-    def __next__(self) -> Result:
-        self._run._refuse_fork()
-        with self._turn:
-            if self._left == 0:
-                raise StopIteration
-            try:
-                result = self._run._step(self._left)
-            except StopIteration as error:  # a loop would take it for the end
-                raise RuntimeError("an iteration raised StopIteration") from error
-            self._left -= 1
-            return result

@@ -11,7 +11,7 @@ from purine.machine.settings import tf32_of
 from purine.transports.communicator import Communicator
 from purine.transports.world import World
 
-__all__ = ["communicators_of", "held_tf32", "refuse_hosts"]
+__all__ = ["communicators_of", "held_tf32", "refuse_hosts", "refuse_inputs"]
 
 
 def refuse_hosts(graph: Graph, world: World | None) -> None:
@@ -25,6 +25,19 @@ def refuse_hosts(graph: Graph, world: World | None) -> None:
         expected, found = "devices of " + ", ".join(world.hosts), "devices of " + ", ".join(hosts)
         remedy = "name devices of all hosts, or start as many hosts as are named"
         raise ConfigError("the step is not on the hosts that were started", expected, found, remedy)
+
+
+def refuse_inputs(part: Graph) -> None:
+    """Refuse to step a graph with inputs; its states can be read and set all the same."""
+    for name in part.inputs:
+        raise ConfigError(
+            f"nothing makes blob {name!r}",
+            blob=part.blobs[name],
+            expected="a step whose batches come from a Data op",
+            found=f"inputs {', '.join(part.inputs)}",
+            remedy="let the net begin with a Data op, or feed it: "
+            f"pu.compute(graph, {{{name!r}: ...}})",
+        )
 
 
 def held_tf32(graph: Graph, tf32: bool, *, needed: bool) -> bool | None:
