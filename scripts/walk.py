@@ -48,6 +48,10 @@ CHECKS = ("arguments.py", "lowering/rules.py")
 """Files on the stack that only check what passes through them."""
 
 
+TELLING = ("has_workers", "hosts_of")
+"""Functions of packages without named landmarks that only tell something of a graph."""
+
+
 class Walk:
     """The files on the path, in the order in which the run reaches them."""
 
@@ -68,7 +72,7 @@ class Walk:
         names = LANDMARKS.get(file.split("/")[0].removesuffix(".py"))
         if names is None or code.co_name.startswith(("_", "<")):
             return
-        if names and code.co_name not in names:
+        if code.co_name not in names if names else code.co_name in TELLING:
             return
         if file.startswith("kinds/") and threading.current_thread() is threading.main_thread():
             return  # shapes and gradients, not the step that runs

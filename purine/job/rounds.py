@@ -29,7 +29,7 @@ def rounds_of(results: Iterator[Result], workers: int) -> Iterator[Result]:
     for result in results:
         group.append(result)
         if len(group) == workers:
-            yield result if workers == 1 else _merged(group)
+            yield _merged(group)
             group = []
 
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, tests, saves and metrics, each exactly at its iteration; `measure`.
+"""The training loop: steps, tests, saves and metrics, each exactly at its iteration.
 
 Between two pauses (a test, a save, the end of a trace) iterations overlap; at a pause nothing is in
 flight. Metrics and test results are written before the checkpoint of the same iteration, so a run
@@ -246,7 +246,7 @@ class Training:
         results: Iterator[Result] = self._run.steps(count * self._workers)
         if self._figures is not None:
             results = map(self._figured, results)
-        return rounds_of(results, self._workers)
+        return results if self._workers == 1 else rounds_of(results, self._workers)
 
     def _figured(self, result: Result) -> Result:
         assert self._figures is not None
