@@ -321,3 +321,9 @@ def test_stragglers_are_slow_and_everything_is_reported(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"synchronous_ratio", "ssp_ratio", "gossip_ratio"} <= found.keys()
     assert all(row["seconds_to_target"] > 0 for row in found["rows"].values())
+
+
+def test_mxnet_needs_an_interpreter_of_its_own() -> None:
+    done = ran("beside_mxnet.py", "--python nowhere/python")
+    assert done.returncode == 2
+    assert "there is no nowhere/python; expected an interpreter with mxnet" in done.stderr
