@@ -20,7 +20,7 @@ from purine.errors import RunError
 from purine.graph import Graph
 from purine.lowering.hosts import Channel
 from purine.runtime.exchange import Exchange
-from purine.runtime.host_core import TOKEN
+from purine.dispatch.host_core import TOKEN
 from purine.transports.base import Arrived, Event, Granted, Lost, Transport
 
 __all__ = ["Outcome", "simulate"]

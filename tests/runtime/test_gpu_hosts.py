@@ -33,7 +33,7 @@ from purine.transports.inproc import InprocWorld
 from tests.parallel.nets import Trained, images
 from tests.runtime.host_cases import difference, subject, train
 from tests.runtime.stand_in import PATIENCE, Event, StandIn, stand_in
-from tests.runtime.test_host_core import ITERATIONS, Simulation
+from tests.dispatch.test_host_core import ITERATIONS, Simulation
 from tests.runtime.test_hosts import on_hosts
 from tests.runtime.test_shares import JOB, plans_of
 

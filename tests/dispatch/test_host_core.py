@@ -14,7 +14,7 @@ from purine.graph import Builder, Graph
 from purine.lowering.deadlines import SPAN
 from purine.lowering.hosts import channels_of, hosts_of, part_of
 from purine.lowering.together import Collective, Group, collective_of
-from purine.runtime.host_core import TOKEN, HostCore
+from purine.dispatch.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
     "data": {},
