@@ -109,8 +109,8 @@ class Profile:
         """How much faster kernels of work worth sharing are with some threads than with one."""
         known = self.device.flops / self.core.flops
         if self.threads < 2:
-            return float(max(1, threads)) ** 0.9
-        return float(known ** (math.log(max(1, threads)) / math.log(self.threads)))
+            return math.pow(max(1, threads), 0.9)
+        return math.pow(known, math.log(max(1, threads)) / math.log(self.threads))
 
 
 _FLOPS: dict[tuple[object, ...], int] = {}

@@ -79,7 +79,7 @@ class Kernels:
             return first
         last = self._near(self._of[kind, above], sizes, flops, moved, estimate)
         share = math.log(threads / below) / math.log(above / below)
-        return first ** (1 - share) * last**share
+        return float(first ** (1 - share) * last**share)
 
     def _near(
         self,

@@ -153,9 +153,11 @@ class Executor:
         self._pool: Pool | None = None
         if -1 in numbers:
             lanes = [number if numbers[op] < 0 else -1 for op, number in enumerate(station_of)]
-            own = {at for at, lane in stations if floats(lane)}
+            floating = {at for at, lane in stations if floats(lane)}
             takers = [
-                n for n, (at, lane) in enumerate(self._workers) if lane == "compute" and at in own
+                n
+                for n, (at, lane) in enumerate(self._workers)
+                if lane == "compute" and at in floating
             ]
             self._pool = Pool(lanes, takers)
         shared = self._alone or len(self._workers) < len(stations)

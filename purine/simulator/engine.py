@@ -29,8 +29,8 @@ _END, _GROUP, _FLOW, _ARRIVE, _GRANT, _MEET = range(6)
 _DRAWS = 4093
 """How many factors of op times are drawn; ops take them in turns."""
 
-Record = tuple[int, int, int, float, float]
-"""What ran: host, op, iteration, start and end in nanoseconds."""
+Record = tuple[int, int, int, int, float, float]
+"""What ran: host, thread, op, iteration, start and end in nanoseconds."""
 
 
 class _Host:
@@ -186,7 +186,12 @@ class Engine:
                 self._flow_ended(a)
             else:
                 self.now = now
-                self._other(code, a, b)
+                if code == _ARRIVE:
+                    self._arrived(a, *b)  # type: ignore[misc]
+                elif code == _GRANT:
+                    self._granted(a, *b)  # type: ignore[misc]
+                else:
+                    self._end_meeting(b)  # type: ignore[arg-type]
             self.events += 1
         for host in self.hosts:
             if not host.core.idle:
@@ -306,7 +311,8 @@ class Engine:
             host.busy[worker] += now - host.started[worker]
         if self._record:
             op = token % size
-            self.records.append((number, op, token // size, host.started[worker], now))
+            record = (number, worker, op, token // size, host.started[worker], now)
+            self.records.append(record)
         core = host.core
         before = core.completed
         ready = core.complete(token)
@@ -354,23 +360,20 @@ class Engine:
                 later = host.part.later[op]
                 heappush(host.queues[host.part.worker_of[op]], (token & TOKEN) + later)
 
-    def _other(self, code: int, a: int, b: object) -> None:
-        host = self.hosts[a] if code != _MEET else None
-        if code == _ARRIVE:
-            assert host is not None
-            op, iteration = b  # type: ignore[misc]
-            if host.part.alone and host.running[0] >= 0:
-                host.inbox.append((op, iteration))
-                return
-            assert isinstance(host.core, HostCore)
-            self._push(a, host.core.arrive(op, iteration))
-        elif code == _GRANT:
-            assert host is not None
-            assert isinstance(host.core, HostCore)
-            peer, completed = b  # type: ignore[misc]
-            self._push(a, host.core.grant(peer, completed))
-        else:
-            self._end_meeting(b)  # type: ignore[arg-type]
+    def _arrived(self, number: int, op: int, iteration: int) -> None:
+        """A value is here; a thread that does everything looks at it between two ops."""
+        host = self.hosts[number]
+        if host.part.alone and host.running[0] >= 0:
+            host.inbox.append((op, iteration))
+            return
+        assert isinstance(host.core, HostCore)
+        self._push(number, host.core.arrive(op, iteration))
+
+    def _granted(self, number: int, peer: str, completed: int) -> None:
+        """A peer has completed iterations, so their slots are free."""
+        core = self.hosts[number].core
+        assert isinstance(core, HostCore)
+        self._push(number, core.grant(peer, completed))
 
     def _sent(self, ends: dict[int, float]) -> None:
         for flow, end in ends.items():

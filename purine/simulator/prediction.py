@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from purine.core import compile_plan
 from purine.graph import Location, Op
+from purine.graph.nodes import floats
 from purine.lowering import Lowered
 from purine.simulator.engine import Engine
 from purine.simulator.machine import Machine
@@ -186,9 +187,11 @@ def trace_of(engine: Engine) -> Trace:
         ops = [part.graph.ops[name] for name in part.plan.ops]
         places = [(op.name, op.kind, str(op.location), op.lane) for op in ops]
         events = []
-        for at, op, iteration, start, end in engine.records:
+        for at, worker, op, iteration, start, end in engine.records:
             if at == number:
                 name, kind, location, lane = places[op]
+                if floats(lane):
+                    location, lane = str(part.workers[worker][0]), "compute"
                 events.append(
                     Event(name, kind, iteration, location, lane, round(start), round(end))
                 )
