@@ -1,24 +1,43 @@
 """The cost model: flops and bytes of an op, and its time on a machine that a profile describes.
 
 Every decision that compares costs uses it: stages of a pipeline, segments, fused ops, recomputed
-blocks, and the heap. Decisions depend on ratios, so the default profile only has rough guesses.
+blocks, the heap, and predictions. Decisions depend on ratios, so the default profile only has rough
+guesses. `purine calibrate` writes one with measured times; it is used where `PURINE_PROFILE` names
+it.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from purine.analysis import tracing
 from purine.analysis.infer import op_key, size_in_bytes, spec_of
+from purine.analysis.measured import Kernels, Point
 from purine.errors import ConfigError, in_a_line
 from purine.graph import NOTHING, Blob, Op
 from purine.registry.lookup import lookup
 
-__all__ = ["PROFILE", "Cost", "Profile", "Rates", "cost", "load_profile", "seconds"]
+__all__ = [
+    "PROFILE",
+    "PROFILE_VARIABLE",
+    "Cost",
+    "Profile",
+    "Rates",
+    "cost",
+    "load_profile",
+    "point_of",
+    "seconds",
+]
+
+PROFILE_VARIABLE = "PURINE_PROFILE"
+"""The environment variable with the file of the profile in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +68,7 @@ class Rates:
         return cost.flops / self.flops + cost.bytes / self.bytes + self.overhead
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """The numbers of the cost model for one machine.
 
@@ -70,12 +89,43 @@ class Profile:
     """Seconds of an op below which ops are put together into segments."""
     mapped_bytes_per_flop: float = 10e-3
     """Bytes of large results per flop up to which mapping each of them from the system pays."""
+    threads: int = 1
+    """Threads of a kernel on a device with all its cores."""
+    dispatch: float = 12e-6
+    """Seconds between two ops of a lane."""
+    hop: float = 15e-6
+    """Seconds until a lane that sleeps begins an op."""
+    crowding: float = 0.0
+    """By how much each other core that computes slows a core."""
+    spread: float = 0.05
+    """The standard deviation of the logarithm of times of an op."""
+    wires: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """By transport: seconds of a message, bytes per second, and seconds of CPU time for a byte,
+    between two hosts of this machine."""
+    kernels: Kernels = field(default_factory=Kernels)
+    """Measured times."""
 
+    def speedup(self, threads: int) -> float:
+        """How much faster kernels of work worth sharing are with some threads than with one."""
+        known = self.device.flops / self.core.flops
+        if self.threads < 2:
+            return math.pow(max(1, threads), 0.9)
+        return math.pow(known, math.log(max(1, threads)) / math.log(self.threads))
 
-PROFILE = Profile()
-"""The profile in use."""
 
 _FLOPS: dict[tuple[object, ...], int] = {}
+
+
+def point_of(op: Op, blobs: Mapping[str, Blob], threads: int, seconds: float) -> Point:
+    """What a measured op says of its kind."""
+    work = cost(op, blobs)
+    return Point(op.kind, _sizes(op, blobs), threads, work.flops, work.bytes, seconds)
+
+
+def _sizes(op: Op, blobs: Mapping[str, Blob]) -> tuple[int, ...]:
+    """The extents of the first two inputs and the first output, which tell ops of a kind apart."""
+    names = [*op.inputs[:2], *(name for name in op.outputs if name != NOTHING)][:3]
+    return tuple(extent for name in names for extent in blobs[name].shape or ())
 
 
 def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
@@ -92,30 +142,75 @@ def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
     return Cost(_FLOPS[key], moved)
 
 
-def seconds(op: Op, blobs: Mapping[str, Blob], profile: Profile = PROFILE) -> float:
-    """About how long an op takes on a device; views and data cost nothing."""
-    if op.kind == "Data" or lookup(op).view or op.attributes.get("alias"):
+def seconds(
+    op: Op, blobs: Mapping[str, Blob], profile: Profile | None = None, *, threads: int | None = None
+) -> float:
+    """About how long an op takes on a device; views cost nothing.
+
+    `threads` are those of a kernel, by default as many as on a device with all its cores. Data
+    costs nothing where the profile has no times of it.
+    """
+    profile = profile or PROFILE
+    if lookup(op).view or op.attributes.get("alias"):
         return 0.0
-    return profile.device.seconds(cost(op, blobs))
+    work = cost(op, blobs)
+    rates = profile.device if threads is None or threads >= profile.threads else profile.core
+    if profile.kernels.points:
+        sizes, count = _sizes(op, blobs), threads or profile.threads
+        known = profile.kernels.seconds(
+            op.kind, sizes, count, work.flops, work.bytes, lambda f, b: rates.seconds(Cost(f, b))
+        )
+        if known is not None:
+            return known
+    return 0.0 if op.kind == "Data" else rates.seconds(work)
 
 
 def load_profile(path: str | Path) -> Profile:
     """Read a profile from a YAML file; what it leaves out is as in the default profile.
 
-    Rates are written as `device: {flops: 2e12, bytes: 1e11}`.
+    Rates are written as `device: {flops: 2e12, bytes: 1e11}`. A point of `kernels` is `[kind,
+    sizes, threads, flops, bytes, seconds]`.
     """
-    values = {field.name: getattr(PROFILE, field.name) for field in fields(Profile)}
+    default = Profile()
+    values = {item.name: getattr(default, item.name) for item in fields(Profile)}
     values["name"] = Path(path).stem
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
         for key, value in dict(content).items():
-            if isinstance(values[key], Rates):
-                values[key] = Rates(**{name: float(rate) for name, rate in dict(value).items()})
-            else:
-                values[key] = type(values[key])(value)
+            values[key] = _read(values[key], value)
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         what = f"the machine profile {str(path)!r} cannot be used"
         expected = f"a YAML file with numbers for some of {', '.join(values)}"
-        remedy = "write rates as {flops: 1e11, bytes: 1e10, overhead: 0}, the rest as numbers"
+        remedy = "write rates as {flops: 1e11, bytes: 1e10, overhead: 0}, the rest as numbers; "
+        remedy += "purine calibrate writes one"
         raise ConfigError(what, expected, in_a_line(error), remedy, where=path) from error
     return Profile(**values)
+
+
+def _read(default: object, value: Any) -> object:
+    """A value of a profile's file, of the type that the default has."""
+    if isinstance(default, Rates):
+        return Rates(**{name: float(rate) for name, rate in dict(value).items()})
+    if isinstance(default, Kernels):
+        return Kernels(tuple(_point(*row) for row in value))
+    if isinstance(default, Mapping):
+        return {str(name): _three(*row) for name, row in dict(value).items()}
+    return type(default)(value)  # type: ignore[call-arg]
+
+
+def _three(*numbers: Any) -> tuple[float, float, float]:
+    first, second, third = map(float, numbers)
+    return first, second, third
+
+
+def _point(kind: str, sizes: Any, threads: int, flops: int, moved: int, seconds: float) -> Point:
+    if not float(seconds) > 0:
+        raise ValueError(f"a kernel takes {seconds} s")
+    extents = tuple(int(size) for size in sizes)
+    return Point(str(kind), extents, int(threads), int(flops), int(moved), float(seconds))
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_named = os.environ.get(PROFILE_VARIABLE)
+PROFILE = load_profile(_named) if _named else Profile()
+"""The profile in use."""

@@ -13,11 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from purine.cli.figures import figures
 from purine.cli.output import Output, drop_output, has_output, unwritable
 from purine.cli.views import View, view_on
 from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
+from purine.job.foresee import foresight
 from purine.job.hosts import folder_on, hosts_of_job, join_hosts
 from purine.job.launch import job_layers, plan_run, started_again
 from purine.job.placing import megabytes, own_host, placement, scheme_of
@@ -146,6 +148,8 @@ def _placement_text(plan: JobPlan) -> str:
             f"{idle:.1%} idle where stages take equally long:"
         )
         lines += [f"  {row}" for row in str(grid).splitlines()]
+    if scheme is None or scheme.asynchronous is None:
+        lines += figures(plan, foresight(plan, memory=False)).splitlines()
     return "\n".join(lines)
 
 

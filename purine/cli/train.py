@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import Signature
+from inspect import Parameter, Signature
 from pathlib import Path
 
 import typer
@@ -10,7 +10,7 @@ import typer
 from purine.cli.parameters import argument, complete, given, parameter
 from purine.job.options import OPTIONS, Option
 
-__all__ = ["train"]
+__all__ = ["job_parameters", "train"]
 
 
 def train(
@@ -46,12 +46,6 @@ def train(
 
 def _signature() -> Signature:
     """The parameters of the command, for typer: the job file, the options, and two flags."""
-    job = argument(
-        "A YAML file with the options below as keys (`lr_policy: cosine`), or a Caffe solver "
-        "(.prototxt); options given on the command line count more. A run's config.yaml repeats "
-        "that run.",
-        metavar="JOB",
-    )
     resume = typer.Option(
         "--resume",
         help="Go on with the run in --out from its newest checkpoint; "
@@ -61,13 +55,24 @@ def _signature() -> Signature:
         "--dry-run",
         help="Only tell what the job needs: memory of each device, bytes moved, the schedule.",
     )
-    parameters = [parameter("job", Path | None, job)]
-    for name, option in OPTIONS.items():
-        if name == "trace":  # where the help shows the flags: behind what is saved and logged
-            parameters.append(parameter("resume", bool, resume, default=False))
-            parameters.append(parameter("dry_run", bool, dry_run, default=False))
-        parameters.append(parameter(name, *_argument(option)))
+    parameters = job_parameters()
+    # The help shows the flags behind what is saved and logged.
+    at = next(k for k, one in enumerate(parameters) if one.name == "trace")
+    flags = (("resume", resume), ("dry_run", dry_run))
+    parameters[at:at] = [parameter(name, bool, flag, default=False) for name, flag in flags]
     return Signature(parameters)
+
+
+def job_parameters() -> list[Parameter]:
+    """The job file and the options of a job, as parameters of a command."""
+    job = argument(
+        "A YAML file with the options below as keys (`lr_policy: cosine`), or a Caffe solver "
+        "(.prototxt); options given on the command line count more. A run's config.yaml repeats "
+        "that run.",
+        metavar="JOB",
+    )
+    of_job = [parameter(name, *_argument(option)) for name, option in OPTIONS.items()]
+    return [parameter("job", Path | None, job), *of_job]
 
 
 def _argument(option: Option) -> tuple[object, object]:

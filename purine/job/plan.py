@@ -99,8 +99,17 @@ class JobPlan:
         return -(-(iteration * samples // epoch + 1) * epoch // samples)
 
 
-def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = None) -> JobPlan:
-    """Find everything the job names and build its graphs; `net` and `test_net` replace its own."""
+def make_plan(
+    job: Job,
+    *,
+    net: Graph | None = None,
+    test_net: Graph | None = None,
+    elsewhere: bool = False,
+) -> JobPlan:
+    """Find everything the job names and build its graphs; `net` and `test_net` replace its own.
+
+    The plan of a job that is to run `elsewhere` may need more than this machine has.
+    """
     spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else DATA_SET)
     data = open_for(job.net, spec)
     job = replace(job, data=absolute(spec))
@@ -118,7 +127,8 @@ def make_plan(job: Job, *, net: Graph | None = None, test_net: Graph | None = No
     if test_net is not None:
         refuse_other_parameters(test_net, net)
     test = None if data.test is None else measuring(job, test_net or net, data.test, mean_image)
-    placing.refuse_unfit(step, job)
+    if not elsewhere:
+        placing.refuse_unfit(step, job)
     test = None if test is None else placing.laid_out(job, placing.moved(job, test))
     all_notes = tuple(dict.fromkeys((*placing.crowding(job), *nets.notes, *notes)))
     return JobPlan(job, data, net, step, test, test_net, iterations, all_notes, values)

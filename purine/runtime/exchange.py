@@ -17,6 +17,8 @@ from torch import Tensor
 
 from purine.analysis.infer import families
 from purine.core import Plan
+from purine.dispatch.ends import ends_of
+from purine.dispatch.host_core import HostCore
 from purine.errors import KernelError
 from purine.graph import Graph
 from purine.lowering.board import POST
@@ -26,7 +28,6 @@ from purine.registry.aten import device_of
 from purine.registry.kind import Kernel
 from purine.runtime.calls import kernel_of
 from purine.runtime.enqueued import Enqueued
-from purine.runtime.host_core import HostCore
 from purine.runtime.receipts import Receipts
 from purine.transports.base import ENDED, Arrived, Event, Granted, Lost, Transport
 from purine.transports.communicator import Communicator
@@ -126,32 +127,12 @@ class Exchange:
     def open(self, plan: Plan, *, start: int, credit: int) -> HostCore:
         """Connect, and return the core that waits for the other hosts as well."""
         number = {name: index for index, name in enumerate(plan.ops)}
-        self.puts = {
-            number[name]: tuple(channel.target for channel in channels)
-            for name, channels in self._channels_from().items()
-        }
-        """By put the peers to which it sends."""
-        self.arrivals = {
-            (channel.source, channel.number): number[channel.op] for channel in self.incoming
-        }
+        self.ends = ends = ends_of(self._graph, self.host, plan)
+        self.puts, self.arrivals, self.turns = ends.puts, ends.arrivals, ends.turns
         self._cells = {number[name]: cell for name, cell in self._versions.items()}
-        groups: dict[Group, list[tuple[int, int]]] = {}
-        for name, one in self._collectives.items():
-            groups.setdefault(one.order, []).append((one.number, number[name]))
-        self.turns = [[op for _, op in sorted(calls)] for calls in groups.values()]
-        """The collectives of each order, one after the other."""
         self.away = {op for ops in (self.puts, *self.turns) for op in ops}
         """The ops that are running while they wait for other hosts."""
-        self.core = HostCore(
-            plan,
-            arrivals=self.arrivals.values(),
-            puts=self.puts,
-            start=start,
-            credit=credit,
-            deadlines={number[channel.op]: channel.deadline for channel in self.outgoing},
-            turns=self.turns,
-            on_gpus=[number[name] for name, one in self._collectives.items() if one.gpus],
-        )
+        self.core = ends.core(plan, start=start, credit=credit)
         self.transport.open(self.peers, self.incoming, self.outgoing, self.core.slots)
         self._begin()
         return self.core

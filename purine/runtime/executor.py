@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 
 from purine.compile.script import keep_order
-from purine.core import Core, Station
+from purine.core import Core
+from purine.dispatch.host_core import TOKEN, HostCore
+from purine.dispatch.pool import Pool
+from purine.dispatch.threads import COMPUTE, threads_of_lanes, with_peers
 from purine.errors import RunError, StallError
 from purine.graph import Graph, Location
 from purine.graph.nodes import computes, floats
@@ -27,8 +30,6 @@ from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
 from purine.runtime.buffers import Buffers
 from purine.runtime.exchange import Exchange, Wait
-from purine.runtime.host_core import TOKEN, HostCore
-from purine.runtime.pool import Pool
 from purine.runtime.program import Program
 from purine.runtime.seat import Seat
 from purine.runtime.streams import OUTBOUND, Fetched, Streams, is_gpu, on_host
@@ -38,11 +39,7 @@ from purine.trace.trace import Trace, edges_of
 __all__ = ["Activity", "Executor", "Settings"]
 
 
-_COMPUTE = 1 << 62
 _TOKEN = TOKEN
-"""Queue entries are tokens. On a thread that several lanes share, tokens of compute lanes get the
-high bit `_COMPUTE`, so that transfers run first: other devices wait for those. Puts to other hosts
-have their order in the bits above a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +131,38 @@ class Executor:
         """A queue for each thread, and for each op the number of its thread and its priority."""
         stations, station_of = self.plan.stations, self.plan.station
         waits = self._exchange is not None and not self._exchange.transport.prompt
-        self._workers, worker_of = _workers(stations, self.settings.cores, waits=waits)
+        own = 0 if waits else len(available())
+        self._workers, worker_of = threads_of_lanes(stations, self.settings.cores, own=own)
         numbers = [worker_of[station] for station in station_of]
         self._receiver: int | None = None
         self._alone = False
         """Whether the thread that computes also puts and receives."""
         if self._exchange is not None:
             self._alone = len(self._workers) == 1 and self._exchange.transport.prompt
-            self._receiver = _add_peers(self._workers, numbers, self._exchange, alone=self._alone)
+            exchange = self._exchange
+            self._receiver = with_peers(
+                self._workers,
+                numbers,
+                exchange.host,
+                exchange.peers,
+                exchange.ends,
+                alone=self._alone,
+            )
         self._worker_of = tuple(numbers)
         """By op its thread; -1 where the thread that is free first takes it."""
         self._pool: Pool | None = None
         if -1 in numbers:
             lanes = [number if numbers[op] < 0 else -1 for op, number in enumerate(station_of)]
-            own = {at for at, lane in stations if floats(lane)}
+            floating = {at for at, lane in stations if floats(lane)}
             takers = [
-                n for n, (at, lane) in enumerate(self._workers) if lane == "compute" and at in own
+                n
+                for n, (at, lane) in enumerate(self._workers)
+                if lane == "compute" and at in floating
             ]
             self._pool = Pool(lanes, takers)
         shared = self._alone or len(self._workers) < len(stations)
         self._later = tuple(
-            _COMPUTE if shared and computes(stations[station][1]) else 0 for station in station_of
+            COMPUTE if shared and computes(stations[station][1]) else 0 for station in station_of
         )
         # A lane sleeps by acquiring its bell, and whoever has work for it releases the bell. That
         # costs half of a condition variable, and hops dominate a graph of small ops.
@@ -505,65 +513,6 @@ class Executor:
         for worker in range(len(self._bells)):
             self._ring(worker)
         self._host.notify_all()
-
-
-def _workers(
-    stations: Sequence[Station], cores: Mapping[str, tuple[int, ...]], *, waits: bool
-) -> tuple[list[Station], list[int]]:
-    """The lanes that get a thread, and for each lane the number of the thread that serves it.
-
-    A device with one core has one thread for all its lanes. With several, the thread that holds the
-    interpreter's lock would often wait for the core, and all others for the lock. All GPUs have one
-    thread, which only enqueues. Lanes that float have the number -1; the compute threads of their
-    devices take them.
-
-    A single device has all cores that the process may use. If that is one, its lanes share a thread
-    too, unless other hosts are behind a network that `waits`: what it brings is passed on while a
-    kernel runs.
-    """
-    own = 0 if waits else len(available())
-    workers: dict[Station, int] = {}
-    worker_of = []
-    for location, lane in stations:
-        single = (len(cores.get(location.device, ())) or own) == 1
-        if floats(lane):
-            workers.setdefault((location, "compute"), len(workers))
-            worker_of.append(-1)
-            continue
-        worker = (location, "compute" if single else lane)
-        if is_gpu(location):
-            worker = (Location(location.host, "cuda:0"), "compute")
-        worker_of.append(workers.setdefault(worker, len(workers)))
-    return list(workers), worker_of
-
-
-def _add_peers(
-    workers: list[Station], numbers: list[int], exchange: Exchange, *, alone: bool
-) -> int:
-    """Add a thread for the puts to each peer, one for each group of collectives, and one that
-    receives, whose number is returned. Where ops put to several peers, one thread puts to all.
-
-    A thread that is `alone` puts and receives itself.
-    """
-    posts = any(len(targets) > 1 for targets in exchange.puts.values())
-    served = [exchange.peers] if posts else [(peer,) for peer in exchange.peers]
-    for peers in () if alone else served:
-        for op, targets in exchange.puts.items():
-            if targets[0] in peers:
-                numbers[op] = len(workers)
-        workers.append((Location(peers[0]), "outbound"))
-    for group in exchange.turns:
-        for op in group:
-            numbers[op] = len(workers)
-        workers.append((Location(exchange.peers[0]), "outbound"))
-    if alone:
-        for op in (*exchange.puts, *exchange.arrivals.values()):
-            numbers[op] = 0
-        return 0
-    for op in exchange.arrivals.values():
-        numbers[op] = len(workers)
-    workers.append((Location(exchange.host), "inbound"))
-    return len(workers) - 1
 
 
 def _stall(core: Core | HostCore | Seat, graph: Graph) -> StallError:

@@ -20,8 +20,8 @@ import purine as pu
 from purine.graph import Graph
 from purine.transports.processes import ProcessWorld
 from purine.transports.world import World
+from tests.dispatch import test_host_core
 from tests.parallel.nets import Trained, agree, float64, googlenet, images
-from tests.runtime import test_host_core
 
 __all__ = [
     "CASES",

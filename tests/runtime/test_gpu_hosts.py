@@ -30,10 +30,10 @@ from purine.runtime.enqueued import Enqueued
 from purine.runtime.streams import StreamPlan, stream_plan
 from purine.transports.communicator import Communicator, Mark
 from purine.transports.inproc import InprocWorld
+from tests.dispatch.test_host_core import ITERATIONS, Simulation
 from tests.parallel.nets import Trained, images
 from tests.runtime.host_cases import difference, subject, train
 from tests.runtime.stand_in import PATIENCE, Event, StandIn, stand_in
-from tests.runtime.test_host_core import ITERATIONS, Simulation
 from tests.runtime.test_hosts import on_hosts
 from tests.runtime.test_shares import JOB, plans_of
 

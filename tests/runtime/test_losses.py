@@ -6,9 +6,9 @@ import pytest
 
 from purine.errors import HostLostError, StallError
 from purine.runtime.receipts import Receipts
+from tests.dispatch.test_host_core import SCHEMES, parts
 from tests.runtime.host_cases import step_of, train
 from tests.runtime.lossy_hosts import Outcome, simulate
-from tests.runtime.test_host_core import SCHEMES, parts
 from tests.runtime.test_hosts import on_hosts
 
 SCHEDULES = 1000

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from purine.core import Core, compile_plan
+from purine.dispatch.pool import Pool
 from purine.graph import Builder, Filler, Graph, Location, verify
 from purine.graph.nodes import floats
-from purine.runtime.pool import Pool
 
 HOME = Location(device="cpu:0")
 

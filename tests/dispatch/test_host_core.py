@@ -10,11 +10,11 @@ import pytest
 
 import purine as pu
 from purine.core import compile_plan
+from purine.dispatch.host_core import TOKEN, HostCore
 from purine.graph import Builder, Graph
 from purine.lowering.deadlines import SPAN
 from purine.lowering.hosts import channels_of, hosts_of, part_of
 from purine.lowering.together import Collective, Group, collective_of
-from purine.runtime.host_core import TOKEN, HostCore
 
 SCHEMES: dict[str, dict[str, object]] = {
     "data": {},

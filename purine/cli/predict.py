@@ -1,0 +1,104 @@
+"""`purine predict`: how fast a job will run, and what limits it, before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from inspect import Parameter, Signature
+from pathlib import Path
+
+import typer
+
+from purine.cli.parameters import given, parameter
+from purine.cli.train import job_parameters
+
+__all__ = ["job_options", "predict"]
+
+
+def predict(
+    job: Path | None,
+    *,
+    from_trace: Path | None = None,
+    what_if: list[str] | None = None,
+    profile: Path | None = None,
+    trace_out: Path | None = None,
+    json: bool = False,
+    **options: object,
+) -> None:
+    """Tell how fast a job will run, what it needs, and what limits it. Nothing runs.
+
+    The options are those of `purine train`. The dispatcher of a run is driven by a virtual clock.
+    Times of ops come from a trace (of this job, or of the same net on other devices), or from the
+    profile that `purine calibrate` measured. The devices need not exist.
+
+    \b
+    purine predict --net googlenet --devices cpu:0-3
+    purine predict --net lenet --devices host0-3:cpu:0 --what-if link=1gbit
+    purine predict runs/a/config.yaml --from-trace runs/a
+    purine predict --net lenet --from-trace runs/a --what-if devices=cpu:0-7
+    purine predict --net lenet --devices cpu:0-3 --what-if slow=cpu:2@0.5 --trace-out t.json
+    """
+    from purine.analysis.cost import load_profile
+    from purine.cli.figures import as_json, figures, headline
+    from purine.job.config import merge
+    from purine.job.foresee import foresight, read_source, refuse_workers
+    from purine.job.launch import job_layers
+    from purine.job.plan import make_plan
+    from purine.job.what_if import parse_what_if
+
+    assumed, devices = parse_what_if(what_if or [])
+    layers = job_layers(job, job_options(options))
+    if devices is not None:
+        layers.append({"devices": devices})
+    plan = make_plan(replace(merge(*layers), out=None), elsewhere=True)
+    refuse_workers(plan)
+    source = None if from_trace is None else read_source(from_trace)
+    measured = None if profile is None else load_profile(profile)
+    found = foresight(plan, source=source, what_if=assumed, profile=measured)
+    if trace_out is not None:
+        found.prediction.trace.save(trace_out)
+    typer.echo(as_json(found) if json else f"{headline(plan)}\n{figures(plan, found)}")
+
+
+def job_options(options: dict[str, object]) -> dict[str, object]:
+    """The options of a job that were given, as the command line wrote them."""
+    from purine.job.options import OPTIONS
+
+    return {
+        name: OPTIONS[name].from_command_line(value)
+        for name, value in options.items()
+        if value is not None and value != []
+    }
+
+
+def _signature() -> Signature:
+    extra: list[Parameter] = [
+        parameter(
+            "from_trace",
+            Path | None,
+            given("Times of ops: a run or a trace.json.", metavar="RUN|FILE"),
+        ),
+        parameter(
+            "what_if",
+            list[str] | None,
+            given(
+                "link=10gbit, latency=50us, transport=tcp, devices=cpu:0-7, slow=cpu:2@0.5; "
+                "may be given several times.",
+                metavar="KEY=VALUE",
+            ),
+        ),
+        parameter(
+            "profile",
+            Path | None,
+            given("The machine's profile, from purine calibrate.", metavar="FILE"),
+        ),
+        parameter(
+            "trace_out",
+            Path | None,
+            given("Write the predicted trace, for purine trace.", metavar="FILE"),
+        ),
+        parameter("json", bool, typer.Option("--json", help="Print one JSON object."), False),
+    ]
+    return Signature([*job_parameters(), *extra])
+
+
+predict.__dict__["__signature__"] = _signature()

@@ -1,0 +1,319 @@
+"""What a job will do before it starts: its step, simulated on the devices that it names.
+
+Times of ops come from a trace of the same job, from one of the same net on other devices, or from
+the profile of the machine, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from purine.analysis.cost import PROFILE, Profile
+from purine.errors import ConfigError
+from purine.graph import Location
+from purine.job.folder import RunFolder
+from purine.job.placing import scheme_of
+from purine.job.plan import JobPlan, make_plan
+from purine.lowering import Lowered, Options, lower, options_for
+from purine.lowering.hosts import hosts_of
+from purine.lowering.segments import SEGMENT
+from purine.machine.cores import available, threads_of_all
+from purine.placement.devices import is_cpu
+from purine.simulator.limits import limit
+from purine.simulator.machine import TRANSPORTS, Machine, Wire
+from purine.simulator.network import Link, Network
+from purine.simulator.prediction import Prediction, predict
+from purine.simulator.times import (
+    Known,
+    ProfileTimes,
+    Times,
+    TraceTimes,
+    dispatch_of,
+    spread_of,
+)
+from purine.trace.events import host_of
+from purine.trace.trace import Trace
+
+__all__ = ["Foresight", "Source", "WhatIf", "foresee", "foresight", "read_source"]
+
+_LINK = Link("10gbit", 1.25e9, 50e-6)
+"""What hosts are taken to be connected by where nothing says it."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A machine that is not there: links between hosts, and devices that are slow.
+
+    `slow` gives speeds by (host or "", device). `transport` is the one that hosts would use.
+    """
+
+    link: Link | None = None
+    slow: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    transport: str = "tcp"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recorded trace, and the plan of the job that it is of, if its folder has one."""
+
+    path: Path
+    trace: Trace
+    plan: JobPlan | None = None
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """A prediction of a job: the figures of its step, what limits it, and how long it takes.
+
+    `basis` says where the times come from. `notes` are what was assumed.
+    """
+
+    prediction: Prediction
+    limits: str
+    basis: str
+    samples_per_second: float
+    seconds_in_all: float
+    notes: tuple[str, ...] = ()
+
+
+def read_source(path: Path) -> Source:
+    """A trace with the job of its folder: the path of a run or of a file."""
+    file = path / "trace.json" if path.is_dir() else path
+    trace = Trace.load(file)
+    if not trace.events:
+        what, remedy = "the trace has no events", "record some iterations with --trace"
+        raise ConfigError(what, "a trace with events", "none", remedy, where=file)
+    if not (file.parent / "config.yaml").is_file():
+        return Source(file, trace)
+    folder = RunFolder.existing(file.parent)
+    plan = make_plan(
+        replace(folder.read_config(), out=None),
+        net=folder.read_net(),
+        test_net=folder.read_test_net(),
+        elsewhere=True,
+    )
+    return Source(file, trace, plan)
+
+
+def foresee(
+    plan: JobPlan,
+    *,
+    source: Source | None = None,
+    what_if: WhatIf | None = None,
+    profile: Profile | None = None,
+    iterations: int = 12,
+    memory: bool = True,
+) -> Prediction:
+    """The prediction of a job's step: its trace, and the figures from it.
+
+    >>> from purine.job import merge
+    >>> found = foresee(make_plan(merge({}, {"net": "mlp", "iters": 5})))
+    >>> found.seconds > 0, found.trace.iterations == tuple(range(12))
+    (True, True)
+    """
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
+    return setting.predict(setting.machine(), iterations=iterations, memory=memory)
+
+
+def foresight(
+    plan: JobPlan,
+    *,
+    source: Source | None = None,
+    what_if: WhatIf | None = None,
+    profile: Profile | None = None,
+    iterations: int = 12,
+    memory: bool = True,
+) -> Foresight:
+    """The prediction of a job, with what limits it and when it will be done."""
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
+    machine = setting.machine()
+    found = setting.predict(machine, iterations=iterations, memory=memory)
+
+    def again(other: Machine) -> float:
+        return setting.predict(other, iterations=iterations, memory=False, spread=0.0).seconds
+
+    return Foresight(
+        found,
+        limit(found, machine, again),
+        setting.basis,
+        plan.samples_per_iteration / found.seconds,
+        plan.iterations * found.seconds,
+        setting.notes(),
+    )
+
+
+class _Setting:
+    """A job, where the times of its ops come from, and the machine that it is to run on."""
+
+    def __init__(
+        self, plan: JobPlan, source: Source | None, what_if: WhatIf, profile: Profile
+    ) -> None:
+        self.plan, self.source, self.what_if, self.profile = plan, source, what_if, profile
+        self.hosts = hosts_of(plan.step)
+        several = len(self.hosts) > 1
+        self.replayed = source is not None and _same_step(plan, source)
+        names: Sequence[str | None] = self.hosts if several else (None,)
+        grouped = source is not None and any(e.kind == SEGMENT for e in source.trace.events)
+        self.lowered: dict[str | None, Lowered] = {}
+        for host in names:
+            one = lower(plan.step, options_for(plan.step, host))
+            # The times of a trace of segments are those of segments.
+            self.lowered[host] = replace(one, members={}) if grouped and self.replayed else one
+        self.times, self.basis = self._times()
+
+    def _times(self) -> tuple[Times, str]:
+        source = self.source
+        if source is None:
+            name = self.profile.name
+            measured = (
+                f"the profile {name!r}"
+                if self.profile.kernels.points
+                else ("guesses, since no profile was measured: purine calibrate")
+            )
+            return ProfileTimes(self.profile), f"times are {measured}"
+        if self.replayed:
+            return TraceTimes.of_job(source.trace, self.profile), "times are those of this job"
+        if source.plan is None:
+            return (
+                TraceTimes.of_job(source.trace, self.profile),
+                "times are those of ops with the same names; the rest are estimates",
+            )
+        known = _known(source.plan, source.trace)
+        return TraceTimes(known, profile=self.profile), "times are those of the same net elsewhere"
+
+    def machine(self) -> Machine:
+        """The machine of the job."""
+        profile, job, source = self.profile, self.plan.job, self.source
+        link = self.what_if.link or _LINK
+        dispatch = profile.dispatch
+        if source is not None:
+            dispatch = dispatch_of(source.trace, dispatch)
+        return Machine(
+            dispatch=dispatch,
+            hop=profile.hop,
+            cores=_cores(self.plan),
+            threads=threads_of_all() if job.threads is None else job.threads,
+            crowding=0.0 if self.replayed else profile.crowding,
+            contended=not self.replayed,
+            wire=_wire(self.what_if.transport, profile),
+            network=Network.switched(self.hosts, link),
+            slow={
+                (h or host, at): s
+                for (h, at), s in self.what_if.slow.items()
+                for host in self.hosts
+            },
+        )
+
+    def predict(
+        self,
+        machine: Machine,
+        *,
+        iterations: int,
+        memory: bool = True,
+        spread: float | None = None,
+    ) -> Prediction:
+        if spread is None:
+            spread = self.profile.spread if self.source is None else spread_of(self.source.trace)
+        job = self.plan.job
+        found = predict(
+            self.lowered,
+            self.times,
+            machine,
+            iterations=iterations,
+            credit=job.prefetch + 1,
+            spread=spread,
+            seed=job.seed or 0,
+            memory=False,
+        )
+        return replace(found, memory=self.memory()) if memory else found
+
+    def memory(self) -> dict[Location, int]:
+        """The peak of each device."""
+        step = self.plan.step
+        if len(self.hosts) == 1:
+            return dict(lower(step, options_for(step)).peak_memory())
+        peaks: dict[Location, int] = {}
+        for host in self.hosts:
+            peaks |= lower(step, Options(host=host)).peak_memory()
+        return peaks
+
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed."""
+        notes = []
+        if len(self.hosts) > 1 and self.what_if.link is None:
+            notes.append("hosts are taken to be joined by 10 Gbit/s; --what-if link=1gbit says")
+        if len(self.hosts) > 1:
+            notes.append(f"values go between hosts over {self.what_if.transport}")
+        return tuple(notes)
+
+
+def _same_step(plan: JobPlan, source: Source) -> bool:
+    """Whether a trace is of this very job: its devices, its scheme and its batch."""
+    other = source.plan
+    return other is not None and other.step == plan.step and other.job.threads == plan.job.threads
+
+
+def _known(plan: JobPlan, trace: Trace) -> list[Known]:
+    """The trace of another job, host by host, with the graphs that ran."""
+    hosts, threads = hosts_of(plan.step), plan.job.threads or 1
+    if len(hosts) == 1:
+        return [Known(trace, lower(plan.step, Options()), threads)]
+    known = []
+    for host in hosts:
+        events = tuple(
+            replace(event, op=event.op.removeprefix(f"{host}/"))
+            for event in trace.events
+            if host_of(event.location) == host
+        )
+        known.append(Known(Trace(events), lower(plan.step, Options(host=host)), threads, host))
+    return known
+
+
+def _cores(plan: JobPlan) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The cores of each device, as `machine.cores` gives them out; those of a machine that is not
+    there are as many as its devices need."""
+    job, cores = plan.job, {}
+    devices: dict[str, list[str]] = {}
+    for op in plan.step.ops.values():
+        own = devices.setdefault(op.location.host, [])
+        if is_cpu(op.location) and op.location.device not in own:
+            own.append(op.location.device)
+    for host, names in devices.items():
+        size = job.threads or 1
+        count = len(available()) if job.share_cores else 1 << 20
+        for name in names if len(names) > 1 else ():
+            number = int(name.partition(":")[2])
+            numbers = range(number * size, (number + 1) * size)
+            cores[host, name] = tuple(sorted({core % count for core in numbers}))
+    return cores
+
+
+def _wire(name: str, profile: Profile) -> Wire:
+    if name not in TRANSPORTS:
+        expected = f"one of {', '.join(sorted(TRANSPORTS))}"
+        raise ConfigError(f"there is no transport {name!r}", expected, name, "name one of them")
+    wire = TRANSPORTS[name]
+    measured = profile.wires.get(name)
+    if measured is None:
+        return wire
+    message, _, byte = measured
+    share = 1.0 if wire.prompt else 0.5
+    return replace(
+        wire,
+        put=message * share / 2,
+        arrive=message * share / 2,
+        per_byte=byte * share,
+        received_byte=byte * (1 - share),
+    )
+
+
+def refuse_workers(plan: JobPlan) -> None:
+    """Refuse a job of workers, which the simulator does not know."""
+    scheme = scheme_of(plan.job)
+    if scheme is not None and scheme.asynchronous is not None:
+        what = "a job of workers that do not wait for each other is not predicted"
+        remedy = "predict the synchronous scheme"
+        found = str(scheme.asynchronous)
+        raise ConfigError(what, "replicas, pipelines, cut layers", found, remedy)

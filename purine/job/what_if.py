@@ -1,0 +1,95 @@
+"""What `--what-if` says of machines that are not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from purine.errors import ConfigError
+from purine.job.foresee import WhatIf
+from purine.nearest import unknown_name
+from purine.placement.devices import parse_devices
+from purine.simulator.machine import TRANSPORTS
+from purine.simulator.network import Link
+
+__all__ = ["parse_rate", "parse_what_if"]
+
+_KEYS = ("devices", "latency", "link", "slow", "transport")
+_RATE = re.compile(r"([0-9.]+) *(k|m|g|t)(bit|byte)(?:/s)?", re.IGNORECASE)
+_TIME = re.compile(r"([0-9.]+) *(us|µs|ms|s)", re.IGNORECASE)
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_DEFAULT = Link("link", 1.25e9, 50e-6)
+
+
+def parse_what_if(items: Sequence[str]) -> tuple[WhatIf, str | None]:
+    """What the items say, and the devices where one names them.
+
+    >>> what_if, devices = parse_what_if(["link=1gbit", "slow=cpu:2@0.5", "devices=cpu:0-3"])
+    >>> what_if.link.rate, what_if.slow, devices
+    (125000000.0, {('', 'cpu:2'): 0.5}, 'cpu:0-3')
+    """
+    link: Link | None = None
+    slow: dict[tuple[str, str], float] = {}
+    devices, transport = None, "tcp"
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not value:
+            expected = "key=value, such as link=10gbit or slow=cpu:2@0.5"
+            raise ConfigError(f"--what-if is {item!r}", expected, item, "write key=value")
+        if key not in _KEYS:
+            raise unknown_name(ConfigError, "--what-if", key, _KEYS)
+        if key == "devices":
+            parse_devices(value)
+            devices = value
+        elif key == "link":
+            link = replace(link or _DEFAULT, rate=parse_rate(value))
+        elif key == "latency":
+            link = replace(link or _DEFAULT, latency=_time(value))
+        elif key == "transport":
+            if value not in TRANSPORTS:
+                raise unknown_name(ConfigError, "transport", value, TRANSPORTS)
+            transport = value
+        else:
+            slow |= _slow(value)
+    return WhatIf(link, slow, transport), devices
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a rate as people write it.
+
+    >>> parse_rate("200mbit"), parse_rate("10gbit"), parse_rate("1gbyte/s")
+    (25000000.0, 1250000000.0, 1000000000.0)
+    """
+    found = _RATE.fullmatch(text.strip())
+    if found is None or not float(found[1]) > 0:
+        expected = "a number with a unit: 200mbit, 10gbit, 1gbyte"
+        raise ConfigError(f"{text!r} is no rate of a link", expected, text, "write link=10gbit")
+    return float(found[1]) * _UNITS[found[2].lower()] / (8 if found[3].lower() == "bit" else 1)
+
+
+def _time(text: str) -> float:
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        expected = "a number with a unit: 50us, 1ms"
+        raise ConfigError(f"{text!r} is no latency", expected, text, "write latency=50us")
+    return float(found[1]) * _UNITS[found[2].lower()]
+
+
+def _slow(text: str) -> dict[tuple[str, str], float]:
+    """`cpu:2@0.5`: a device has half of its speed, on all hosts or on one (`host1:cpu:2@0.5`)."""
+    device, sign, speed = text.partition("@")
+    try:
+        value = float(speed)
+        if not sign or not 0 < value <= 100:
+            raise ValueError(speed)
+    except ValueError as error:
+        expected = "a device and its speed: cpu:2@0.5 is half as fast"
+        remedy = "write slow=cpu:2@0.5"
+        raise ConfigError(f"slow is {text!r}", expected, text, remedy) from error
+    found: dict[tuple[str, str], float] = {}
+    for name in parse_devices(device):
+        host, _, rest = name.rpartition(":")
+        number = f"{host.rpartition(':')[2]}:{rest}"
+        found[host.rpartition(":")[0], number] = value
+    return found

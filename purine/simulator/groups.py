@@ -1,0 +1,69 @@
+"""Threads that share cores: how fast their ops run while others run beside them.
+
+All running ops of a group have one speed: the cores of the group over the cores that they would
+keep busy, at most 1. The group therefore has a clock of its own, which is slower while more runs.
+An op ends when that clock has advanced by its time on an idle device.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+__all__ = ["Group"]
+
+
+class Group:
+    """The cores of a group and what runs on them. Times are nanoseconds.
+
+    >>> group = Group(1, crowding=0.0)
+    >>> group.begin(0.0, 0, 10.0, 1)    # thread 0 would take 10 ns alone
+    >>> group.end()
+    10.0
+    >>> group.begin(4.0, 1, 10.0, 1)    # from now on each has half of the core
+    >>> group.end(), group.take(16.0)
+    (16.0, 0)
+    """
+
+    def __init__(self, cores: int, *, crowding: float) -> None:
+        self.cores, self.crowding = cores, crowding
+        self.version = 0
+        """Counts changes, so that an end which was told before one can be dropped."""
+        self._clock = self._now = 0.0
+        self._speed = 1.0
+        self._demand = 0
+        self._running: list[tuple[float, int, int]] = []
+        """A heap of (end by the group's clock, thread, cores that it keeps busy)."""
+
+    def begin(self, now: float, thread: int, time: float, width: int) -> None:
+        """A thread begins an op."""
+        self._advance(now)
+        heappush(self._running, (self._clock + time, thread, width))
+        self._change(width)
+
+    def end(self) -> float:
+        """When the next op ends, if nothing changes; infinity while none runs."""
+        if not self._running:
+            return float("inf")
+        return self._now + (self._running[0][0] - self._clock) / self._speed
+
+    def take(self, now: float) -> int:
+        """The next op has ended now: its thread."""
+        self._advance(now)
+        end, thread, width = heappop(self._running)
+        self._clock = max(self._clock, end)
+        self._change(-width)
+        return thread
+
+    def _advance(self, now: float) -> None:
+        self._clock += (now - self._now) * self._speed
+        self._now = now
+
+    def _change(self, width: int) -> None:
+        self.version += 1
+        self._demand += width
+        count = len(self._running)
+        speed = min(1.0, self.cores / self._demand) if self._demand else 1.0
+        if self.crowding and count > 1:
+            busy = min(self._demand, self.cores)
+            speed /= 1.0 + self.crowding * busy * (1 - 1 / count)
+        self._speed = speed

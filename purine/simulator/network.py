@@ -1,0 +1,172 @@
+"""Links between hosts, and the flows that share them.
+
+A link carries bytes in one direction. Flows over a link share it fairly (max-min): rates of all
+flows grow together until a link is full, flows over it keep their rate, and the others go on. A
+route is the links that a flow takes from one host to another; its latency is added once.
+
+Only flows that are connected through links that they share are computed anew when one begins or
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+__all__ = ["Flows", "Link", "Network", "max_min"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a cable: its name, bytes per second, and seconds to the other end."""
+
+    name: str
+    rate: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and self.latency >= 0):
+            raise ValueError(f"a link has a rate above zero and a latency of zero or more: {self}")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What connects hosts: for each pair the links from the first to the second.
+
+    A pair without a route of its own takes the `up` link of its source and the `down` link of its
+    target, which all others share with it. Hosts of one machine need no link: their route is their
+    `memory`.
+
+    >>> net = Network.switched(["a", "b"], Link("1gbit", 125e6, 50e-6))
+    >>> [link.name for link in net.route("a", "b")]
+    ['a up', 'b down']
+    """
+
+    up: Mapping[str, Link] = field(default_factory=dict)
+    down: Mapping[str, Link] = field(default_factory=dict)
+    routes: Mapping[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def switched(cls, hosts: Iterable[str], link: Link) -> Network:
+        """Each host at a switch, with a link of this rate in each direction.
+
+        The latency of `link` is that of the way from host to host.
+        """
+        half, names = link.latency / 2, list(hosts)
+        up = {name: Link(f"{name} up", link.rate, half) for name in names}
+        down = {name: Link(f"{name} down", link.rate, half) for name in names}
+        return cls(up, down)
+
+    def with_route(self, source: str, target: str, links: Sequence[Link]) -> Network:
+        """The network with other links from a host to another."""
+        return replace(self, routes={**self.routes, (source, target): tuple(links)})
+
+    def route(self, source: str, target: str) -> tuple[Link, ...]:
+        """The links from one host to another."""
+        own = self.routes.get((source, target))
+        return (self.up[source], self.down[target]) if own is None else own
+
+    def latency(self, source: str, target: str) -> float:
+        """Seconds from one host to another without any load."""
+        return sum(link.latency for link in self.route(source, target))
+
+
+def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> dict[int, float]:
+    """The fair rates of flows, by their number, whose links have these rates.
+
+    >>> max_min({0: ["a"], 1: ["a", "b"], 2: ["b"]}, {"a": 10.0, "b": 4.0})
+    {1: 2.0, 2: 2.0, 0: 8.0}
+    """
+    left = {name: rates[name] for links in routes.values() for name in links}
+    over: dict[str, dict[int, None]] = {name: {} for name in left}
+    for flow, links in routes.items():
+        for name in links:
+            over[name][flow] = None
+    found: dict[int, float] = {}
+    while len(found) < len(routes):
+        open_links = [(left[name] / len(flows), name) for name, flows in over.items() if flows]
+        if not open_links:  # flows without links are as fast as one likes
+            found |= {flow: float("inf") for flow in routes if flow not in found}
+            break
+        share, tightest = min(open_links)
+        for flow in list(over[tightest]):
+            found[flow] = share
+            for name in dict.fromkeys(routes[flow]):
+                del over[name][flow]
+                left[name] = max(0.0, left[name] - share)
+    return found
+
+
+class Flows:
+    """The flows under way. Times are in nanoseconds, sizes in bytes.
+
+    Whoever drives it asks with `changed` for the ends that differ from what it was told, and calls
+    `advance` when one of them has come.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+        """Bytes per nanosecond of each link."""
+        self._over: dict[str, dict[int, None]] = {}
+        """By link its flows."""
+        self._routes: dict[int, tuple[str, ...]] = {}
+        self._left: dict[int, float] = {}
+        self._rate: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+        self.carried: dict[str, float] = {}
+        """Bytes that each link has carried or will have when its flows end."""
+        self._next = 0
+
+    def begin(self, now: float, links: Sequence[Link], size: float) -> tuple[int, dict[int, float]]:
+        """Start a flow; returns its number, and the end of every flow whose end changed."""
+        number = self._next
+        self._next += 1
+        names = tuple(link.name for link in links)
+        for link in links:
+            self._rates.setdefault(link.name, link.rate / 1e9)
+            self._over.setdefault(link.name, {})[number] = None
+            self.carried[link.name] = self.carried.get(link.name, 0.0) + size
+        self._routes[number], self._left[number] = names, float(size)
+        self._rate[number], self._since[number] = 0.0, now
+        return number, self._renew(now, names, number)
+
+    def end(self, now: float, number: int) -> dict[int, float]:
+        """A flow is through; returns the end of every flow whose end changed."""
+        names = self._routes.pop(number)
+        for name in names:
+            del self._over[name][number]
+        del self._left[number], self._rate[number], self._since[number]
+        return self._renew(now, names, None)
+
+    def _renew(self, now: float, names: Sequence[str], new: int | None) -> dict[int, float]:
+        flows = self._connected(names)
+        if len(flows) == 1 and new is not None:
+            rate = min((self._rates[name] for name in names), default=float("inf"))
+            rates = {new: rate}
+        else:
+            rates = max_min({flow: self._routes[flow] for flow in flows}, self._rates)
+        ends: dict[int, float] = {}
+        for flow, rate in rates.items():
+            before = self._rate[flow]
+            if before == rate:
+                continue
+            self._left[flow] = max(0.0, self._left[flow] - before * (now - self._since[flow]))
+            self._rate[flow], self._since[flow] = rate, now
+            ends[flow] = now + self._left[flow] / rate
+        return ends
+
+    def _connected(self, names: Iterable[str]) -> dict[int, None]:
+        """The flows that share links with each other, from those over these links on."""
+        flows: dict[int, None] = {}
+        seen, todo = set(names), list(dict.fromkeys(names))
+        while todo:
+            for flow in self._over.get(todo.pop(), ()):
+                if flow not in flows:
+                    flows[flow] = None
+                    fresh = [name for name in self._routes[flow] if name not in seen]
+                    seen.update(fresh)
+                    todo += fresh
+        return flows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._routes)

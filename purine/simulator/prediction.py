@@ -1,0 +1,225 @@
+"""What a simulation says: a trace of a run that has not happened, and the figures from it."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from purine.core import compile_plan
+from purine.graph import Location, Op
+from purine.graph.nodes import floats
+from purine.lowering import Lowered
+from purine.simulator.engine import Engine
+from purine.simulator.machine import Machine
+from purine.simulator.part import Duration, Part, make_part
+from purine.simulator.times import Times
+from purine.trace.events import Event
+from purine.trace.gather import merged
+from purine.trace.overlap import overlap
+from purine.trace.trace import Trace, edges_of
+
+__all__ = ["Prediction", "predict", "simulate"]
+
+_SKIP = 3
+"""Iterations at the start that are unlike the others: pipelines of iterations fill up."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How a step will run.
+
+    `seconds` are those of a step in a steady state, without any spread of op times; nine of ten
+    steps take between `low` and `high`. Of all devices' time, `busy` is compute, `exposed` waits
+    for transfers and reductions, `bubble` waits for compute of other devices, and `other` is
+    dispatch, data and the credit. `links` are bytes a step by link, `pairs` by pair of hosts.
+    `memory` has the peak of each device, and `events` how many the simulation took.
+
+    `devices` are the shares of each device: (busy, exposed, bubble, other).
+    """
+
+    trace: Trace
+    seconds: float
+    low: float
+    high: float
+    busy: float
+    bubble: float
+    exposed: float
+    other: float
+    links: Mapping[str, float] = field(default_factory=dict)
+    pairs: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    memory: Mapping[Location, int] = field(default_factory=dict)
+    events: int = 0
+    devices: Mapping[str, tuple[float, float, float, float]] = field(default_factory=dict)
+
+
+def predict(
+    lowered: Mapping[str | None, Lowered],
+    times: Times,
+    machine: Machine,
+    *,
+    iterations: int = 12,
+    credit: int = 3,
+    spread: float = 0.0,
+    seed: int = 0,
+    memory: bool = True,
+) -> Prediction:
+    """Simulate the hosts of a step, whose lowered graphs these are; None stands for the only one.
+
+    The same arguments give the same prediction. `spread` is the standard deviation of the logarithm
+    of op times; the range of a step comes from as many iterations again with times drawn by `seed`.
+
+    >>> import purine as pu
+    >>> from purine.lowering import lower
+    >>> from purine.simulator.times import ProfileTimes
+    >>> step = pu.compose(pu.zoo.mlp(batch=8), solver=pu.solvers.sgd, devices="cpu:0-1")
+    >>> machine = Machine(cores={("", "cpu:0"): (0,), ("", "cpu:1"): (1,)})
+    >>> found = predict({None: lower(step)}, ProfileTimes(), machine)
+    >>> 0 < found.low <= found.seconds <= found.high, found.trace.iterations == tuple(range(12))
+    (True, True)
+    """
+    assert iterations > _SKIP + 1
+    parts = parts_of(lowered, times, machine)
+    engine = Engine(parts, machine, credit=credit)
+    engine.run(iterations)
+    seconds = per_step(engine, iterations)
+    low = high = seconds
+    if spread:
+        drawn = simulate(
+            parts, machine, iterations=4 * iterations, credit=credit, seed=seed, spread=spread
+        )
+        low, high = _range(drawn, seconds)
+    trace = trace_of(engine)
+    shares = _shares(trace)
+    count = max(1, len(shares))
+    busy, exposed, bubble, other = (
+        sum(share[k] for share in shares.values()) / count for k in range(4)
+    )
+    return Prediction(
+        trace,
+        seconds,
+        low,
+        high,
+        busy,
+        bubble,
+        exposed,
+        other,
+        {name: size / iterations for name, size in engine.flows.carried.items()},
+        {pair: size / iterations for pair, size in engine.wires.bytes.items()},
+        _memory(lowered) if memory else {},
+        engine.events,
+        shares,
+    )
+
+
+def parts_of(
+    lowered: Mapping[str | None, Lowered], times: Times, machine: Machine
+) -> tuple[Part, ...]:
+    """The parts of all hosts, with the times of their ops."""
+    parts = []
+    for host, one in lowered.items():
+        plan = compile_plan(one.graph)
+        name = host or plan.stations[0][0].host
+        duration = _Durations(times, one, host, name, machine)
+        parts.append(make_part(one, host, duration, machine, plan=plan))
+    return tuple(parts)
+
+
+class _Durations:
+    """The seconds of the ops of a host, on as many threads as their devices have."""
+
+    def __init__(
+        self, times: Times, lowered: Lowered, host: str | None, name: str, machine: Machine
+    ) -> None:
+        self._times, self._lowered, self._host = times, lowered, host
+        self._name, self._machine = name, machine
+        self._of: dict[int, Duration] = {}
+
+    def __call__(self, op: Op) -> float:
+        cores = self._machine.cores_of(self._name, op.location.device)
+        threads = len(cores) or self._machine.threads
+        if threads not in self._of:
+            self._of[threads] = self._times.of(self._lowered, self._host, threads)
+        return self._of[threads](op)
+
+
+def simulate(
+    parts: tuple[Part, ...],
+    machine: Machine,
+    *,
+    iterations: int,
+    credit: int = 3,
+    seed: int | None = None,
+    spread: float = 0.0,
+) -> Engine:
+    """Run the hosts without a trace; the engine has the ends of their iterations."""
+    engine = Engine(parts, machine, credit=credit, seed=seed, spread=spread, record=False)
+    engine.run(iterations)
+    return engine
+
+
+def ends_of_steps(engine: Engine) -> list[float]:
+    """When each iteration was complete on all hosts, in nanoseconds."""
+    return [max(ends) for ends in zip(*(host.ends for host in engine.hosts), strict=True)]
+
+
+def per_step(engine: Engine, iterations: int) -> float:
+    """Seconds of a step in the steady state."""
+    ends = ends_of_steps(engine)
+    skip = min(_SKIP, iterations - 2)
+    return (ends[-1] - ends[skip]) / (len(ends) - 1 - skip) / 1e9
+
+
+def _range(engine: Engine, seconds: float) -> tuple[float, float]:
+    """Between which times nine of ten steps lie."""
+    ends = ends_of_steps(engine)[_SKIP:]
+    steps = [(b - a) / 1e9 for a, b in itertools.pairwise(ends)]
+    cuts = statistics.quantiles(steps, n=20)
+    return min(cuts[0], seconds), max(cuts[-1], seconds)
+
+
+def trace_of(engine: Engine) -> Trace:
+    """What ran, in the form of a recorded trace; of several hosts as one."""
+    traces = []
+    for number, host in enumerate(engine.hosts):
+        part = host.part
+        ops = [part.graph.ops[name] for name in part.plan.ops]
+        places = [(op.name, op.kind, str(op.location), op.lane) for op in ops]
+        events = []
+        for at, worker, op, iteration, start, end in engine.records:
+            if at == number:
+                name, kind, location, lane = places[op]
+                if floats(lane):
+                    location, lane = str(part.workers[worker][0]), "compute"
+                events.append(
+                    Event(name, kind, iteration, location, lane, round(start), round(end))
+                )
+        traces.append(Trace(tuple(events), edges_of(part.graph)))
+    return traces[0] if len(traces) == 1 else merged(traces)
+
+
+def _shares(trace: Trace) -> dict[str, tuple[float, float, float, float]]:
+    """By device the shares of its time: compute, transfers, other devices, the rest."""
+    if not trace.events:
+        return {}
+    skip = min(_SKIP, len(trace.iterations) - 1)
+    report = overlap(trace, skip=skip)
+    wall = max(1, report.wall)
+    return {
+        one.location: (
+            one.busy / wall,
+            one.transfers / wall,
+            one.peers / wall,
+            (one.data + one.other) / wall,
+        )
+        for one in report.devices
+    }
+
+
+def _memory(lowered: Mapping[str | None, Lowered]) -> dict[Location, int]:
+    peaks: dict[Location, int] = {}
+    for host, one in lowered.items():
+        found = one.peak_memory()
+        peaks |= {at: size for at, size in found.items() if host in (None, at.host)}
+    return peaks

@@ -1,0 +1,227 @@
+"""Where the times of ops come from: a trace of the job, a trace of the net elsewhere, a profile.
+
+`Times` gives the seconds of any op of a lowered graph. What a trace does not know is estimated by
+the cost model, at the scale of what the trace does know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from purine.analysis.cost import PROFILE, Profile, seconds
+from purine.analysis.infer import spec_of
+from purine.graph import Blob, Op
+from purine.graph.names import origin_of
+from purine.graph.nodes import computes
+from purine.lowering import Lowered
+from purine.trace.events import ARRIVAL, FETCH, POST, PUT, Event, by_lane
+from purine.trace.trace import Trace
+
+__all__ = ["Known", "ProfileTimes", "Times", "TraceTimes", "dispatch_of", "spread_of"]
+
+_MOVED = frozenset({PUT, POST, ARRIVAL, FETCH, "Fence", "HostReduce", "HostBroadcast"})
+_UNSIZED = frozenset({"offset", "stream", "peer", "channel"})
+"""Attributes that say which op it is and not how long it takes."""
+
+
+class Times(Protocol):
+    """How long ops take on an idle device."""
+
+    def of(self, lowered: Lowered, host: str | None, threads: int) -> Callable[[Op], float]:
+        """The seconds of ops of a lowered graph, whose kernels use `threads` threads."""
+        ...
+
+
+@dataclass(frozen=True)
+class ProfileTimes:
+    """Times by the cost model alone."""
+
+    profile: Profile = PROFILE
+
+    def of(self, lowered: Lowered, host: str | None, threads: int) -> Callable[[Op], float]:
+        blobs = (lowered.unsegmented or lowered.graph).blobs
+        blobs = {**lowered.graph.blobs, **blobs}
+
+        def duration(op: Op) -> float:
+            return _estimate(op, blobs, self.profile, threads)
+
+        return duration
+
+
+def _estimate(op: Op, blobs: Mapping[str, Blob], profile: Profile, threads: int) -> float:
+    width = threads if computes(op.lane) else 1
+    return seconds(op, blobs, profile, threads=width)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A trace with the graph whose ops it timed, lowered as it ran, on `threads` threads."""
+
+    trace: Trace
+    lowered: Lowered
+    threads: int = 1
+    host: str | None = None
+
+
+@dataclass(frozen=True)
+class TraceTimes:
+    """Times of traces. The first of these that knows an op decides:
+
+    the same op by name, kind and sizes; an op of the same origin, kind and sizes; any op of this
+    kind and these sizes; an op of the same origin and kind, by the ratio of estimates; the
+    estimate, times what ops of the kind took over their estimates. `own` are times by name alone,
+    of a trace without a graph.
+    """
+
+    known: Sequence[Known] = ()
+    own: Mapping[str, float] = field(default_factory=dict)
+    profile: Profile = PROFILE
+
+    def of(self, lowered: Lowered, host: str | None, threads: int) -> Callable[[Op], float]:
+        whole = lowered.unsegmented or lowered.graph
+        blobs = {**lowered.graph.blobs, **whole.blobs}
+        table = _Table(self.known, self.profile, threads)
+
+        def duration(op: Op) -> float:
+            if op.name in self.own:
+                return self.own[op.name]
+            if host is not None and f"{host}/{op.name}" in self.own:
+                return self.own[f"{host}/{op.name}"]
+            return table.seconds(op, blobs)
+
+        return duration
+
+    @classmethod
+    def of_job(cls, trace: Trace, profile: Profile = PROFILE) -> TraceTimes:
+        """The times of a trace by the names of its ops."""
+        return cls(own=settled_times(trace), profile=profile)
+
+
+def settled_times(trace: Trace) -> dict[str, float]:
+    """Seconds of each op after warm-up: the median, also of packing."""
+    first = trace.iterations[trace.warm_up] if trace.events else 0
+    every: dict[str, list[int]] = defaultdict(list)
+    counted: dict[str, list[int]] = defaultdict(list)
+    for event in trace.events:
+        if event.kind not in _MOVED:
+            every[event.op].append(event.end - event.start)
+            if event.iteration >= first:
+                counted[event.op].append(event.end - event.start)
+    return {op: statistics.median(counted.get(op, spent)) / 1e9 for op, spent in every.items()}
+
+
+class _Table:
+    """What is known of ops by what they have in common."""
+
+    def __init__(self, known: Iterable[Known], profile: Profile, threads: int) -> None:
+        self.profile, self.threads = profile, threads
+        self.exact: dict[tuple[object, ...], float] = {}
+        sized: dict[tuple[object, ...], list[float]] = defaultdict(list)
+        origin: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+        kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for one in known:
+            graph = one.lowered.unsegmented or one.lowered.graph
+            factor = profile.speedup(one.threads) / profile.speedup(threads)
+            for name, time in settled_times(one.trace).items():
+                op = graph.ops.get(name)
+                if op is None:
+                    continue
+                time *= factor if computes(op.lane) else 1.0
+                estimate = _estimate(op, graph.blobs, profile, threads)
+                form, role = _form(op, graph.blobs), _role(op)
+                self.exact[name, form] = time
+                sized[role, form].append(time)
+                sized[form].append(time)
+                origin[role, op.kind].append((time, estimate))
+                kinds[op.kind].append((time, estimate))
+        self.sized = {key: statistics.median(times) for key, times in sized.items()}
+        self.origin = {key: _ratio(pairs) for key, pairs in origin.items()}
+        self.kinds = {key: _ratio(pairs) for key, pairs in kinds.items()}
+        self.all = _ratio([pair for pairs in kinds.values() for pair in pairs])
+
+    def seconds(self, op: Op, blobs: Mapping[str, Blob]) -> float:
+        form, role = _form(op, blobs), _role(op)
+        for time in (
+            self.exact.get((op.name, form)),
+            self.sized.get((role, form)),
+            self.sized.get(form),
+        ):
+            if time is not None:
+                return time
+        estimate = _estimate(op, blobs, self.profile, self.threads)
+        ratio = self.origin.get((role, op.kind)) or self.kinds.get(op.kind) or self.all
+        return estimate * ratio
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Measured over estimated, of all together."""
+    estimated = sum(estimate for _, estimate in pairs)
+    return sum(time for time, _ in pairs) / estimated if estimated else 1.0
+
+
+def _form(op: Op, blobs: Mapping[str, Blob]) -> tuple[object, ...]:
+    """What decides how long an op takes: its kind, its settings, and the sizes of its blobs."""
+    settings = repr(sorted((k, v) for k, v in op.attributes.items() if k not in _UNSIZED))
+    sizes = tuple(spec_of(blobs[name]) for name in op.inputs)
+    results = tuple(blobs[name].shape for name in op.outputs if name)
+    return op.kind, settings, sizes, results, computes(op.lane)
+
+
+def _role(op: Op) -> tuple[str, str]:
+    """The op of the net that an op was made for, whatever part of the batch, and its role."""
+    origin = origin_of(op)
+    return origin.of.removeprefix(origin.parts), origin.role
+
+
+def spread_of(trace: Trace) -> float:
+    """The standard deviation of the logarithm of op times after warm-up, by the time they take.
+
+    Half of the distance between the 16th and the 84th of a hundred, so outliers do not count.
+    """
+    first = trace.iterations[trace.warm_up] if trace.events else 0
+    spent: dict[str, list[int]] = defaultdict(list)
+    for event in trace.events:
+        if event.iteration >= first and event.kind not in _MOVED and event.end > event.start:
+            spent[event.op].append(event.end - event.start)
+    total = weight = 0.0
+    for times in spent.values():
+        if len(times) >= 4:
+            low, high = (statistics.quantiles(times, n=25)[k] for k in (3, 20))
+            share = sum(times)
+            total += share * (math.log(max(high, 1)) - math.log(max(low, 1))) / 2
+            weight += share
+    return total / weight if weight else 0.0
+
+
+def dispatch_of(trace: Trace, default: float) -> float:
+    """Seconds between two ops of a thread of which the second waited for nothing else.
+
+    Lanes of a location whose events never overlap are taken for one thread.
+    """
+    gaps: list[int] = []
+    for events in _threads(trace):
+        until = None
+        for event in events:
+            if until is not None and 0 <= event.start - until < 150_000:
+                gaps.append(event.start - until)
+            until = event.end
+    if len(gaps) < 20:
+        return default
+    return statistics.quantiles(gaps, n=4)[0] / 1e9
+
+
+def _threads(trace: Trace) -> Iterable[list[Event]]:
+    at: dict[str, list[list[Event]]] = defaultdict(list)
+    for (location, _), queue in by_lane(trace.events).items():
+        at[location].append([trace.events[index] for index in queue])
+    for lanes in at.values():
+        merged = sorted((event for lane in lanes for event in lane), key=lambda e: e.start)
+        pairs = itertools.pairwise(merged)
+        single = all(a.end <= b.start for a, b in pairs)
+        yield from [merged] if single else lanes
