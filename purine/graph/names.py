@@ -27,6 +27,8 @@ __all__ = [
     "encoder_of",
     "gradient_of",
     "has_gradients",
+    "is_late",
+    "late_of",
     "loss_of",
     "micro_batch",
     "of_worker",
@@ -50,6 +52,7 @@ AGAIN = "again"
 """The first part of the names of what `recompute` adds, behind replica and micro-batch."""
 
 _WORKER = re.compile(r"^worker\d+/")
+_LATE = re.compile(r"^late\d+/")
 _PARTS = re.compile(r"(?:worker\d+/)?((?:replica|micro)\d+/)*")
 _CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
 _SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
@@ -67,6 +70,8 @@ replica: Callable[[int], str] = "replica{}".format
 """The first part of the names of a replica."""
 worker_of: Callable[[int, str], str] = "worker{}/{}".format
 """The name of what a worker of asynchronous training has to itself."""
+late_of: Callable[[int, str], str] = "late{}/{}".format
+"""The name of a parameter as it was so many iterations ago."""
 micro_batch: Callable[[int], str] = "micro{}".format
 """The first part of the names of a micro-batch."""
 reduced_of: Callable[[str], str] = "reduce/{}".format
@@ -90,6 +95,15 @@ def of_worker(name: str) -> str:
     ('loss', 'loss')
     """
     return _WORKER.sub("", name)
+
+
+def is_late(name: str) -> bool:
+    """Whether something is called as a parameter of earlier iterations is.
+
+    >>> is_late("late1/fc1/weight"), is_late("fc1/weight")
+    (True, False)
+    """
+    return _LATE.match(name) is not None
 
 
 def gradient_of(blob: str) -> str:

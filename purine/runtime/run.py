@@ -54,6 +54,7 @@ from purine.runtime.run_checks import (
 )
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.runtime.worker_states import (
+    beside_net,
     each_worker,
     empty_record,
     for_all_workers,
@@ -61,7 +62,6 @@ from purine.runtime.worker_states import (
     past_of,
     refuse_workers,
     save_record,
-    workers_own,
 )
 from purine.runtime.workers import Reached, Workers, open_workers
 from purine.trace.gather import gather
@@ -340,9 +340,9 @@ class Run:
                     extra=extra,
                     keep=keep,
                 )
-            whole = gather_values(self.graph, values)
+            each = self._reached_now(iteration).each if self._parts else ()
+            whole = gather_values(self.graph, values) | beside_net(self.graph, values, each)
             if self._parts:
-                whole |= workers_own(self.graph, values, self._reached_now(iteration).each)
                 save_record(self._record_now(), Path(folder))
             return checkpoint.save(
                 Path(folder),

@@ -27,6 +27,7 @@ from purine.transports.world import World
 
 __all__ = [
     "RECORD",
+    "beside_net",
     "each_worker",
     "empty_record",
     "for_all_workers",
@@ -35,7 +36,6 @@ __all__ = [
     "record_of",
     "refuse_workers",
     "save_record",
-    "workers_own",
 ]
 
 RECORD = "updates.record"
@@ -71,10 +71,11 @@ def for_all_workers(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Ten
     return {**values, **others}
 
 
-def workers_own(
-    graph: Graph, values: Mapping[str, Tensor], each: Sequence[int]
+def beside_net(
+    graph: Graph, values: Mapping[str, Tensor], each: Sequence[int] = ()
 ) -> dict[str, Tensor]:
-    """What a checkpoint has besides the states of the net: those of each worker."""
+    """What a checkpoint has besides the states of the net: parameters of earlier iterations, and
+    what each worker has to itself, with the number of iterations that it has completed."""
     own = {name: values[name] for name in starts(graph) if not graph.states[name].shared}
     counts = {worker_of(number, _COMPLETED): torch.tensor(n) for number, n in enumerate(each)}
     return own | counts

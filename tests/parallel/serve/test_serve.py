@@ -172,7 +172,7 @@ def test_schemes_read_back(text: str) -> None:
     ("text", "message"),
     [
         ("workers=2", "there are workers without a scheme"),
-        ("staleness=2", "staleness is given, and no asynchronous scheme"),
+        ("push=2", "push is given, and no asynchronous scheme"),
         ("asynchronous=spp", "did you mean 'ssp'"),
         ("asynchronous=ssp,push=2", "push is no setting of ssp"),
         ("asynchronous=ssp,staleness=-1", "0 or more, or any"),
