@@ -183,7 +183,8 @@ def take_turns(
             for name, team in teams.items():
                 rates[name].append(team.rate())
             what = f"{count} devices, turn {turn}/{options.turns}{which}"
-            print(what, file=sys.stderr, flush=True)
+            line = ", ".join(f"{name} {found[-1]:.1f}" for name, found in rates.items())
+            print(f"{what}: {line}", file=sys.stderr, flush=True)
         talks = options.hidden and "purine" in teams and count > 1
         hidden = teams["purine"].ask("hidden")[0] if talks else None
     finally:
