@@ -293,7 +293,9 @@ class WorkersCore:
         core = self.cores[worker]
         assert not self.active[worker], "it has not left"
         assert core.idle, "it has iterations in flight"
-        open_ones = (_limit_of(own) for own, here in zip(self.cores, self.active, strict=True) if here)
+        open_ones = (
+            _limit_of(own) for own, here in zip(self.cores, self.active, strict=True) if here
+        )
         begin = max((core.completed, *open_ones))
         self.cores[worker] = Core(core.plan, start=begin, credit=self.credit)
         for state in self._states.values():
@@ -514,9 +516,7 @@ class WorkersCore:
             if may:
                 self._script.opens.popleft()
             return worker if may else None
-        able = [
-            w for w in range(len(self.cores)) if w not in self.carriers and self._may_open(w)
-        ]
+        able = [w for w in range(len(self.cores)) if w not in self.carriers and self._may_open(w)]
         limits = {w: _limit_of(self.cores[w]) for w in able}
         flight = {w: limits[w] - self.cores[w].completed for w in able}
         return min(able, key=lambda w: (flight[w], limits[w]), default=None)

@@ -82,9 +82,13 @@ class OpenWorld(World):
         question = {"seat": seat, "transport": transport}
         store.set(f"question{link}", json.dumps(question))
         key = f"answer{link}"
-        while not store.check([key]):
-            sleep(_LOOK)
-        answer = json.loads(store.get(key))
+        try:
+            while not store.check([key]):
+                sleep(_LOOK)
+            answer = json.loads(store.get(key))
+        except RuntimeError as error:
+            found, remedy = "none: it has ended", "start the server, and then its workers"
+            raise RunError("the server gave no answer", "a seat", found, remedy) from error
         if "refused" in answer:
             expected, remedy = "a free seat", "join a job with room for another worker"
             raise RunError("the server has no seat for this worker", expected, "none", remedy)
@@ -214,9 +218,7 @@ class OpenWorld(World):
 
 def _connected(address: str, port: int, *, master: bool) -> TCPStore:
     try:
-        return TCPStore(
-            address, port, is_master=master, timeout=_PATIENCE, wait_for_workers=False
-        )
+        return TCPStore(address, port, is_master=master, timeout=_PATIENCE, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         what = "the server cannot be reached" if not master else "the server cannot listen there"
         found = " ".join(str(error).split())[:200]

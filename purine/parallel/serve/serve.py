@@ -81,7 +81,9 @@ def serve(
     if rule.synchronous:
         return replicate(step, places)
     across = len({place.host for place in places}) > 1
-    _refuse_places(places, own, len(RULES[rule.scheme].keys() & {"servers"}) and rule.count("servers"))
+    _refuse_places(
+        places, own, len(RULES[rule.scheme].keys() & {"servers"}) and rule.count("servers")
+    )
     _refuse_step(base)
     if across:
         return check(over_hosts(base, own, places, rule))
