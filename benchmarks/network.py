@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -81,6 +82,7 @@ def main() -> None:
         options.contenders = ("compute", "workers")
     if os.geteuid() != 0:
         parser.error("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes namespaces too
     with hosts(options.rate):
         times = compare(options)
     report(options, times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from purine.errors import PurineError
 from purine.runtime.workers import Workers
 from purine.transports.open_world import OpenWorld, Question
 
-__all__ = ["Greeter", "Seat"]
+__all__ = ["Greeter", "Life", "Seat"]
 
 _LOOK = 0.05
 """Seconds between two looks for somebody who wants to join."""
@@ -23,6 +24,15 @@ class Seat:
 
     place: int
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A worker that has come: its link, its seat, and the pushes of that seat `before` it."""
+
+    link: int
+    seat: int
+    before: Mapping[str, int]
 
 
 class Greeter:
@@ -37,10 +47,8 @@ class Greeter:
         self._world, self._workers, self._seats, self._digest = world, workers, seats, digest
         self._busy: set[int] = set()
         """The seats that somebody was given and has not taken yet."""
-        self.links: dict[int, int] = {}
-        """By seat the link of the worker that took it last."""
-        self.joins = 0
-        """How many workers have come."""
+        self.lives: list[Life] = []
+        """The workers that have come, in their order."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._greet, name="greeter", daemon=True)
@@ -51,6 +59,24 @@ class Greeter:
         """The seats whose workers are here or on their way."""
         away = self._workers.away
         return [n for n, seat in self._seats.items() if n in self._busy or not away(seat.place)]
+
+    def dismiss(self, seat: int) -> None:
+        """Tell the worker in a seat to leave, when it has carried what it has learnt."""
+        link = next((life.link for life in reversed(self.lives) if life.seat == seat), None)
+        if link is not None:
+            self._world.dismiss(link)
+
+    def pushes(self, life: Life) -> dict[str, int]:
+        """How many pushes of each shared state a worker has made."""
+        later = self.lives[self.lives.index(life) + 1 :]
+        after: Mapping[str, int] = self._workers.core.applied[self._seats[life.seat].place]
+        after = next((other.before for other in later if other.seat == life.seat), after)
+        return {name: count - life.before.get(name, 0) for name, count in after.items()}
+
+    @property
+    def present(self) -> list[int]:
+        """The seats whose workers are here."""
+        return [n for n, seat in self._seats.items() if not self._workers.away(seat.place)]
 
     def close(self) -> None:
         """Answer nobody from now on."""
@@ -92,9 +118,9 @@ class Greeter:
             still = self._closed.is_set
             if self._world.confirmed(question, self._digest, lambda: not still()):
                 transport = self._world.link(question, seat.host)
-                self.links[number] = question.link
+                before = Counter(self._workers.core.applied[seat.place])
                 self._workers.occupy(seat.place, transport)
-                self.joins += 1
+                self.lives.append(Life(question.link, number, before))
         except (PurineError, RuntimeError, OSError):
             pass  # it has died meanwhile; its seat is free again
         finally:

@@ -620,6 +620,11 @@ class Run:
         """How many rounds the couriers of all workers have completed here."""
         return self._served().core.rounds
 
+    @property
+    def rounds_begun(self) -> int:
+        """How many rounds the couriers that go now have begun here, each since it came."""
+        return self._served().begun
+
     def _served(self) -> Workers:
         with self._serving():
             workers = self._started()

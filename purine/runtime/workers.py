@@ -200,6 +200,12 @@ class Workers:
         thread.start()
         self.host.notify_all()
 
+    @property
+    def begun(self) -> int:
+        """How many rounds the couriers that go have begun."""
+        with self.lock:
+            return sum(self.core.cores[place].opened for place in self.posts)
+
     def away(self, place: int) -> bool:
         """Whether a courier does not go."""
         return place not in self._executors

@@ -164,6 +164,8 @@ class WorkersCore:
         self.members, self.credit = tuple(members), credit
         self.carriers = dict(carriers or {})
         self._carrier_of = {c.of: number for number, c in self.carriers.items()}
+        self.applied: list[Counter[str]] = [Counter() for _ in members]
+        """By worker how many pushes it has made of each state, in all of its lives."""
         self._handed: set[Ready] = set()
         """The fetches and pushes of couriers that may run and have not begun."""
         self.cores: list[Core | HostCore] = [
@@ -397,6 +399,7 @@ class WorkersCore:
             state = self._states[name]
             state.done[worker] = iteration + 1
             if runs:
+                self.applied[worker][name] += 1
                 state.version += 1
                 state.locked = state.overwritten = False
                 state.readers = 0

@@ -38,6 +38,8 @@ __all__ = ["LINKS", "OpenWorld", "Question"]
 LINKS = ("shm", "tcp", "torchdist")
 """The transports of which two hosts can have one for themselves."""
 _PATIENCE = timedelta(seconds=60)
+_NEVER = timedelta(days=365)
+"""A receive may wait as long as it takes: hosts tell each other that they are alive."""
 _LOOK = 0.05
 """Seconds between two looks for an answer."""
 _OVER = "over"
@@ -103,6 +105,11 @@ class OpenWorld(World):
         return int(self._store.port)
 
     @property
+    def number(self) -> int:
+        """The number of this worker's link; 0 at the server."""
+        return 0 if self._question is None else self._question.link
+
+    @property
     def over(self) -> bool:
         """Whether the server has ended the job, or told this host to leave."""
         keys = [_OVER] if self._question is None else [_OVER, f"{_LEAVE}{self._question.link}"]
@@ -121,7 +128,7 @@ class OpenWorld(World):
 
     def questions(self, asked: int) -> list[Question]:
         """The questions of hosts that want to join, from number `asked` + 1 on."""
-        found = []
+        found: list[Question] = []
         while self._store.check([f"question{asked + len(found) + 1}"]):
             link = asked + len(found) + 1
             told = json.loads(self._store.get(f"question{link}"))
@@ -168,10 +175,12 @@ class OpenWorld(World):
         that of a question, with the worker `peer`."""
         asked = question or self._question
         assert asked is not None
-        store = PrefixStore(f"link{asked.link}", self._store.clone())
+        connection = self._store.clone()  # type: ignore[attr-defined]  # missing in the stubs
+        store = PrefixStore(f"link{asked.link}", connection)
         if asked.transport == "torchdist":
             ranks = {self.server: 0, (peer or self.host): 1}
-            group = dist.ProcessGroupGloo(store, ranks[self.host], 2, timedelta(days=365))
+            group: object = dist.ProcessGroupGloo(store, ranks[self.host], 2, _NEVER)
+            assert isinstance(group, dist.ProcessGroup)
             return TorchTransport(ranks, group)
         key = "secret"
         if self.host == self.server:
