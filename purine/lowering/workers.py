@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from purine.graph import NOTHING, Graph
+from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["has_workers", "worker_parts"]
+__all__ = ["ROUND", "alone", "has_workers", "here", "worker_parts"]
+
+ROUND = "Round"
+_CALLED = {"of": Attr(int), "pace": Attr(int), "bound": Attr(int | None, None)}
+register(Kind(ROUND, None, (), attributes=_CALLED))
+"""Says that the worker it belongs to is the courier of worker `of`, beside which it is.
+
+It goes when that one has completed `pace` iterations since it went last, which may be `bound`
+iterations ahead of what has been carried.
+"""
 
 
 def has_workers(graph: Graph) -> bool:
@@ -50,3 +60,23 @@ def worker_parts(graph: Graph) -> Mapping[int, Graph]:
             outputs=tuple(name for name in graph.outputs if name in blobs),
         )
     return parts
+
+
+def alone(part: Graph) -> Graph:
+    """The graph of one worker as that of the only one, which can be cut into parts of hosts."""
+    ops = {name: replace(op, worker=0) for name, op in part.ops.items()}
+    return replace(part, ops=ops)
+
+
+def here(graph: Graph, host: str) -> Graph:
+    """What is on one host of a graph with workers on several, without ends of transfers."""
+    blobs = {name: blob for name, blob in graph.blobs.items() if blob.location.host == host}
+    ops = {name: op for name, op in graph.ops.items() if op.location.host == host}
+    return replace(
+        graph,
+        blobs=blobs,
+        ops=ops,
+        states={name: state for name, state in graph.states.items() if name in blobs},
+        control=frozenset(edge for edge in graph.control if ops.keys() >= set(edge)),
+        outputs=tuple(name for name in graph.outputs if name in blobs),
+    )

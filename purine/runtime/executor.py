@@ -116,6 +116,8 @@ class Executor:
         self._run = run if exchange is None else exchange.running(run)
         if seat is not None:
             self._run = seat.running(self.buffers)
+            if exchange is not None:
+                self._run = exchange.running(self._run)
         self._seat = seat
         self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start

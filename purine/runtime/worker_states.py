@@ -23,6 +23,7 @@ from purine.runtime import checkpoint
 from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.record import Record
 from purine.runtime.workers import Reached
+from purine.transports.open_world import OpenWorld
 from purine.transports.world import World
 
 __all__ = [
@@ -49,10 +50,13 @@ def refuse_workers(graph: Graph, world: World | None, replay: Record | None) -> 
             what, remedy = "there is nothing to replay", "leave replay out: results are the same"
             raise ConfigError(what, "a graph with workers", "a graph without", remedy)
         return
-    if world is not None or on_gpus(graph):
-        found = "several hosts" if world is not None else "ops on GPUs"
-        what, expected = "workers cannot run here", "CPU devices of one process"
-        raise ConfigError(what, expected, found, "name CPU devices of one host")
+    if on_gpus(graph):
+        what, expected = "workers cannot run here", "CPU devices"
+        raise ConfigError(what, expected, "ops on GPUs", "name CPU devices")
+    if world is not None and not isinstance(world, OpenWorld):
+        what, expected = "workers on several hosts come and go", "a world that lets them"
+        remedy = "make one by OpenWorld.serving, and OpenWorld.joining on other hosts"
+        raise ConfigError(what, expected, type(world).__name__, remedy)
     if replay is not None and replay.digest != graph.digest:
         what, expected = "the record to replay is of another graph", f"digest {graph.digest[:12]}"
         remedy = "make the graph with the same net, batch, devices and scheme"

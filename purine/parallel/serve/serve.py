@@ -17,11 +17,12 @@ from purine.graph import Graph, Location
 from purine.graph.nodes import floats
 from purine.kinds.loss_scale import FINITE
 from purine.parallel.replicate import replicate
+from purine.parallel.serve.across import over_hosts
 from purine.parallel.serve.downpour import downpour
 from purine.parallel.serve.easgd import easgd
 from purine.parallel.serve.gossip import gossip
 from purine.parallel.serve.local_sgd import diloco, local
-from purine.parallel.serve.rule import Asynchronous
+from purine.parallel.serve.rule import RULES, Asynchronous
 from purine.parallel.serve.ssp import hogwild, ssp
 from purine.parallel.serve.worker import Worker, join_workers
 from purine.placement.copies import insert_copies, without_copies
@@ -79,8 +80,13 @@ def serve(
     own = devices_of(base)
     if rule.synchronous:
         return replicate(step, places)
-    _refuse_places(places, own)
+    across = len({place.host for place in places}) > 1
+    _refuse_places(
+        places, own, len(RULES[rule.scheme].keys() & {"servers"}) and rule.count("servers")
+    )
     _refuse_step(base)
+    if across:
+        return check(over_hosts(base, own, places, rule))
     count = len(places) // len(own)
     workers = []
     for number in range(count):
@@ -92,14 +98,14 @@ def serve(
     return check(insert_copies(join_workers(workers)))
 
 
-def _refuse_places(places: Sequence[Location], own: Sequence[Location]) -> None:
-    if not places or len(places) % len(own):
+def _refuse_places(places: Sequence[Location], own: Sequence[Location], servers: int) -> None:
+    if len(places) <= servers or (len(places) - servers) % len(own):
         what = f"workers of a step on {len(own)} devices cannot be laid over {len(places)}"
         remedy = f"name {len(own)} devices for each worker"
         raise wrong_devices(what, f"a multiple of {len(own)} devices", places, remedy)
     refuse_repeated(places)
-    if len({place.host for place in places}) > 1 or not all(map(is_cpu, places)):
-        what, expected = "workers share no memory", "CPU devices of one host"
+    if not all(map(is_cpu, places)):
+        what, expected = "workers cannot be on GPUs", "CPU devices"
         remedy = "name such devices, or train synchronously: replicate(step, devices)"
         raise wrong_devices(what, expected, places, remedy)
 
