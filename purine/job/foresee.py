@@ -6,7 +6,7 @@ the profile of the machine, in this order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,11 +56,15 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Source:
-    """A recorded trace, and the plan of the job that it is of, if its folder has one."""
+    """A recorded trace, and the plan of the job that it is of, if its folder has one.
+
+    `others` are traces of the same net, with other batches or devices.
+    """
 
     path: Path
     trace: Trace
     plan: JobPlan | None = None
+    others: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,11 @@ def foresee(
     profile: Profile | None = None,
     iterations: int = 12,
     memory: bool = True,
+    shape: Callable[[Machine], Machine] | None = None,
 ) -> Prediction:
     """The prediction of a job's step: its trace, and the figures from it.
+
+    `shape` changes the machine that it is simulated on.
 
     >>> from purine.job import merge
     >>> found = foresee(make_plan(merge({}, {"net": "mlp", "iters": 5})))
@@ -114,7 +121,8 @@ def foresee(
     (True, True)
     """
     setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
-    return setting.predict(setting.machine(), iterations=iterations, memory=memory)
+    machine = setting.machine() if shape is None else shape(setting.machine())
+    return setting.predict(machine, iterations=iterations, memory=memory)
 
 
 def foresight(
@@ -125,10 +133,11 @@ def foresight(
     profile: Profile | None = None,
     iterations: int = 12,
     memory: bool = True,
+    shape: Callable[[Machine], Machine] | None = None,
 ) -> Foresight:
     """The prediction of a job, with what limits it and when it will be done."""
     setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
-    machine = setting.machine()
+    machine = setting.machine() if shape is None else shape(setting.machine())
     found = setting.predict(machine, iterations=iterations, memory=memory)
 
     def again(other: Machine) -> float:
@@ -181,6 +190,8 @@ class _Setting:
                 "times are those of ops with the same names; the rest are estimates",
             )
         known = _known(source.plan, source.trace)
+        for other in source.others:
+            known += [] if other.plan is None else _known(other.plan, other.trace)
         return TraceTimes(known, profile=self.profile), "times are those of the same net elsewhere"
 
     def machine(self) -> Machine:

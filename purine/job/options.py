@@ -19,10 +19,12 @@ from typing import Literal, TypeVar
 from purine.errors import ConfigError
 from purine.job.names import DATA, NETS, POLICIES, SOLVERS
 
-__all__ = ["BATCH", "DATA_SET", "OPTIONS", "JobOptions", "Option", "Resume"]
+__all__ = ["ALL", "AUTO", "BATCH", "DATA_SET", "OPTIONS", "JobOptions", "Option", "Resume"]
 
 BATCH = 64
 """Samples in a batch, for a net of the zoo."""
+ALL, AUTO = "all", "auto"
+"""The devices that the machine has, and the scheme that a plan recommends."""
 DATA_SET = "fashion-mini"
 """The data of a net that names none."""
 
@@ -204,7 +206,8 @@ class JobOptions:
     ).field(None)
     devices: str = Option(
         "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with "
-        "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs.",
+        "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs; all are the "
+        "GPUs of the machine, or its cores.",
         resume=PLACE,
     ).field("cpu:0")
     parallel: str | None = Option(
@@ -222,7 +225,8 @@ class JobOptions:
         "that do not wait for each other, each of data times pipeline devices: staleness=N|any, "
         "push=N and fetch=N iterations (downpour), "
         "every=N iterations, alpha=X (easgd), outer_lr=X and outer_momentum=X (diloco), "
-        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps.",
+        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps. "
+        "auto is what `purine plan` would recommend.",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",
         resume=PLACE,
