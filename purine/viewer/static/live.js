@@ -9,13 +9,17 @@ export function follow(page, live) {
   let [rows, version, failed] = [live.rows, live.version, 0];
   const ask = async () => {
     if (document.hidden) return EVERY; // nobody looks
-    const found = await fetch(`state?token=${live.token}&rows=${rows}`);
+    const found = await fetch(`state?token=${live.token}`);
     if (!found.ok) throw new Error(`the server answered ${found.status}`);
     const news = await found.json();
-    if (news.version !== version || news.rows !== rows) {
+    if (news.version !== version) {
       [rows, version] = [news.rows, news.version];
       const fresh = await fetch(`document?token=${live.token}`);
       if (fresh.ok) refresh(page, await fresh.json());
+    } else if (news.rows !== rows) {
+      rows = news.rows;
+      const fresh = await fetch(`curves?token=${live.token}`);
+      if (fresh.ok) page.renew((await fresh.json()).curves);
     }
     showStatus(page.status, news);
     failed = 0;
@@ -35,21 +39,13 @@ export function follow(page, live) {
   setTimeout(turn, EVERY / 4);
 }
 
-/** Show a newer document without losing the tab, the marked node, or where the timeline looks. */
+/** Show a newer document, without losing the tab or the marked node. */
 function refresh(page, content) {
   const marked = page.bus.selected;
-  const view = document.querySelector("canvas.timeline")?.timeline.view;
-  const same = JSON.stringify(page.parts.map((part) => part.timeline?.start)) === JSON.stringify(content.parts.map((part) => part.timeline?.start));
-  const open = page.views.find((one) => !document.getElementById(`view-${one.key}`).hidden)?.key;
-  if (same && open !== "overview") {
-    page.stale = content; // only curves are newer, and they are not seen
-    return;
-  }
   const scroll = scrollY;
   page.show(content);
   if (marked !== null) page.bus.select(marked, "page");
   scrollTo(0, scroll);
-  if (view && same) page.mounted.get("timeline")?.then(() => document.querySelector("canvas.timeline").timeline.look(view.from, view.to, view.top));
 }
 
 function showStatus(element, news) {
@@ -60,7 +56,7 @@ function showStatus(element, news) {
     if (does.length > 1) item.append(el("ul", {}, ...does.slice(1).map((line) => el("li", {}, short(line, 200)))));
     return item;
   });
-  const head = news.ended ? "The run has ended." : `Running: iteration ${news.iteration} of ${news.iterations}.`;
+  const head = news.ended ? "The run has ended." : `Running: ${news.iteration} iterations are complete.`;
   const stuck = news.stuck > 10 ? ` Nothing was completed for ${Math.round(news.stuck)} s; see what the hosts wait for.` : "";
   element.replaceChildren(el("p", { class: stuck ? "note" : "" }, head + stuck), el("ul", { class: "hosts" }, ...lines));
 }

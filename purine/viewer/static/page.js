@@ -46,6 +46,16 @@ export class Page {
     this.open(location.hash.slice(1));
   }
 
+  /** Show newer curves of a run that is going on. */
+  renew(curves) {
+    this.parts[0].curves = curves;
+    const panel = document.getElementById("view-overview");
+    const scroll = scrollY;
+    panel.replaceChildren(panel.firstElementChild);
+    mountOverview(panel, this.parts);
+    scrollTo(0, scroll);
+  }
+
   _head() {
     const { parts } = this;
     const sorts = { run: "Run", net: "Net", trace: "Trace", prediction: "Prediction" };
