@@ -14,6 +14,7 @@ from typing import TypeAlias
 from purine.graph import Blob, Location, Op
 from purine.graph.graph import Graph
 from purine.lowering import Lowered
+from purine.viewer.arrange import opened
 from purine.viewer.hierarchy import COLUMNS, Group, Leaf, grown
 from purine.viewer.layering import layers_of, ordered, ranks_of
 from purine.viewer.templates import Template, Templates, fold_parts
@@ -72,7 +73,7 @@ class _Writer:
         self._lay_out(used)
         roles = {op.role for op in self.folded.ops}
         graph = self.lowered.graph
-        return {
+        document: dict[str, Json] = {
             "version": 1,
             "title": title,
             "ops": len(graph.ops),
@@ -85,6 +86,7 @@ class _Writer:
             "variants": [[list(holes) for holes in variant] for variant in self.variants],
             "nodes": list(self.nodes),
         }
+        return document | {"open": sorted(opened(document, None))}
 
     def _new(self, node: Node, parent: int) -> int:
         self.nodes.append(node)
