@@ -1,1 +1,1 @@
-"""The page of a run: graph, timeline, curves, memory and traffic in one file, linked by node."""
+"""Pages of runs and pictures of graphs, each one file that opens in a browser without a network."""

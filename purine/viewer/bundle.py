@@ -29,7 +29,7 @@ def static_text(name: str) -> str:
 def bundled(entry: str) -> str:
     """The module `entry` with all that it imports, as one script.
 
-    >>> "mountTimeline" in bundled("page")
+    >>> "mountGraph" in bundled("graph_page")
     True
     """
     order: list[str] = []

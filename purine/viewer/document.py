@@ -24,6 +24,7 @@ from purine.lowering.hosts import hosts_of
 from purine.recipe import fused
 from purine.trace.trace import Trace
 from purine.viewer.columns import Json
+from purine.viewer.graph_document import graph_document
 from purine.viewer.held import memory_of
 from purine.viewer.overview import (
     curves_of,
@@ -65,7 +66,7 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     part["facts"] = facts_of_job(job, _summary(folder))
     part["settings"] = settings_of(job)
     part["curves"] = curves_of(folder.read_metrics())
-    part["graph"] = _graph_document(step)
+    part["graph"] = graph_document(step)
     if trace is not None:
         part |= _of_events(trace, step, graphs)
         part["predicted"] = _predicted(plan, graphs)
@@ -88,7 +89,7 @@ def of_net(graph: Graph, name: str) -> Part:
     facts: list[Json] = [["graph", counts]]
     notes: list[Json] = []
     return {"name": name, "sort": "net", "notes": notes, "facts": facts} | {
-        "graph": _graph_document(graph)
+        "graph": graph_document(graph)
     }
 
 
@@ -99,7 +100,7 @@ def of_prediction(plan: JobPlan, name: str, trace: Trace) -> Part:
     part: Part = {"name": name, "sort": "prediction", "notes": [note]}
     part["facts"] = facts_of_job(plan.job, {})
     part["settings"] = settings_of(plan.job)
-    part["graph"] = _graph_document(plan.step)
+    part["graph"] = graph_document(plan.step)
     return part | _of_events(trace, plan.step, graphs)
 
 
@@ -157,10 +158,6 @@ def _lowered(step: Graph) -> tuple[Graph, ...]:
     hosts = hosts_of(step)
     names = hosts if len(hosts) > 1 else (None,)
     return tuple(lower(step, Options(host=host)).graph for host in names)
-
-
-def _graph_document(graph: Graph) -> Json:
-    return {"ops": [[op.name, op.kind, str(op.location)] for op in graph.ops.values()]}
 
 
 def _summary(folder: RunFolder) -> dict[str, object]:

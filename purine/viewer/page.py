@@ -17,7 +17,7 @@ from purine.viewer.columns import Json
 
 __all__ = ["page", "policy"]
 
-_STYLES = ("page.css", "timeline.css", "panels.css")
+_STYLES = ("page.css", "timeline.css", "panels.css", "graph.css")
 _TITLE = 200
 """Characters of a title: names may be long."""
 

@@ -2,9 +2,9 @@
 
 import { Bus } from "./bus.js";
 import { el, short } from "./dom.js";
+import { mountGraph } from "./graph.js";
 import { follow } from "./live.js";
 import { mountMemory } from "./memory.js";
-import { mountGraph } from "./nodes.js";
 import { mountOverview } from "./overview.js";
 import { mountTimeline } from "./timeline.js";
 import { mountTraffic } from "./traffic.js";
