@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from purine.errors import ConfigError, PurineError
 from purine.files import read_bounded
@@ -66,7 +67,7 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     part["facts"] = facts_of_job(job, _summary(folder))
     part["settings"] = settings_of(job)
     part["curves"] = curves_of(folder.read_metrics())
-    part["graph"] = graph_document(step)
+    part["graph"] = _graph(step)
     if trace is not None:
         part |= _of_events(trace, step, graphs)
         part["predicted"] = _predicted(plan, graphs)
@@ -88,9 +89,7 @@ def of_net(graph: Graph, name: str) -> Part:
     counts = f"{len(graph.ops):,} ops, {len(graph.blobs):,} blobs"
     facts: list[Json] = [["graph", counts]]
     notes: list[Json] = []
-    return {"name": name, "sort": "net", "notes": notes, "facts": facts} | {
-        "graph": graph_document(graph)
-    }
+    return {"name": name, "sort": "net", "notes": notes, "facts": facts} | {"graph": _graph(graph)}
 
 
 def of_prediction(plan: JobPlan, name: str, trace: Trace) -> Part:
@@ -100,7 +99,7 @@ def of_prediction(plan: JobPlan, name: str, trace: Trace) -> Part:
     part: Part = {"name": name, "sort": "prediction", "notes": [note]}
     part["facts"] = facts_of_job(plan.job, {})
     part["settings"] = settings_of(plan.job)
-    part["graph"] = graph_document(plan.step)
+    part["graph"] = _graph(plan.step)
     return part | _of_events(trace, plan.step, graphs)
 
 
@@ -158,6 +157,10 @@ def _lowered(step: Graph) -> tuple[Graph, ...]:
     hosts = hosts_of(step)
     names = hosts if len(hosts) > 1 else (None,)
     return tuple(lower(step, Options(host=host)).graph for host in names)
+
+
+def _graph(graph: Graph) -> Json:
+    return cast(Json, graph_document(graph))
 
 
 def _summary(folder: RunFolder) -> dict[str, object]:

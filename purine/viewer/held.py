@@ -8,7 +8,7 @@ forecast is for one iteration; here iterations overlap as they did in the run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ __all__ = ["memory_of"]
 
 _POINTS = 2000
 """Points of a curve that are kept: of more, the largest of each stretch of time."""
-_TOP = 40
+_TOP = 100
 """Blobs of the worst moment that are listed by name; the others are added up."""
 
 
@@ -47,8 +47,18 @@ def memory_of(trace: Trace, graphs: Sequence[Graph], origin: int) -> list[Json]:
         for location in sorted(fixed.keys() | holds.keys(), key=str):
             own = holds.get(location, [])
             if own or fixed.get(location):
-                devices.append(_device(location, fixed.get(location, []), own, origin))
+                device = _device(location, fixed.get(location, []), own, origin, _makers(graph))
+                devices.append(device)
     return devices
+
+
+def _makers(graph: Graph) -> dict[str, str]:
+    """By blob the op that writes it; by state the op that writes its next value."""
+    makers = {name: op.name for name, op in graph.producers.items()}
+    for state in graph.states.values():
+        if state.next in makers:
+            makers.setdefault(state.read, makers[state.next])
+    return makers
 
 
 def _fixed(graph: Graph) -> dict[Location, list[tuple[str, int]]]:
@@ -90,7 +100,11 @@ def _holds(trace: Trace, graph: Graph) -> dict[Location, list[_Hold]]:
 
 
 def _device(
-    location: Location, fixed: Sequence[tuple[str, int]], holds: Sequence[_Hold], origin: int
+    location: Location,
+    fixed: Sequence[tuple[str, int]],
+    holds: Sequence[_Hold],
+    origin: int,
+    makers: Mapping[str, str],
 ) -> dict[str, Json]:
     base = sum(size for _, size in fixed)
     times, held = _curve(holds)
@@ -112,7 +126,10 @@ def _device(
         "at": at - origin,
         "time": packed([int(times[k]) - origin for k in kept]),
         "held": packed([base + int(held[k]) for k in kept]),
-        "blobs": [[name, size, count, name in names] for name, (size, count) in largest[:_TOP]],
+        "blobs": [
+            [name, size, count, name in names, makers.get(name)]
+            for name, (size, count) in largest[:_TOP]
+        ],
         "others": [len(largest) - _TOP, rest] if len(largest) > _TOP else None,
     }
 

@@ -66,13 +66,14 @@ export function number(value) {
 /** A table with a head; cells are texts or elements, and all columns but the first are numbers. */
 export function table(caption, head, rows, attributes = {}) {
   const cell = (tag, content, at) => el(tag, { class: at ? "number" : null }, content);
-  return el(
+  const made = el(
     "table",
     attributes,
     el("caption", {}, caption),
     el("thead", {}, el("tr", {}, ...head.map((text, at) => cell("th", text, at)))),
     el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((c, at) => cell("td", c, at))))),
   );
+  return el("div", { class: "wide" }, made);
 }
 
 /** The value of a colour (or another custom property) of the style sheet. */

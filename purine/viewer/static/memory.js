@@ -19,6 +19,15 @@ export async function mountMemory(element, part, bus) {
   }
 }
 
+/** Bytes in the worst moments, by the op that wrote them. */
+export function heatOf(part) {
+  const bytes = new Map();
+  for (const device of part.memory) {
+    for (const [name, size, , , maker] of device.blobs) bytes.set(maker ?? name, (bytes.get(maker ?? name) ?? 0) + size);
+  }
+  return bytes;
+}
+
 async function deviceOf(device, predicted, part, bus) {
   const word = part.sort === "prediction" ? "predicted" : "recorded";
   const series = [await seriesOf(device, word, "c0", false)];

@@ -4,7 +4,7 @@ import { Bus } from "./bus.js";
 import { el, short } from "./dom.js";
 import { mountGraph } from "./graph.js";
 import { follow } from "./live.js";
-import { mountMemory } from "./memory.js";
+import { heatOf, mountMemory } from "./memory.js";
 import { mountOverview } from "./overview.js";
 import { mountTimeline } from "./timeline.js";
 import { mountTraffic } from "./traffic.js";
@@ -103,20 +103,32 @@ export class Page {
     try {
       if (view.key === "overview") mountOverview(panel, this.parts);
       else {
-        for (const part of this.parts.filter((one) => view.has(one))) {
+        const alike = view.key === "graph" && same(this.parts.map((part) => part.graph));
+        for (const part of this.parts.filter((one) => view.has(one)).slice(0, alike ? 1 : undefined)) {
           const place = el("div", { class: `part ${view.key}` });
-          if (this.parts.length > 1) place.append(el("h2", {}, short(part.name, 90)));
+          if (this.parts.length > 1 && !alike) place.append(el("h2", {}, short(part.name, 90)));
           panel.append(place);
           const found = await view.mount(place, part, this.bus);
-          if (view.key === "timeline") for (const [kind, of] of Object.entries(found.events.heats())) this.bus.heat(kind, of);
+          if (view.key === "timeline" && part === this.parts[0]) {
+            for (const [kind, of] of Object.entries(found.events.heats())) this.bus.heat(kind, of);
+          }
         }
       }
+      if (view.key === "graph") this._warm();
+      if (view.key === "graph" && this.bus.selected !== null) this.bus.select(this.bus.selected, "page");
     } catch (error) {
       panel.append(el("p", { class: "note" }, `This view failed: ${short(error.message, 400)}`));
       throw error;
     }
     panel.dataset.ready = "yes";
     performance.mark(`ready-${view.key}`);
+  }
+
+  /** Find out how hot the nodes of the graph are: from the timeline, and the worst moments. */
+  _warm() {
+    if (this.parts[0].memory?.length) this.bus.heat("memory", heatOf(this.parts[0]));
+    const timeline = this.views.find((view) => view.key === "timeline");
+    if (timeline) setTimeout(() => this.mount(timeline));
   }
 
   _press(event) {
@@ -127,6 +139,10 @@ export class Page {
     this.open(next.key);
     document.getElementById(`tab-${next.key}`).focus();
   }
+}
+
+function same(values) {
+  return new Set(values.map((value) => JSON.stringify(value))).size === 1;
 }
 
 const content = JSON.parse(document.getElementById("document").textContent);

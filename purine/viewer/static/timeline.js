@@ -35,6 +35,7 @@ export class Timeline {
       this.colours = palette(events.roles);
       this.redraw();
     });
+    this.node = null;
     bus.onSelect((node, source) => this.mark(node, source === this));
     this.mark(bus.selected, false);
     this.resize();
@@ -166,6 +167,8 @@ export class Timeline {
 
   /** Mark the events of a node; if another view asked, show the first one after warm-up. */
   mark(node, own) {
+    if (node === this.node && !own) return;
+    this.node = node;
     const ops = this.events.matching(node);
     this.shown.marked = ops.length ? new Uint8Array(this.events.names.length) : null;
     for (const op of ops) this.shown.marked[op] = 1;
