@@ -39,6 +39,7 @@ __all__ = [
     "result_of",
     "shard_name",
     "slot_of",
+    "template_of",
     "unit_of",
     "update_of",
     "worker_of",
@@ -54,6 +55,9 @@ AGAIN = "again"
 _WORKER = re.compile(r"^worker\d+/")
 _LATE = re.compile(r"^late\d+/")
 _PARTS = re.compile(r"(?:worker\d+/)?((?:replica|micro)\d+/)*")
+_PLACE = re.compile(r"@([^@]*?)(?:/results)?$")
+_SHARD = re.compile(r"/shard(\d+)(?=/|@|$)")
+_UNIT = re.compile(r"/unit(\d+)(?=/next$|@|$)")
 _CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
 _SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
 
@@ -146,6 +150,38 @@ def loss_of(constant: str) -> str:
 def origin_of(node: Op) -> Origin:
     """What an op was made for. One that no transform made is an op of the net."""
     return node.origin or Origin(node.name)
+
+
+def template_of(name: str, op: Op | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the nodes that a scheme made of one node share of their names, and what tells them apart.
+
+    `op` has the name, or writes the blob that has it. The two zipped are the name again: the holes
+    hold the part of the batch, the shard or unit of a parameter, and the device of a copy.
+
+    >>> origin = Origin("replica1/pool", "copy", "replica1/", replica=1)
+    >>> made = Op("replica1/pool@cpu:1", "Copy", (), (), origin=origin)
+    >>> template_of("replica1/pool@cpu:1", made)
+    (('', 'pool@', ''), ('replica1/', 'cpu:1'))
+    """
+    origin = Origin(name) if op is None or op.origin is None else op.origin
+    worker = _WORKER.match(name) if op is not None and op.worker else None
+    head = ("" if worker is None else worker[0]) + _WORKER.sub("", origin.parts)
+    if not name.startswith(head):
+        head = ""
+    spans: set[tuple[int, int]] = set()
+    if origin.shard is not None:
+        spans.update(match.span(1) for match in _SHARD.finditer(name, len(head)))
+    if origin.role in ("copy", "reduce", "update"):
+        spans.update(match.span(1) for match in _UNIT.finditer(name, len(head)))
+    place = _PLACE.search(name, len(head)) if origin.role == "copy" else None
+    if place is not None:
+        spans = {span for span in spans if span[1] <= place.start()} | {place.span(1)}
+    pieces, holes, end = ([""], [head], len(head)) if head else ([], [], 0)
+    for first, last in sorted(spans):
+        pieces.append(name[end:first])
+        holes.append(name[first:last])
+        end = last
+    return (*pieces, name[end:]), tuple(holes)
 
 
 def restored(graph: Graph) -> Graph:

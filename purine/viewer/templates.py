@@ -1,0 +1,138 @@
+"""Folding of what a scheme of parallelism made of one op: replicas, micro-batches, shards, copies.
+
+A template stands for all of them. Its `names` tell which they are, so that a picture of thousands
+of ops stays as small as that of one replica. A template keeps the kind, the shape and the edges of
+its nodes; of sizes and costs it has the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from purine.analysis.clockwork import clockwork
+from purine.analysis.cost import cost
+from purine.analysis.infer import size_in_bytes
+from purine.graph import Blob, Graph, Location, Op
+from purine.graph.names import origin_of, template_of
+from purine.lowering import Lowered
+
+__all__ = ["Template", "Templates", "fold_parts"]
+
+
+@dataclass(slots=True)
+class Template:
+    """Nodes of one name but for the part of the batch, the shard and the device.
+
+    `node` is the first of them. `inputs` and `outputs` are places in the other list of `Templates`.
+    """
+
+    node: Op | Blob
+    pieces: tuple[str, ...]
+    role: str
+    holes: list[tuple[str, ...]] = field(default_factory=list)
+    locations: dict[Location, None] = field(default_factory=dict)
+    inputs: dict[int, None] = field(default_factory=dict)
+    outputs: dict[int, None] = field(default_factory=dict)
+    flops: int = 0
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The common name: a star stands for what differs, and the part of the batch is left out."""
+        return "*".join(self.pieces).removeprefix("*")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all nodes."""
+        return [_zipped(self.pieces, holes) for holes in self.holes]
+
+
+@dataclass(slots=True)
+class Templates:
+    """The folded graph. `following` is the next value of each state, `outputs` what a run returns."""
+
+    ops: list[Template] = field(default_factory=list)
+    blobs: list[Template] = field(default_factory=list)
+    following: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, None] = field(default_factory=dict)
+
+
+_ROLES: Mapping[str, str] = {"copy": "communication", "reduce": "communication"}
+
+
+def fold_parts(lowered: Lowered, *, clock: bool = False) -> Templates:
+    """Fold the nodes that a scheme made of one node; `clock` keeps the clock and its scalars."""
+    graph = lowered.graph
+    ticks = clockwork(graph)
+    folded, blob_at = Templates(), {}
+    places: dict[tuple[object, ...], int] = {}
+    for name, blob in graph.blobs.items():
+        if clock or name not in ticks:
+            blob_at[name] = _add_blob(folded.blobs, places, graph, blob, name in ticks)
+    sizes = (lowered.unsegmented or graph).blobs
+    places = {}
+    for name in dict.fromkeys((*graph.order, *graph.ops)):
+        op = graph.ops[name]
+        tick = bool(op.outputs) and ticks.issuperset(item for item in op.outputs if item)
+        if tick and not clock:
+            continue
+        at = _add_op(folded.ops, places, op, tick)
+        template = folded.ops[at]
+        for part in lowered.members.get(name, (op,)):
+            work = cost(part, sizes)
+            template.flops += work.flops
+            template.bytes += work.bytes
+        template.inputs.update((blob_at[item], None) for item in op.inputs if item in blob_at)
+        template.outputs.update((blob_at[item], None) for item in op.outputs if item in blob_at)
+    _join(folded)
+    for read, state in graph.states.items():
+        if state.next != read and read in blob_at:
+            folded.following[blob_at[read]] = blob_at[state.next]
+    folded.outputs.update((blob_at[name], None) for name in graph.outputs if name in blob_at)
+    return folded
+
+
+def _add_blob(
+    blobs: list[Template],
+    places: dict[tuple[object, ...], int],
+    graph: Graph,
+    blob: Blob,
+    tick: bool,
+) -> int:
+    producer = graph.producers.get(blob.name)
+    pieces, holes = template_of(blob.name, producer)
+    key = (pieces, blob.dtype, producer is None)
+    at = places.setdefault(key, len(blobs))
+    if at == len(blobs):
+        role = "state" if blob.name in graph.states else "blob"
+        blobs.append(Template(blob, pieces, "clock" if tick else role))
+    blobs[at].holes.append(holes)
+    blobs[at].locations[blob.location] = None
+    blobs[at].bytes += size_in_bytes(blob)
+    return at
+
+
+def _add_op(ops: list[Template], places: dict[tuple[object, ...], int], op: Op, tick: bool) -> int:
+    pieces, holes = template_of(op.name, op)
+    purpose = origin_of(op).role
+    role = "clock" if tick else "data" if op.kind == "Data" else _ROLES.get(purpose, purpose)
+    at = places.setdefault((pieces, op.kind, role), len(ops))
+    if at == len(ops):
+        ops.append(Template(op, pieces, role))
+    ops[at].holes.append(holes)
+    ops[at].locations[op.location] = None
+    return at
+
+
+def _join(folded: Templates) -> None:
+    """Give blobs their edges: who writes them, and who reads them."""
+    for at, op in enumerate(folded.ops):
+        for blob in op.inputs:
+            folded.blobs[blob].outputs[at] = None
+        for blob in op.outputs:
+            folded.blobs[blob].inputs[at] = None
+
+
+def _zipped(pieces: tuple[str, ...], holes: tuple[str, ...]) -> str:
+    return pieces[0] + "".join(h + p for h, p in zip(holes, pieces[1:], strict=True))
