@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import imports, launch, plot, predict, reports, runs, show, status, train
+from purine.cli import imports, launch, plot, predict, reports, results, runs, show, status, train
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
@@ -32,7 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train.train)
-app.command("test")(reports.measure)
+app.command("test")(results.measure)
+app.command()(results.infer)
 app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(predict.predict)
