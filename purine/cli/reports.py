@@ -1,4 +1,4 @@
-"""Commands that report: `purine check` on graphs, `purine test` and `purine trace` on runs."""
+"""Commands that report: `purine check` on graphs, `purine replay` and `purine trace` on runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from purine.cli.parameters import argument, given
 from purine.errors import ConfigError, PurineError
 
-__all__ = ["check", "measure", "refuse_folder", "replay", "trace"]
+__all__ = ["check", "refuse_folder", "replay", "trace"]
 
 
 def check(
@@ -88,37 +88,6 @@ def refuse_folder(path: Path, command: str) -> None:
             remedy = f"name the net of the run: purine {command} {shlex.quote(str(net))}"
         what, expected = "this is the folder of a run, not a graph", "the path of a YAML file"
         raise ConfigError(what, expected, found, remedy, where=path)
-
-
-def measure(
-    run: Annotated[Path, argument("The folder of a run.")],
-    data: Annotated[
-        str | None, given("Other data of the same form.", shown="that of the run")
-    ] = None,
-    checkpoint: Annotated[
-        int | None, given("The iteration of a checkpoint.", shown="the newest one")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Measure a run's net on test data: loss and accuracy.
-
-    \b
-    purine test runs/a
-    purine test runs/a --checkpoint 1000 --json
-    """
-    from dataclasses import asdict
-    from json import dumps
-
-    from purine import job
-
-    result = job.measure(job.RunFolder.existing(run), data=data, iteration=checkpoint)
-    if json:
-        typer.echo(dumps(asdict(result)))
-        return
-    results = (("accuracy", result.accuracy), ("loss", result.loss))
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
-    on = f"on {result.samples} samples of {result.data} after {result.iteration} iterations"
-    typer.echo(f"{numbers} {on}")
 
 
 def replay(run: Annotated[Path, argument("The folder of a run.")]) -> None:

@@ -6,7 +6,7 @@ A plan is complete: its job has no option left open, and its graphs are checked 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -140,10 +140,17 @@ def open_for(net: str, spec: str) -> DataSet:
     return with_classes(data) if net in NETS else data
 
 
-def measuring(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
-    """The graph that measures a net on samples of the source. Its outputs are single numbers."""
-    numbers = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
-    return check(evaluation(prepared(job, net, source, mean_image), numbers))
+def measuring(
+    job: Job,
+    net: Graph,
+    source: Source,
+    mean_image: Tensor | None,
+    outputs: Sequence[str] | None = None,
+) -> Graph:
+    """The graph that measures a net on samples of the source: its single numbers, or `outputs`."""
+    if outputs is None:
+        outputs = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
+    return check(evaluation(prepared(job, net, source, mean_image), outputs))
 
 
 def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:

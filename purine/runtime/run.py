@@ -39,11 +39,11 @@ from purine.runtime import checkpoint, checkpoint_hosts
 from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
 from purine.runtime.checkpoint import Checkpoint
-from purine.runtime.compute import means_over_test_set
+from purine.runtime.compute import means_over_test_set, outputs_over_test_set
 from purine.runtime.couriers import parts_on
 from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
-from purine.runtime.feeding import read_stream
+from purine.runtime.feeding import data_ops, read_stream
 from purine.runtime.fused_kernels import FusedKernels
 from purine.runtime.greeter import Greeter, Seat
 from purine.runtime.program import compile_program
@@ -312,19 +312,40 @@ class Run:
         with self._serving():
             graph = check(graph)
             tested = self.data if data is None else as_dataset(data, test=data)
-            shards = shards_of(self.graph)
-            wanted = [
-                name
-                for name in self.graph.states
-                if name in graph.states or (name in shards and shards[name][0] in graph.states)
-            ]
-            states = self._gathered(self._settled()[1], wanted)
-            values = {**states, **gather_values(self.graph, states)}
-            cores = {core for own in self._settings.cores.values() for core in own}
-            tf32 = tf32_of(graph, bool(self._settings.tf32))
-            settings = Settings(self.credit, len(cores) or self.threads, tf32=tf32)
+            values, settings = self._for_measuring(graph)
             shared = None if self._parts else self.world
             return means_over_test_set(graph, tested, values, self.seed, settings, world=shared)
+
+    @checked
+    def predictions(self, graph: Graph) -> Iterator[Mapping[str, Tensor]]:
+        """The outputs of a graph for each batch of the test set, in the order of its samples.
+
+        As for `evaluate`, but outputs may have any shape. The last batch may be smaller. One host
+        computes all of them.
+        """
+        with self._serving():
+            graph = check(graph)
+            if self.data is None or self.data.test is None or not data_ops(graph):
+                what, expected = "there is nothing to predict", "data with a test part"
+                remedy = "give the run data with a test part, and a graph with a Data op"
+                raise ConfigError(what, expected, "none", remedy)
+            values, settings = self._for_measuring(graph)
+        batches = outputs_over_test_set(graph, self.data, values, self.seed, settings)
+        return (outputs for _, outputs in batches)
+
+    def _for_measuring(self, graph: Graph) -> tuple[dict[str, Tensor], Settings]:
+        """The values of this run for the states of another graph, and how that is to be run."""
+        shards = shards_of(self.graph)
+        wanted = [
+            name
+            for name in self.graph.states
+            if name in graph.states or (name in shards and shards[name][0] in graph.states)
+        ]
+        states = self._gathered(self._settled()[1], wanted)
+        values = {**states, **gather_values(self.graph, states)}
+        cores = {core for own in self._settings.cores.values() for core in own}
+        tf32 = tf32_of(graph, bool(self._settings.tf32))
+        return values, Settings(self.credit, len(cores) or self.threads, tf32=tf32)
 
     @checked
     def save(
