@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from purine.analysis.cost import PROFILE, Profile
+from purine.analysis.cost import Profile
 from purine.errors import ConfigError
 from purine.graph import Location
 from purine.job.folder import RunFolder
 from purine.job.placing import scheme_of
 from purine.job.plan import JobPlan, make_plan
+from purine.job.profiles import own_profile
 from purine.lowering import Lowered, Options, lower, options_for
 from purine.lowering.hosts import hosts_of
 from purine.lowering.segments import SEGMENT
@@ -113,7 +114,7 @@ def foresee(
     >>> found.seconds > 0, found.trace.iterations == tuple(range(12))
     (True, True)
     """
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile())
     return setting.predict(setting.machine(), iterations=iterations, memory=memory)
 
 
@@ -127,7 +128,7 @@ def foresight(
     memory: bool = True,
 ) -> Foresight:
     """The prediction of a job, with what limits it and when it will be done."""
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile())
     machine = setting.machine()
     found = setting.predict(machine, iterations=iterations, memory=memory)
 
