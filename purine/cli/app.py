@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import calibrate, imports, launch, predict, reports, show, status, train
+from purine.cli import calibrate, explain, imports, launch, predict, reports, show, status, train
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
@@ -37,6 +37,7 @@ app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(predict.predict)
 app.command()(calibrate.calibrate)
+app.command()(explain.explain)
 app.command()(reports.check)
 app.command()(show.show)
 app.command()(status.status)

@@ -126,9 +126,13 @@ def foresight(
     profile: Profile | None = None,
     iterations: int = 12,
     memory: bool = True,
+    single: bool = False,
 ) -> Foresight:
-    """The prediction of a job, with what limits it and when it will be done."""
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile())
+    """The prediction of a job, with what limits it and when it will be done.
+
+    With `single`, ops are dispatched one by one, as in a run with a trace.
+    """
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
     machine = setting.machine()
     found = setting.predict(machine, iterations=iterations, memory=memory)
 
@@ -149,7 +153,13 @@ class _Setting:
     """A job, where the times of its ops come from, and the machine that it is to run on."""
 
     def __init__(
-        self, plan: JobPlan, source: Source | None, what_if: WhatIf, profile: Profile
+        self,
+        plan: JobPlan,
+        source: Source | None,
+        what_if: WhatIf,
+        profile: Profile,
+        *,
+        single: bool = False,
     ) -> None:
         self.plan, self.source, self.what_if, self.profile = plan, source, what_if, profile
         self.hosts = hosts_of(plan.step)
@@ -159,7 +169,8 @@ class _Setting:
         grouped = source is not None and any(e.kind == SEGMENT for e in source.trace.events)
         self.lowered: dict[str | None, Lowered] = {}
         for host in names:
-            one = lower(plan.step, options_for(plan.step, host))
+            options = Options(host=host) if single else options_for(plan.step, host)
+            one = lower(plan.step, options)
             # The times of a trace of segments are those of segments.
             self.lowered[host] = replace(one, members={}) if grouped and self.replayed else one
         self.times, self.basis = self._times()
