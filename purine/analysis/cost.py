@@ -2,8 +2,8 @@
 
 Every decision that compares costs uses it: stages of a pipeline, segments, fused ops, recomputed
 blocks, the heap, and predictions. Decisions depend on ratios, so the default profile only has rough
-guesses. `purine calibrate` writes one with measured times; it is used where `PURINE_PROFILE` names
-it.
+guesses. `purine calibrate` writes one with measured times. Predictions read it wherever it is kept;
+decisions that make a graph do where `PURINE_PROFILE` names it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from purine.registry.lookup import lookup
 __all__ = [
     "PROFILE",
     "PROFILE_VARIABLE",
+    "VERSION",
     "Cost",
     "Profile",
     "Rates",
@@ -36,6 +37,8 @@ __all__ = [
     "seconds",
 ]
 
+VERSION = 1
+"""Of the form of a profile's file. It counts up when older files cannot be read any more."""
 PROFILE_VARIABLE = "PURINE_PROFILE"
 """The environment variable with the file of the profile in use."""
 
@@ -147,16 +150,19 @@ def seconds(
 ) -> float:
     """About how long an op takes on a device; views cost nothing.
 
-    `threads` are those of a kernel, by default as many as on a device with all its cores. Data
+    `threads` are those of a kernel (`GPU`: of a GPU), by default as many as on a device with all
+    its cores. Data
     costs nothing where the profile has no times of it.
     """
     profile = profile or PROFILE
     if lookup(op).view or op.attributes.get("alias"):
         return 0.0
     work = cost(op, blobs)
-    rates = profile.device if threads is None or threads >= profile.threads else profile.core
+    if threads is None:
+        threads = profile.threads
+    rates = profile.core if 0 < threads < profile.threads else profile.device
     if profile.kernels.points:
-        sizes, count = _sizes(op, blobs), threads or profile.threads
+        sizes, count = _sizes(op, blobs), threads
         known = profile.kernels.seconds(
             op.kind, sizes, count, work.flops, work.bytes, lambda f, b: rates.seconds(Cost(f, b))
         )
@@ -176,7 +182,11 @@ def load_profile(path: str | Path) -> Profile:
     values["name"] = Path(path).stem
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
-        for key, value in dict(content).items():
+        content = dict(content)
+        version = content.pop("version", VERSION)
+        if version != VERSION:
+            raise ValueError(f"version {version}; this is a file of version {VERSION} or none")
+        for key, value in content.items():
             values[key] = _read(values[key], value)
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         what = f"the machine profile {str(path)!r} cannot be used"

@@ -11,14 +11,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Kernels", "Point"]
+__all__ = ["GPU", "Kernels", "Point"]
 
+GPU = 0
+"""Stands for a GPU where CPUs have a number of threads."""
 _NEAREST = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The time of a kind: sizes of its inputs, threads of a kernel, flops, bytes, seconds."""
+    """The time of a kind: sizes of its inputs, threads of a kernel, flops, bytes, seconds.
+
+    `threads` is `GPU` for a kernel of a GPU.
+    """
 
     kind: str
     sizes: tuple[int, ...]
@@ -69,7 +74,7 @@ class Kernels:
 
         `estimate` gives the time of flops and bytes by constant rates.
         """
-        measured = [n for n in self.threads if (kind, n) in self._of]
+        measured = [n for n in self.threads if (kind, n) in self._of and (n > 0) == (threads > 0)]
         if not measured:
             return None
         below = max((n for n in measured if n <= threads), default=measured[0])

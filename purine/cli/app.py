@@ -18,6 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from purine.cli import (
+    calibrate,
+    explain,
     imports,
     launch,
     plan,
@@ -54,6 +56,8 @@ app.command()(plan.plan)
 app.command()(plot.plot)
 app.command()(runs.runs)
 app.command()(runs.compare)
+app.command()(calibrate.calibrate)
+app.command()(explain.explain)
 app.command()(reports.check)
 app.command()(show.show)
 app.command()(status.status)

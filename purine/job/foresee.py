@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from purine.analysis.cost import PROFILE, Profile
+from purine.analysis.cost import Profile
 from purine.errors import ConfigError
 from purine.graph import Location
 from purine.job.folder import RunFolder
 from purine.job.placing import scheme_of
 from purine.job.plan import JobPlan, make_plan
+from purine.job.profiles import own_profile
 from purine.lowering import Lowered, Options, lower, options_for
 from purine.lowering.hosts import hosts_of
 from purine.lowering.segments import SEGMENT
@@ -122,7 +123,7 @@ def foresee(
     >>> found.seconds > 0, found.trace.iterations == tuple(range(12))
     (True, True)
     """
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE, single=single)
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
     machine = setting.machine() if shape is None else shape(setting.machine())
     return setting.predict(machine, iterations=iterations, memory=memory)
 
@@ -135,10 +136,15 @@ def foresight(
     profile: Profile | None = None,
     iterations: int = 12,
     memory: bool = True,
+    single: bool = False,
     shape: Callable[[Machine], Machine] | None = None,
 ) -> Foresight:
-    """The prediction of a job, with what limits it and when it will be done."""
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
+    """The prediction of a job, with what limits it and when it will be done.
+
+    With `single`, ops are dispatched one by one, as in a run with a trace. `shape` changes the
+    machine that it is simulated on.
+    """
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
     machine = setting.machine() if shape is None else shape(setting.machine())
     found = setting.predict(machine, iterations=iterations, memory=memory)
 

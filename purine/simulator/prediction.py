@@ -18,7 +18,7 @@ from purine.simulator.times import Times
 from purine.trace.events import Event
 from purine.trace.gather import merged
 from purine.trace.overlap import overlap
-from purine.trace.trace import Trace, edges_of
+from purine.trace.trace import Trace, edges_of, window
 
 __all__ = ["Prediction", "predict", "simulate"]
 
@@ -91,7 +91,7 @@ def predict(
         )
         low, high = _range(drawn, seconds)
     trace = trace_of(engine)
-    shares = _shares(trace)
+    shares = shares_of(trace)
     count = max(1, len(shares))
     busy, exposed, bubble, other = (
         sum(share[k] for share in shares.values()) / count for k in range(4)
@@ -199,11 +199,17 @@ def trace_of(engine: Engine) -> Trace:
     return traces[0] if len(traces) == 1 else merged(traces)
 
 
-def _shares(trace: Trace) -> dict[str, tuple[float, float, float, float]]:
+def per_iteration(trace: Trace, skip: int) -> float:
+    """Seconds of an iteration of a trace, after the first `skip`."""
+    first, begin, end = window(trace, skip)
+    return (end - begin) / (trace.iterations[-1] - first + 1) / 1e9
+
+
+def shares_of(trace: Trace, skip: int = _SKIP) -> dict[str, tuple[float, float, float, float]]:
     """By device the shares of its time: compute, transfers, other devices, the rest."""
     if not trace.events:
         return {}
-    skip = min(_SKIP, len(trace.iterations) - 1)
+    skip = min(skip, len(trace.iterations) - 1)
     report = overlap(trace, skip=skip)
     wall = max(1, report.wall)
     return {

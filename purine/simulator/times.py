@@ -16,10 +16,12 @@ from typing import Protocol
 
 from purine.analysis.cost import PROFILE, Profile, seconds
 from purine.analysis.infer import spec_of
+from purine.analysis.measured import GPU
 from purine.graph import Blob, Op
 from purine.graph.names import origin_of
 from purine.graph.nodes import computes
 from purine.lowering import Lowered
+from purine.placement.devices import is_cpu
 from purine.trace.events import ARRIVAL, FETCH, POST, PUT, Event, by_lane
 from purine.trace.trace import Trace
 
@@ -56,7 +58,7 @@ class ProfileTimes:
 
 def _estimate(op: Op, blobs: Mapping[str, Blob], profile: Profile, threads: int) -> float:
     width = threads if computes(op.lane) else 1
-    return seconds(op, blobs, profile, threads=width)
+    return seconds(op, blobs, profile, threads=width if is_cpu(op.location) else GPU)
 
 
 @dataclass(frozen=True)
