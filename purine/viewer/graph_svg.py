@@ -114,12 +114,11 @@ def _column_titles(document: Mapping[str, Any], picture: Picture) -> Iterator[st
         )
 
 
-def _edges(
-    document: Mapping[str, Any], picture: Picture, edges: Sequence[Edge]
-) -> Iterator[str]:
+def _edges(document: Mapping[str, Any], picture: Picture, edges: Sequence[Edge]) -> Iterator[str]:
     yield (
         '<defs><marker id="pg-head" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="6" '
-        'markerHeight="6" orient="auto"><path class="pg-arrow" d="M0 0.8L8 4L0 7.2z"/></marker></defs>'
+        'markerHeight="6" orient="auto"><path class="pg-arrow" d="M0 0.8L8 4L0 7.2z"/></marker>'
+        "</defs>"
     )
     for edge in edges:
         way = path_of(document, picture, edge)
@@ -134,7 +133,9 @@ def _box(document: Mapping[str, Any], number: int, box: Box) -> str:
     x, y, w, h = box.x, box.y, box.w, box.h
     chip = node.get("chip", "") if not box.is_open else ""
     body = h - (15 if chip else 0)
-    parts = [f'<g class="pg-box pg-{kind} pg-role-{role}{state}" data-node="{number}" role="group">']
+    parts = [
+        f'<g class="pg-box pg-{kind} pg-role-{role}{state}" data-node="{number}" role="group">'
+    ]
     parts.append(f"<title>{_text(name)}</title>")
     if kind == "group" and not box.is_open and len(node["lines"]) and node["ops"] > 1:
         parts.append(_rect("pg-shape pg-behind", x + 3, y - 3, w, body, 5))
@@ -196,5 +197,7 @@ def _words(name: str, x: float, y: float, text: str, anchor: str = "middle") -> 
 
 def _text(text: str) -> str:
     """Text that XML can hold."""
-    kept = (c if c.isprintable() and not 0xD800 <= ord(c) < 0xE000 else "\ufffd" for c in text[:500])
+    kept = (
+        c if c.isprintable() and not 0xD800 <= ord(c) < 0xE000 else "\ufffd" for c in text[:500]
+    )
     return escape("".join(kept))
