@@ -19,7 +19,7 @@ from purine.core import Core, compile_plan
 from purine.graph import NOTHING, Graph, Location, Op
 from purine.registry.lookup import lookup
 
-__all__ = ["peak_memory"]
+__all__ = ["buffers", "peak_memory"]
 
 
 @checked
@@ -89,7 +89,7 @@ class _Held:
     def __init__(self, graph: Graph, whole: Graph, parts: Mapping[str, tuple[Op, ...]]) -> None:
         self.blobs = whole.blobs
         self.parts = parts
-        self.buffer = _buffers(whole)
+        self.buffer = buffers(whole)
         """By blob the blob that stands for its buffer."""
         self.unread: Counter[str] = Counter()
         """By buffer the ops that have still to read it; kept buffers have one more."""
@@ -137,7 +137,7 @@ class _Held:
                 self.bytes[self.blobs[buffer].location] -= size_in_bytes(self.blobs[buffer])
 
 
-def _buffers(graph: Graph) -> dict[str, str]:
+def buffers(graph: Graph) -> dict[str, str]:
     """For each blob the first of those that are in the same buffer."""
     aliasing = Aliasing(graph)
     buffer = {name: name for name in graph.blobs}

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import imports, launch, predict, reports, show, status, train
+from purine.cli import imports, launch, predict, reports, show, status, train, view
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
@@ -39,6 +39,7 @@ app.command()(predict.predict)
 app.command()(reports.check)
 app.command()(show.show)
 app.command()(status.status)
+app.command()(view.view)
 app.command()(reports.trace)
 app.add_typer(imports.app, name="import")
 

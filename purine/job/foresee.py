@@ -105,15 +105,19 @@ def foresee(
     profile: Profile | None = None,
     iterations: int = 12,
     memory: bool = True,
+    single: bool = False,
 ) -> Prediction:
     """The prediction of a job's step: its trace, and the figures from it.
+
+    With `single`, ops are dispatched one by one, as in a run that is recorded; the trace then has
+    the names of the graph, and no segments.
 
     >>> from purine.job import merge
     >>> found = foresee(make_plan(merge({}, {"net": "mlp", "iters": 5})))
     >>> found.seconds > 0, found.trace.iterations == tuple(range(12))
     (True, True)
     """
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE)
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or PROFILE, single=single)
     return setting.predict(setting.machine(), iterations=iterations, memory=memory)
 
 
@@ -148,7 +152,13 @@ class _Setting:
     """A job, where the times of its ops come from, and the machine that it is to run on."""
 
     def __init__(
-        self, plan: JobPlan, source: Source | None, what_if: WhatIf, profile: Profile
+        self,
+        plan: JobPlan,
+        source: Source | None,
+        what_if: WhatIf,
+        profile: Profile,
+        *,
+        single: bool = False,
     ) -> None:
         self.plan, self.source, self.what_if, self.profile = plan, source, what_if, profile
         self.hosts = hosts_of(plan.step)
@@ -158,7 +168,8 @@ class _Setting:
         grouped = source is not None and any(e.kind == SEGMENT for e in source.trace.events)
         self.lowered: dict[str | None, Lowered] = {}
         for host in names:
-            one = lower(plan.step, options_for(plan.step, host))
+            options = Options(host=host) if single else options_for(plan.step, host)
+            one = lower(plan.step, options)
             # The times of a trace of segments are those of segments.
             self.lowered[host] = replace(one, members={}) if grouped and self.replayed else one
         self.times, self.basis = self._times()

@@ -1,1 +1,1 @@
-"""Pictures of graphs and runs that open in a browser, each one file without a network."""
+"""Pages of runs and pictures of graphs, each one file that opens in a browser without a network."""

@@ -15,13 +15,13 @@ from purine.graph import Blob, Location, Op
 from purine.graph.graph import Graph
 from purine.lowering import Lowered
 from purine.viewer.arrange import opened
+from purine.viewer.columns import Json
 from purine.viewer.hierarchy import COLUMNS, Group, Leaf, grown
 from purine.viewer.placing import Member, above, rows_of
 from purine.viewer.templates import Template, Templates, fold_parts
 
-__all__ = ["Json", "Node", "graph_document"]
+__all__ = ["Node", "graph_document"]
 
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | dict[str, Json] | None"
 Node: TypeAlias = dict[str, Json]
 
 _ROLES = ("forward", "backward", "update", "recompute", "communication", "data", "clock")

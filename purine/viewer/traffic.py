@@ -1,0 +1,94 @@
+"""Bytes between devices: which events move how much, from where to where."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from purine.analysis.infer import size_in_bytes
+from purine.graph import NOTHING, Graph, Op
+from purine.trace.events import ARRIVAL, POST, PUT, Event
+from purine.trace.trace import Trace, puts_of
+from purine.viewer.columns import Json, packed
+from purine.viewer.roles import graph_name
+
+__all__ = ["traffic_of"]
+
+_BINS = 400
+
+
+def traffic_of(trace: Trace, step: Graph | None, graphs: Sequence[Graph]) -> dict[str, Json]:
+    """The transfers of a trace as a matrix, and over time.
+
+    `step` is the whole job; `graphs` are its lowered forms, one for each host. Without them only
+    the number of transfers between hosts is known.
+    """
+    moves = list(_moves(trace, step, graphs))
+    begin = min(event.start for event in trace.events)
+    end = max(event.end for event in trace.events)
+    width = max(1, -(-(end - begin) // _BINS))
+    totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    over: dict[tuple[str, str], np.ndarray] = {}
+    for event, source, target, size in moves:
+        entry = totals[source, target]
+        entry[0], entry[1] = entry[0] + size, entry[1] + 1
+        entry[2] += event.end - event.start
+        bins = over.setdefault((source, target), np.zeros(_BINS, dtype=np.int64))
+        bins[min(_BINS - 1, (event.end - begin) // width)] += size
+    places = sorted({place for pair in totals for place in pair})
+    pairs: list[Json] = [
+        [places.index(a), places.index(b), size, count, time, packed(over[a, b])]
+        for (a, b), (size, count, time) in sorted(totals.items())
+    ]
+    return {
+        "places": list(places),
+        "pairs": pairs,
+        "bin": width,
+        "bins": _BINS,
+        "iterations": len(trace.iterations),
+        "sized": bool(graphs),
+        "span": end - begin,
+    }
+
+
+def _moves(
+    trace: Trace, step: Graph | None, graphs: Sequence[Graph]
+) -> Iterator[tuple[Event, str, str, int]]:
+    """Each transfer: its event, the locations of its ends, and its bytes."""
+    by_host = {op.location.host: graph for graph in graphs for op in graph.ops.values()}
+    known: dict[tuple[str, str], list[tuple[str, str, int]]] = {}
+    puts = puts_of(trace)
+    for index, event in enumerate(trace.events):
+        if event.kind in (PUT, POST):
+            continue  # the arrival stands for both
+        graph = by_host.get(event.host)
+        if graph is None:
+            if index in puts:
+                yield event, trace.events[puts[index]].location, event.location, 0
+            continue
+        key = event.host, event.op
+        if key not in known:
+            op = graph.ops.get(graph_name(graph, event))
+            known[key] = [] if op is None else list(_ends(op, graph, step))
+        for source, target, size in known[key]:
+            yield event, source, target, size
+
+
+def _ends(op: Op, graph: Graph, step: Graph | None) -> Iterator[tuple[str, str, int]]:
+    """What an op moves between devices: a copy its blob, any other op what it reads elsewhere."""
+    whole = step.ops.get(op.name) if step is not None else None
+    if op.kind == ARRIVAL and step is not None and whole is not None:
+        source, target = step.blobs[whole.inputs[0]], step.blobs[whole.outputs[0]]
+        yield str(source.location), str(target.location), size_in_bytes(target)
+        return
+    if op.kind == "Copy":
+        source, target = graph.blobs[op.inputs[0]], graph.blobs[op.outputs[0]]
+        if source.location != target.location:
+            yield str(source.location), str(target.location), size_in_bytes(target)
+        return
+    for name in dict.fromkeys(op.inputs):
+        blob = graph.blobs.get(name)
+        if name != NOTHING and blob is not None and blob.location != op.location:
+            yield str(blob.location), str(op.location), size_in_bytes(blob)
