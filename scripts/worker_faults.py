@@ -41,7 +41,7 @@ from purine.graph import Graph
 from purine.transports.open_world import LINKS, OpenWorld
 
 SEATS, WORKERS, BATCH, PACE, SEED = 5, 4, 16, 4, 0
-LR = {"downpour": 0.05, "easgd": 0.01, "local": 0.01, "diloco": 0.01}
+LR = {"downpour": 0.02, "easgd": 0.01, "local": 0.01, "diloco": 0.01}
 PATIENCE = 300.0
 _FORK = multiprocessing.get_context("fork")
 
