@@ -20,7 +20,7 @@ import purine.kinds.versions  # noqa: F401  (registers the kinds)
 from purine.errors import ConfigError
 from purine.graph import FETCH, Attribute, Builder, Filler, Graph, Location, Origin
 from purine.graph.names import worker_of
-from purine.lowering.workers import ROUND
+from purine.kinds.rounds import ROUND
 from purine.parallel.serve.rule import RULES, Asynchronous
 from purine.parallel.serve.server import share_of
 from purine.parallel.serve.worker import Worker, join_workers
