@@ -64,7 +64,8 @@ def test_the_browser_places_boxes_and_edges_as_python_does(shows: Shows) -> None
     document = document_of("googlenet", "cpu:0-1")
     picture = arrange(document, document["open"])
     with shows(document) as page:
-        script = "boxes => boxes.map(b => [+b.dataset.node, +b.querySelector('.pg-shape:not(.pg-behind)').getAttribute('x')])"
+        shape = "b.querySelector('.pg-shape:not(.pg-behind)').getAttribute('x')"
+        script = f"boxes => boxes.map(b => [+b.dataset.node, +{shape}])"
         placed = dict(page.eval_on_selector_all("[data-node]", script))
         lines = page.eval_on_selector_all(".pg-edge", "all => all.map(e => e.getAttribute('d'))")
     assert placed.keys() == picture.boxes.keys()
