@@ -78,6 +78,7 @@ class _Writer:
             "title": title,
             "ops": len(graph.ops),
             "blobs": len(graph.blobs),
+            "shown": sum(len(op.holes) for op in self.folded.ops),
             "templates": len(self.folded.ops),
             "columns": list(used),
             "roles": [role for role in _ROLES if role in roles],

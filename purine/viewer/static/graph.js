@@ -79,7 +79,8 @@ class GraphView {
       button.addEventListener("click", action);
       return button;
     });
-    bar.append(this.search, this.count, this.heat, ...buttons);
+    this.hottest = make("span", "pg-count");
+    bar.append(this.search, this.count, this.heat, this.hottest, ...buttons);
     return bar;
   }
 
@@ -154,8 +155,8 @@ class GraphView {
 
   tell() {
     if (this.selected === null) {
-      const { ops, blobs, templates } = this.graph;
-      const folded = templates < ops ? ` Without replicas and copies: ${templates.toLocaleString("en")} ops.` : "";
+      const { ops, blobs, templates, shown } = this.graph;
+      const folded = templates < shown ? ` Without replicas and copies: ${templates.toLocaleString("en")} ops.` : "";
       this.panel.replaceChildren(textElement("p", `${ops.toLocaleString("en")} ops and ${blobs.toLocaleString("en")} blobs.${folded}`),
         textElement("p", "Click a box to see what it is; groups open and close."));
       return;
@@ -222,7 +223,7 @@ class GraphView {
     for (const edge of edges) {
       edge.line.classList.toggle("pg-edge-marked", marked !== null && (edge.source === marked || edge.target === marked));
     }
-    this.root.dataset.heat = heat ? `hottest ${withUnit(shown, 1000)}` : "";
+    this.hottest.textContent = heat ? `hottest: ${withUnit(shown, 1000)}` : "";
   }
 
   key(event) {
