@@ -25,13 +25,18 @@ class GraphView {
     this.heats.set("bytes", new Map(graph.nodes.map((node, at) => [at, node.type === "op" ? node.bytes : 0])));
     this.build(element);
     this.render();
-    this.camera.fit(this.picture);
+    this.start();
     new ResizeObserver(([entry]) => {
-      if (!this.width && entry.contentRect.width) this.camera.fit(this.picture);
+      if (!this.width && entry.contentRect.width) this.start();
       this.width = entry.contentRect.width;
     }).observe(this.svg);
     bus?.onSelect((name, source) => source !== SOURCE && this.follow(name));
     bus?.onHeat((kind, values) => this.addHeat(kind, values));
+  }
+
+  start() {
+    const [x, w] = this.picture.columns[Math.max(0, this.graph.columns.indexOf("forward"))];
+    this.camera.start(this.picture, x + w / 2);
   }
 
   build(element) {
