@@ -139,7 +139,7 @@ def origin_of(node: Op) -> Origin:
 
 
 def template_of(name: str, op: Op | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the nodes that a scheme made of one node share of their names, and what tells them apart.
+    """What nodes that a scheme made of one share of their names, and what tells them apart.
 
     `op` has the name, or writes the blob that has it. The two zipped are the name again: the holes
     hold the part of the batch, the shard or unit of a parameter, and the device of a copy.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 __all__ = ["Box", "Picture", "arrange", "opened"]
@@ -141,7 +142,7 @@ def _middles(
     row_of = {item: at for at, cell in enumerate(cells) for item in cell}
     neighbours: dict[int, list[int]] = {item: [] for item in row_of}
     for way in ways:
-        for first, second in zip(way, way[1:], strict=False):
+        for first, second in pairwise(way):
             if first in row_of and second in row_of and row_of[first] != row_of[second]:
                 neighbours[first].append(second)
                 neighbours[second].append(first)

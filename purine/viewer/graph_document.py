@@ -7,7 +7,7 @@ only has to give the rows their coordinates. Equal graphs have equal documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -15,13 +15,13 @@ from purine.graph import Blob, Location, Op
 from purine.graph.graph import Graph
 from purine.lowering import Lowered
 from purine.viewer.arrange import opened
+from purine.viewer.columns import Json
 from purine.viewer.hierarchy import COLUMNS, Group, Leaf, grown
-from purine.viewer.layering import layers_of, ordered, ranks_of
+from purine.viewer.placing import Member, above, rows_of
 from purine.viewer.templates import Template, Templates, fold_parts
 
-__all__ = ["Json", "Node", "graph_document"]
+__all__ = ["Node", "graph_document"]
 
-Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
 Node: TypeAlias = dict[str, Json]
 
 _ROLES = ("forward", "backward", "update", "recompute", "communication", "data", "clock")
@@ -189,13 +189,17 @@ class _Writer:
         for at, number in self.blob_ids.items():
             for group in self._above(number):
                 states.setdefault(group, []).append(self.folded.blobs[at])
+        leaving = self._leaving()
         for number, node in enumerate(self.nodes):
             if node["type"] == "group":
-                self._describe(number, inside.get(number, []), states.get(number, []))
+                own = inside.get(number, []), states.get(number, []), leaving.get(number, [])
+                self._describe(number, *own)
 
-    def _describe(self, number: int, ops: list[Template], states: list[Template]) -> None:
+    def _describe(
+        self, number: int, ops: list[Template], states: list[Template], leaving: list[int]
+    ) -> None:
         node = self.nodes[number]
-        parameters = sum(prod(b.node.shape or ()) for b in states if self._is_parameter(b))
+        parameters = sum(self._parameters_of(blob) for blob in states)
         node["ops"] = sum(len(op.holes) for op in ops)
         node["flops"] = sum(op.flops for op in ops)
         node["bytes"] = sum(op.bytes for op in ops)
@@ -217,56 +221,44 @@ class _Writer:
             second += _times(max(len(op.holes) for op in ops))
         elif parameters:
             second = f"{parameters:,} parameters"
-        _size(node, [str(node["label"]), second], self._chip(self._leaving(number)))
+        _size(node, [str(node["label"]), second], self._chip(leaving))
 
-    def _is_parameter(self, blob: Template) -> bool:
+    def _parameters_of(self, blob: Template) -> int:
+        """How many numbers a blob has that are trained."""
+        assert isinstance(blob.node, Blob)
         state = self.lowered.graph.states.get(blob.node.name)
-        return state is not None and state.trainable
+        return prod(blob.node.shape or ()) if state is not None and state.trainable else 0
 
-    def _leaving(self, group: int) -> list[int]:
-        """The blobs that ops of a group write, and ops outside read or a run returns."""
-        leaving = []
+    def _leaving(self) -> dict[int, list[int]]:
+        """For each group the blobs that ops in it write, and ops outside read or a run returns."""
+        leaving: dict[int, list[int]] = {}
+        groups = {at: set(self._above(number)) for at, number in self.op_ids.items()}
         for at, blob in enumerate(self.folded.blobs):
-            makers = blob.inputs
-            if any(group in self._above(self.op_ids[maker]) for maker in makers):
-                outside = (group not in self._above(self.op_ids[reader]) for reader in blob.outputs)
-                if at in self.folded.outputs or any(outside):
-                    leaving.append(at)
+            makers = set().union(*(groups[maker] for maker in blob.inputs))
+            common = set(makers)
+            if at not in self.folded.outputs:
+                common = {g for g in makers if any(g not in groups[r] for r in blob.outputs)}
+            for group in common:
+                leaving.setdefault(group, []).append(at)
         return leaving
 
     def _above(self, number: int) -> list[int]:
-        """The groups that a node is in, the nearest first."""
-        above = []
-        while number in self.parents:
-            number = self.parents[number]
-            above.append(number)
-        return above
+        return above(self.parents, number)
 
     def _lay_out(self, columns: Sequence[str]) -> None:
-        members: dict[int, list[int]] = {}
-        for number, parent in self.parents.items():
-            members.setdefault(parent, []).append(number)
-        edges: dict[int, dict[tuple[int, int], None]] = {group: {} for group in members}
-        for source, target in self._leaf_edges():
-            above = [source, *self._above(source)]
-            other = [target, *self._above(target)]
-            common = next(group for group in above if group in other)
-            if source != target:
-                first, second = above[above.index(common) - 1], other[other.index(common) - 1]
-                edges[common][first, second] = None
-        order = self._order()
-        for group, numbers in members.items():
-            node = self.nodes[group]
-            numbers.sort(key=order.__getitem__)
-            if group == 0:
-                self._lay_out_root(columns, numbers, list(edges[0]))
-                continue
-            upwards = node["column"] == "backward"
-            layers = layers_of(numbers, list(edges[group]), upwards=upwards)
-            node["rows"] = [[list(row)] for row in layers.rows]
-            node["ways"] = [list(way) for way in layers.ways]
+        members = {
+            number: Member(str(node.get("column", "")), str(node.get("block", "")))
+            for number, node in enumerate(self.nodes)
+        }
+        order = {number: 2 * at + 1 for at, number in self.op_ids.items()}
+        for at, number in self.blob_ids.items():
+            if number in self.parents:  # just before its first reader
+                order[number] = 2 * min(self.folded.blobs[at].outputs, default=0)
+        found = rows_of(members, self.parents, self._leaf_edges(), order, columns)
+        for number, rows in found.items():
+            self.nodes[number] |= {"rows": rows.rows, "ways": rows.ways}
 
-    def _leaf_edges(self) -> Iterable[tuple[int, int]]:
+    def _leaf_edges(self) -> Iterator[tuple[int, int]]:
         for at, blob in enumerate(self.folded.blobs):
             sources = [self.op_ids[maker] for maker in blob.inputs]
             if self.blob_ids[at] in self.parents:
@@ -275,62 +267,9 @@ class _Writer:
                 for reader in blob.outputs:
                     yield source, self.op_ids[reader]
 
-    def _order(self) -> dict[int, int]:
-        """When each node runs first: ops by their order, blobs before their readers."""
-        order = {number: 2 * at + 1 for at, number in self.op_ids.items()}
-        for at, number in self.blob_ids.items():
-            if number in self.parents:
-                readers = self.folded.blobs[at].outputs
-                order[number] = 2 * min(readers, default=0)
-        for number, when in list(order.items()):
-            for group in self._above(number):
-                order[group] = min(when, order.get(group, when))
-        return order
-
-    def _lay_out_root(
-        self, columns: Sequence[str], numbers: list[int], edges: list[tuple[int, int]]
-    ) -> None:
-        """Rows of the net's blocks: what belongs to a block stands in its row, in each column."""
-        block_of = {number: str(self.nodes[number]["block"]) for number in numbers}
-        main = "forward" if "forward" in columns else columns[0]
-        column_of = {number: str(self.nodes[number]["column"]) for number in numbers}
-        net = [number for number in numbers if column_of[number] == main]
-        inner = [edge for edge in edges if all(column_of[end] == main for end in edge)]
-        ranks = ranks_of(net, inner)
-        row_of = {block_of[number]: ranks[number] for number in net}
-        last = max(row_of.values(), default=0) + 1
-        rows: dict[int, list[list[int]]] = {}
-        for number in numbers:
-            row = row_of.get(block_of[number], last)
-            cells = rows.setdefault(row, [[] for _ in columns])
-            cells[columns.index(column_of[number])].append(number)
-        root = self.nodes[0]
-        grid = [rows[row] for row in sorted(rows)]
-        root["rows"], root["ways"] = [[] for _ in grid], []
-        for at, column in enumerate(columns):
-            apart = column in ("gradients", "update")  # buckets join blocks: see `graph_edges`
-            own = [
-                edge
-                for edge in edges
-                if not apart and all(column_of[end] == column for end in edge)
-            ]
-            layers = ordered([row[at] for row in grid], own)
-            low = min((bend for row in _bends(root["rows"]) for bend in row), default=0)
-            moved = [[item + low if item < 0 else item for item in row] for row in layers.rows]
-            for row, items in zip(root["rows"], moved, strict=True):
-                assert isinstance(row, list)
-                row.append(list(items))
-            ways = [[item + low if item < 0 else item for item in way] for way in layers.ways]
-            root["ways"].extend(list(way) for way in ways)
-
 
 def _groups(root: Group) -> list[Group]:
     return [member for member in root.members if isinstance(member, Group)]
-
-
-def _bends(rows: Json) -> list[list[int]]:
-    assert isinstance(rows, list)
-    return [[n for cell in row for n in cell if n < 0] for row in rows]  # type: ignore
 
 
 def _size(node: Node, lines: list[str], chip: str = "") -> None:

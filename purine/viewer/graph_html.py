@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from purine.viewer.bundle import bundled, static_text
+from purine.viewer.page import policy
 
 __all__ = ["to_html"]
 
@@ -31,12 +30,11 @@ def to_html(document: Mapping[str, Any]) -> str:
     script, style = bundled("graph_page"), static_text("graph.css") + _BODY
     data = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
     title = escape(str(document["title"])[:200].encode("ascii", "replace").decode())
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}"
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}; base-uri 'none'">
+<meta http-equiv="Content-Security-Policy" content="{policy(script, style)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title} - Purine</title>
 <style>{style}</style>
@@ -49,8 +47,3 @@ def to_html(document: Mapping[str, Any]) -> str:
 </body>
 </html>
 """
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

@@ -117,7 +117,8 @@ def _column_titles(document: Mapping[str, Any], picture: Picture) -> Iterator[st
 def _edges(document: Mapping[str, Any], picture: Picture, edges: Sequence[Edge]) -> Iterator[str]:
     yield (
         '<defs><marker id="pg-head" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="6" '
-        'markerHeight="6" orient="auto"><path class="pg-arrow" d="M0 0.8L8 4L0 7.2z"/></marker></defs>'
+        'markerHeight="6" orient="auto"><path class="pg-arrow" d="M0 0.8L8 4L0 7.2z"/></marker>'
+        "</defs>"
     )
     for edge in edges:
         way = path_of(document, picture, edge)

@@ -83,27 +83,30 @@ def grown(folded: Templates) -> Group:
                 group.members.append(group.below[key])
             group = group.below[key]
         group.members.append(leaf)
-    for group in root.members:
-        assert isinstance(group, Group)
+    for group in _groups(root):
         _merge(group)
     return root
+
+
+def _groups(group: Group) -> list[Group]:
+    return [member for member in group.members if isinstance(member, Group)]
 
 
 def _merge(group: Group) -> None:
     """Replace groups of one member by their member."""
     for at, member in enumerate(group.members):
-        if isinstance(member, Group):
-            while len(member.members) == 1:
-                (only,) = member.members
-                only.label = (
-                    f"{member.label}/{only.label}" if only.label != member.label else only.label
-                )
-                group.members[at] = only
-                if isinstance(only, Leaf):
-                    break
-                member = only
-            else:
-                _merge(member)
+        group.members[at] = _merged(member)
+
+
+def _merged(member: Group | Leaf) -> Group | Leaf:
+    while isinstance(member, Group) and len(member.members) == 1:
+        (only,) = member.members
+        if only.label != member.label:
+            only.label = f"{member.label}/{only.label}"
+        member = only
+    if isinstance(member, Group):
+        _merge(member)
+    return member
 
 
 def _path(name: str) -> list[str]:

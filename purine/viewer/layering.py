@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-__all__ = ["Layers", "layers_of", "ordered", "ranks_of"]
+__all__ = ["Edge", "Layers", "layers_of", "ordered", "ranks_of"]
 
 _SWEEPS = 8
 _WIDEST = 6
@@ -36,7 +37,7 @@ def layers_of(nodes: Sequence[int], edges: Sequence[Edge], *, upwards: bool = Fa
     by_rank: dict[int, list[int]] = {}
     for node in nodes:
         by_rank.setdefault(ranks[node], []).append(node)
-    rows = []
+    rows: list[list[int]] = []
     for rank in sorted(by_rank):
         members = by_rank[rank]
         count = -(-len(members) // _WIDEST)
@@ -49,7 +50,7 @@ def layers_of(nodes: Sequence[int], edges: Sequence[Edge], *, upwards: bool = Fa
 
 
 def ranks_of(nodes: Sequence[int], edges: Sequence[Edge]) -> Mapping[int, int]:
-    """The rank of each node: the longest way to it; a node that nothing leads to is near its reader.
+    """The rank of each node: the longest way to it. One that nothing leads to is near its reader.
 
     Folding by names can make cycles: there the node that runs first comes first.
     """
@@ -112,7 +113,7 @@ def _sweep(layers: Layers) -> None:
     """Order rows by the mean place of their neighbours, down and up; the best order is kept."""
     neighbours: dict[int, list[int]] = {item: [] for row in layers.rows for item in row}
     for way in layers.ways:
-        for above, below in zip(way, way[1:], strict=False):
+        for above, below in pairwise(way):
             neighbours[above].append(below)
             neighbours[below].append(above)
     row_of = {item: at for at, row in enumerate(layers.rows) for item in row}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from purine.analysis.clockwork import clockwork
 from purine.analysis.cost import cost
@@ -39,7 +40,7 @@ class Template:
 
     @property
     def name(self) -> str:
-        """The common name: a star stands for what differs, and the part of the batch is left out."""
+        """The common name: without the part of the batch, and with a star for what differs."""
         return "*".join(self.pieces).removeprefix("*")
 
     @property
@@ -50,7 +51,7 @@ class Template:
 
 @dataclass(slots=True)
 class Templates:
-    """The folded graph. `following` is the next value of each state, `outputs` what a run returns."""
+    """The folded graph; `following` has the next value of states, `outputs` what a run returns."""
 
     ops: list[Template] = field(default_factory=list)
     blobs: list[Template] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Templates:
     outputs: dict[int, None] = field(default_factory=dict)
 
 
+_Places: TypeAlias = dict[tuple[object, ...], int]
 _ROLES: Mapping[str, str] = {"copy": "communication", "reduce": "communication"}
 
 
@@ -66,7 +68,7 @@ def fold_parts(lowered: Lowered, *, clock: bool = False) -> Templates:
     graph = lowered.graph
     ticks = clockwork(graph)
     folded, blob_at = Templates(), {}
-    places: dict[tuple[object, ...], int] = {}
+    places: _Places = {}
     for name, blob in graph.blobs.items():
         if clock or name not in ticks:
             blob_at[name] = _add_blob(folded.blobs, places, graph, blob, name in ticks)
@@ -113,7 +115,7 @@ def _add_blob(
     return at
 
 
-def _add_op(ops: list[Template], places: dict[tuple[object, ...], int], op: Op, tick: bool) -> int:
+def _add_op(ops: list[Template], places: _Places, op: Op, tick: bool) -> int:
     pieces, holes = template_of(op.name, op)
     purpose = origin_of(op).role
     role = "clock" if tick else "data" if op.kind == "Data" else _ROLES.get(purpose, purpose)
