@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from purine.analysis.infer import size_in_bytes
 from purine.graph import NOTHING, Graph, Op
@@ -42,13 +43,13 @@ def traffic_of(trace: Trace, step: Graph | None, graphs: Sequence[Graph]) -> dic
     end = max(event.end for event in trace.events)
     width = max(1, -(-(end - begin) // _BINS))
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    over: dict[tuple[str, str], np.ndarray] = {}
+    over: dict[tuple[str, str], npt.NDArray[np.int64]] = {}
     for event, source, target, size in moves:
         entry = totals[source, target]
         entry[0], entry[1] = entry[0] + size, entry[1] + 1
         entry[2] += event.end - event.start
         bins = over.setdefault((source, target), np.zeros(_BINS, dtype=np.int64))
-        bins[min(_BINS - 1, (event.end - begin) // width)] += size
+        _spread(bins, (event.start - begin) / width, (event.end - begin) / width, size)
     places = sorted({place for pair in totals for place in pair})
     pairs: list[Json] = [
         [places.index(a), places.index(b), size, count, time, packed(over[a, b])]
@@ -63,6 +64,17 @@ def traffic_of(trace: Trace, step: Graph | None, graphs: Sequence[Graph]) -> dic
         "sized": bool(graphs),
         "span": end - begin,
     }
+
+
+def _spread(bins: npt.NDArray[np.int64], start: float, end: float, size: int) -> None:
+    """Add bytes to the bins between two places, evenly over the time between them."""
+    first, last = (min(_BINS - 1, int(place)) for place in (start, end))
+    moved = 0
+    for at in range(first, last):
+        share = round(size * (min(at + 1, end) - start) / (end - start))
+        bins[at] += share - moved
+        moved = share
+    bins[last] += size - moved
 
 
 def _moves(
