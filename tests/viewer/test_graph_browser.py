@@ -14,6 +14,8 @@ from purine.viewer.arrange import arrange
 from purine.viewer.graph_document import graph_document
 from purine.viewer.graph_edges import edges_of, path_of
 from purine.viewer.graph_html import to_html
+from tests.command import call
+from tests.viewer.conftest import Opens
 from tests.viewer.graphs import document_of
 from tests.viewer.traces import HOSTILE
 
@@ -132,7 +134,21 @@ def test_heat_colours_what_works_most(shows: Shows) -> None:
             label: page.eval_on_selector(box(node_of(document, "forward", label)), part)
             for label in ("conv1", "conv2", "relu1")
         }
+        assert "FLOP" in page.inner_text(".pg-bar")
     assert heats["conv2"] > heats["conv1"] > heats["relu1"]
+
+
+def test_a_page_of_a_run_shows_its_times_as_heat(opens: Opens, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.html"
+    assert call("view", run, "--out", file, "--no-open").code == 0
+    with opens(file, "timeline") as page:
+        page.click("#tab-graph")
+        page.wait_for_selector("#view-graph[data-ready]")
+        page.select_option("#view-graph .pg-heat", "time")
+        assert "hottest:" in page.inner_text("#view-graph .pg-bar")
+        page.fill("#view-graph .pg-search", "conv2")
+        page.press("#view-graph .pg-search", "Enter")
+        assert "time: " in page.inner_text("#view-graph .pg-details")
 
 
 def test_keys_go_from_box_to_box_and_zoom(shows: Shows) -> None:

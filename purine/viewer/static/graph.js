@@ -1,5 +1,6 @@
 // The graph of a page: boxes that open, search, details, heat. `mountGraph` is what the page calls.
 
+import { bytesText, timeText } from "./dom.js";
 import { arrange } from "./graph_arrange.js";
 import { Camera } from "./graph_camera.js";
 import { details, textElement, withUnit } from "./graph_details.js";
@@ -9,6 +10,10 @@ import { totals } from "./graph_heat.js";
 import { commonName, namesOf, numbersByName } from "./graph_names.js";
 
 const SOURCE = "graph";
+const UNITS = {
+  work: (value) => `${withUnit(value, 1000)}FLOP`, bytes: bytesText, memory: bytesText, time: timeText, waiting: timeText,
+};
+const OWN = ["work", "bytes"];
 
 // Show a graph document in an element. `bus` links it to other views; without one it stands alone.
 export function mountGraph(element, graph, bus = null) {
@@ -167,7 +172,12 @@ class GraphView {
       return;
     }
     const choose = (name) => this.bus?.select(name, SOURCE);
-    this.panel.replaceChildren(details(this.graph, this.ends, this.selected, (to) => this.go(to), choose));
+    const told = details(this.graph, this.ends, this.selected, (to) => this.go(to), choose);
+    const measured = [...this.heats].filter(([kind]) => !OWN.includes(kind)).map(([kind, values]) => {
+      const value = totals(this.graph, values).get(this.selected);
+      return value === undefined ? null : textElement("p", `${kind}: ${heatText(kind, value)}`);
+    });
+    this.panel.replaceChildren(told, ...measured.filter((line) => line !== null));
   }
 
   find() {
@@ -181,6 +191,12 @@ class GraphView {
         if (has(commonName(this.graph, node)) || has(node.kind) || namesOf(this.graph, node).some(has)) this.found.push(at);
       });
     }
+    const rank = (at) => { // what is called exactly so comes first
+      const { label, pieces, type } = this.graph.nodes[at];
+      const exact = [label, pieces.join("")].some((name) => name.toLowerCase() === text);
+      return (exact ? 0 : 2) + (type === "op" ? 0 : 1);
+    };
+    this.found.sort((a, b) => rank(a) - rank(b) || a - b);
     this.count.textContent = text ? `${this.found.length} found` : "";
     this.paint();
   }
@@ -228,7 +244,7 @@ class GraphView {
     for (const edge of edges) {
       edge.line.classList.toggle("pg-edge-marked", marked !== null && (edge.source === marked || edge.target === marked));
     }
-    this.hottest.textContent = heat ? `hottest: ${withUnit(shown, 1000)}` : "";
+    this.hottest.textContent = heat ? `hottest: ${heatText(this.heat.value, shown)}` : "";
   }
 
   key(event) {
@@ -269,6 +285,10 @@ class GraphView {
     this.drawn.boxes.get(best).focus({ preventScroll: true });
   }
 
+}
+
+function heatText(kind, value) {
+  return Object.hasOwn(UNITS, kind) ? UNITS[kind](value) : withUnit(value, 1000);
 }
 
 function make(tag, name) {
