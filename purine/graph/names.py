@@ -152,10 +152,13 @@ def origin_of(node: Op) -> Origin:
     return node.origin or Origin(node.name)
 
 
-def template_of(name: str, op: Op | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def template_of(
+    name: str, op: Op | None, *, workers: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What nodes that a scheme made of one share of their names, and what tells them apart.
 
-    `op` has the name, or writes the blob that has it. The two zipped are the name again: the holes
+    `op` has the name, or writes the blob that has it. With `workers` names may begin with one. The
+    two zipped are the name again: the holes
     hold the part of the batch, the shard or unit of a parameter, and the device of a copy.
 
     >>> origin = Origin("replica1/pool", "copy", "replica1/", replica=1)
@@ -164,7 +167,7 @@ def template_of(name: str, op: Op | None) -> tuple[tuple[str, ...], tuple[str, .
     (('', 'pool@', ''), ('replica1/', 'cpu:1'))
     """
     origin = Origin(name) if op is None or op.origin is None else op.origin
-    worker = _WORKER.match(name) if op is not None and op.worker else None
+    worker = _WORKER.match(name) if workers else None
     head = ("" if worker is None else worker[0]) + _WORKER.sub("", origin.parts)
     if not name.startswith(head):
         head = ""

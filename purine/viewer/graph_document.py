@@ -60,16 +60,16 @@ class _Writer:
 
     def document(self, title: str) -> dict[str, Json]:
         root = grown(self.folded)
-        self._add_group(root, 0)
+        self._add_group(root, None)
         for at in range(len(self.folded.blobs)):
             if at not in self.blob_ids:
-                self._add_blob(at, "")
+                self._add_blob(at)
         for at, number in self.op_ids.items():
             self._join_op(self.folded.ops[at], self.nodes[number])
         for read, following in self.folded.following.items():
             self.nodes[self.blob_ids[read]]["next"] = self.blob_ids[following]
         self._describe_groups()
-        used = [name for name in COLUMNS if any(g.column == name for g in _groups(root))]
+        used = [name for name in COLUMNS if any(one.column == name for one in root.members)]
         self._lay_out(used)
         roles = {op.role for op in self.folded.ops}
         graph = self.lowered.graph
@@ -78,6 +78,7 @@ class _Writer:
             "title": title,
             "ops": len(graph.ops),
             "blobs": len(graph.blobs),
+            "shown": sum(len(op.holes) for op in self.folded.ops),
             "templates": len(self.folded.ops),
             "columns": list(used),
             "roles": [role for role in _ROLES if role in roles],
@@ -88,33 +89,30 @@ class _Writer:
         }
         return document | {"open": sorted(opened(document, None))}
 
-    def _new(self, node: Node, parent: int) -> int:
+    def _new(self, node: Node, parent: int | None) -> int:
         self.nodes.append(node)
         number = len(self.nodes) - 1
-        if number and node.get("label") != "":
+        if parent is not None:
             self.parents[number] = node["parent"] = parent
         return number
 
-    def _add_group(self, group: Group, parent: int) -> None:
-        node: Node = {"type": "group", "label": group.label, "column": group.column}
-        if parent == 0 and group.block:
-            node["block"] = group.block
+    def _add_group(self, group: Group, parent: int | None) -> None:
+        node: Node = {"type": "group", **_position(group)}
         number = self._new(node, parent)
         for member in group.members:
             if isinstance(member, Group):
                 self._add_group(member, number)
             elif member.is_op:
-                self._add_op(member, group.column, number)
+                self._add_op(member, number)
             else:
-                self.parents[self._add_blob(member.at, member.label)] = number
-                self.nodes[-1]["parent"] = number
+                self._add_blob(member.at, member, number)
 
-    def _add_op(self, leaf: Leaf, column: str, parent: int) -> None:
+    def _add_op(self, leaf: Leaf, parent: int) -> None:
         template = self.folded.ops[leaf.at]
         op = template.node
         assert isinstance(op, Op)
-        node: Node = {"type": "op", "label": leaf.label, "column": column, "kind": op.kind}
-        node |= {"role": template.role, **self._common(template)}
+        node: Node = {"type": "op", **_position(leaf), "kind": op.kind, "role": template.role}
+        node |= self._common(template)
         if template.flops:
             node["flops"] = template.flops
         if op.lane != "compute":
@@ -123,12 +121,13 @@ class _Writer:
             node["where"] = op.where
         self.op_ids[leaf.at] = self._new(node, parent)
 
-    def _add_blob(self, at: int, label: str) -> int:
+    def _add_blob(self, at: int, leaf: Leaf | None = None, parent: int | None = None) -> None:
+        """A blob; one that an op writes has no box of its own, and so neither label nor parent."""
         template = self.folded.blobs[at]
         blob = template.node
         assert isinstance(blob, Blob)
-        node: Node = {"type": "blob", "label": label, "shape": blob.type_text}
-        node |= self._common(template)
+        node: Node = {"type": "blob", **({} if leaf is None else _position(leaf))}
+        node |= {"shape": blob.type_text, **self._common(template)}
         state = self.lowered.graph.states.get(blob.name)
         if state is not None:
             node["state"] = "parameter" if state.trainable else "state"
@@ -136,12 +135,9 @@ class _Writer:
             node["output"] = True
         if blob.where:
             node["where"] = blob.where
-        self.blob_ids[at] = self._new(node, 0)
-        if label:
-            _size(node, [label, _shape(blob)])
-        else:
-            del node["label"]
-        return self.blob_ids[at]
+        self.blob_ids[at] = self._new(node, parent)
+        if leaf is not None:
+            _size(node, [leaf.label, _shape(blob)])
 
     def _common(self, template: Template) -> Node:
         """Names, locations and bytes. A node without `variant` has one name, that in `pieces`."""
@@ -268,8 +264,9 @@ class _Writer:
                     yield source, self.op_ids[reader]
 
 
-def _groups(root: Group) -> list[Group]:
-    return [member for member in root.members if isinstance(member, Group)]
+def _position(member: Group | Leaf) -> Node:
+    node: Node = {"label": member.label, "column": member.column}
+    return node | {"block": member.block} if member.block else node
 
 
 def _size(node: Node, lines: list[str], chip: str = "") -> None:

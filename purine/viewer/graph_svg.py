@@ -21,6 +21,7 @@ COLUMN_TITLES: Mapping[str, str] = {
     "update": "Update",
 }
 _MARGIN, _TOP, _COLUMN_TOP = 24.0, 66.0, 26.0
+_TITLE = 80
 _DEVICES = 8
 """Colours of devices, which repeat."""
 
@@ -33,10 +34,12 @@ def to_svg(document: Mapping[str, Any], *, depth: int | None = None) -> str:
     picture = arrange(document, opened(document, depth))
     edges = edges_of(document, picture)
     drawn = [edge for edge in edges if edge.kind != "bucket"]
-    legend = list(_legend(document, len(edges) - len(drawn)))
+    note = _note(document, len(edges) - len(drawn))
+    legend = list(_legend(document, note))
     titles = len(document["columns"]) > 1
     top = _TOP + (_COLUMN_TOP if titles else 0.0)
-    wide = max(picture.w, 420.0, _legend_width(document)) + 2 * _MARGIN
+    noted = _note_left(document) + 6.6 * len(note) - _MARGIN
+    wide = max(picture.w, noted, _legend_width(document)) + 2 * _MARGIN
     high = picture.h + top + _MARGIN
     style = files("purine.viewer").joinpath("static", "graph.css").read_text(encoding="utf-8")
     left = (wide - picture.w) / 2
@@ -86,15 +89,23 @@ def _legend_width(document: Mapping[str, Any]) -> float:
     return sum(30 + 7.0 * len(text) for _, text in _legend_items(document))
 
 
-def _legend(document: Mapping[str, Any], hidden: int) -> Iterator[str]:
+def _note_left(document: Mapping[str, Any]) -> float:
+    return _MARGIN + 10.5 * len(document["title"][:_TITLE]) + 14
+
+
+def _note(document: Mapping[str, Any], hidden: int) -> str:
     note = f"{document['ops']:,} ops, {document['blobs']:,} blobs"
-    if document["templates"] < document["ops"]:
-        note += f", {document['templates']:,} without their replicas and copies"
+    if document["templates"] < document["shown"]:
+        note += f"; {document['templates']:,} ops without replicas and copies"
     if hidden:
         note += f"; {hidden} edges of buckets of gradients are not drawn"
-    yield f'<text class="pg-title" x="{_MARGIN}" y="28">{_text(document["title"])}</text>'
-    x = _MARGIN + 10.5 * len(document["title"]) + 14
-    yield f'<text class="pg-note" x="{x:.0f}" y="28">{_text(note)}</text>'
+    return note
+
+
+def _legend(document: Mapping[str, Any], note: str) -> Iterator[str]:
+    title = _text(document["title"][:_TITLE])
+    yield f'<text class="pg-title" x="{_MARGIN}" y="28">{title}</text>'
+    yield f'<text class="pg-note" x="{_note_left(document):.0f}" y="28">{note}</text>'
     x = _MARGIN
     for name, text in _legend_items(document):
         if name.startswith("role"):

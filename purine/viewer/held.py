@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from purine.analysis.infer import size_in_bytes
 from purine.analysis.memory import buffers
@@ -21,6 +23,8 @@ from purine.viewer.columns import Json, packed
 from purine.viewer.roles import graph_name
 
 __all__ = ["memory_of"]
+
+_Column: TypeAlias = npt.NDArray[np.int64]
 
 _POINTS = 2000
 """Points of a curve that are kept: of more, the largest of each stretch of time."""
@@ -134,7 +138,7 @@ def _device(
     }
 
 
-def _curve(holds: Sequence[_Hold]) -> tuple[np.ndarray, np.ndarray]:
+def _curve(holds: Sequence[_Hold]) -> tuple[_Column, _Column]:
     """Moments at which the bytes change, and the bytes from then on."""
     times = np.array([t for one in holds for t in (one.start, one.end)], dtype=np.int64)
     steps = np.array([s for one in holds for s in (one.size, -one.size)], dtype=np.int64)
@@ -142,7 +146,7 @@ def _curve(holds: Sequence[_Hold]) -> tuple[np.ndarray, np.ndarray]:
     return times[order], np.cumsum(steps[order])
 
 
-def _thinned(times: np.ndarray, held: np.ndarray) -> Iterator[int]:
+def _thinned(times: _Column, held: _Column) -> Iterator[int]:
     """The indices that a curve needs: the largest and the last value of each stretch of time."""
     if len(times) <= _POINTS:
         yield from range(len(times))

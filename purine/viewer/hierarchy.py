@@ -37,6 +37,8 @@ class Leaf:
     at: int
     is_op: bool
     label: str
+    column: str
+    block: str = ""
 
 
 @dataclass(slots=True)
@@ -63,11 +65,11 @@ def grown(folded: Templates) -> Group:
     columns = _columns_of_ops(folded)
     placed: list[tuple[str, list[str], Leaf]] = []
     for at, op in enumerate(folded.ops):
-        placed.append((columns[at], _path(op.name), Leaf(at, True, "")))
+        placed.append((columns[at], _path(op.name), Leaf(at, True, "", columns[at])))
     for at, blob in enumerate(folded.blobs):
         if not blob.inputs and (blob.outputs or at in folded.outputs):
             column, path = _place_of_blob(folded, columns, at)
-            placed.append((column, path, Leaf(at, False, "")))
+            placed.append((column, path, Leaf(at, False, "", column)))
     prefixes = {
         (column, *path[:size]) for column, path, _ in placed for size in range(1, len(path))
     }
@@ -79,21 +81,16 @@ def grown(folded: Templates) -> Group:
         for name in path if own or len(path) == 1 else path[:-1]:
             key = f"{column}\n{name}" if group is root else name
             if key not in group.below:
-                group.below[key] = Group(name, column, path[0])
+                group.below[key] = Group(name, column, path[0] if group is root else "")
                 group.members.append(group.below[key])
             group = group.below[key]
         group.members.append(leaf)
-    for group in _groups(root):
-        _merge(group)
+    _merge(root)
     return root
 
 
-def _groups(group: Group) -> list[Group]:
-    return [member for member in group.members if isinstance(member, Group)]
-
-
 def _merge(group: Group) -> None:
-    """Replace groups of one member by their member."""
+    """Replace groups of one member by their member, which takes their place and name."""
     for at, member in enumerate(group.members):
         group.members[at] = _merged(member)
 
@@ -101,7 +98,10 @@ def _merge(group: Group) -> None:
 def _merged(member: Group | Leaf) -> Group | Leaf:
     while isinstance(member, Group) and len(member.members) == 1:
         (only,) = member.members
-        if only.label != member.label:
+        only.block = member.block
+        if isinstance(only, Leaf) and only.is_op:  # its kind says the rest
+            only.label = member.label
+        elif only.label != member.label:
             only.label = f"{member.label}/{only.label}"
         member = only
     if isinstance(member, Group):

@@ -58,7 +58,7 @@ def rows_of(
     for number, when in order.items():
         for group in above(parents, number):
             first[group] = min(when, first.get(group, when))
-    found = {}
+    found = {0: Rows([[[]]])}
     for group, numbers in inside.items():
         numbers.sort(key=first.__getitem__)
         own = list(lifted.get(group, ()))

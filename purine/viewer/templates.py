@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from purine.analysis.clockwork import clockwork
 from purine.analysis.cost import cost
 from purine.analysis.infer import size_in_bytes
 from purine.graph import Blob, Graph, Location, Op
-from purine.graph.names import origin_of, template_of
+from purine.graph.names import of_worker, origin_of, template_of
 from purine.lowering import Lowered
+from purine.registry.clock import ITERATION, SEED
 
 __all__ = ["Template", "Templates", "fold_parts"]
 
@@ -66,12 +66,17 @@ _ROLES: Mapping[str, str] = {"copy": "communication", "reduce": "communication"}
 def fold_parts(lowered: Lowered, *, clock: bool = False) -> Templates:
     """Fold the nodes that a scheme made of one node; `clock` keeps the clock and its scalars."""
     graph = lowered.graph
-    ticks = clockwork(graph)
+    ticks = _ticks(graph)
+    workers = any(op.worker for op in graph.ops.values())
     folded, blob_at = Templates(), {}
     places: _Places = {}
     for name, blob in graph.blobs.items():
         if clock or name not in ticks:
-            blob_at[name] = _add_blob(folded.blobs, places, graph, blob, name in ticks)
+            name_of = template_of(name, graph.producers.get(name), workers=workers)
+            role = "clock" if name in ticks else "state" if name in graph.states else "blob"
+            key = (name_of[0], blob.dtype, name in graph.producers)
+            blob_at[name] = _add(folded.blobs, places, key, blob, role, name_of)
+            folded.blobs[blob_at[name]].bytes += size_in_bytes(blob)
     sizes = (lowered.unsegmented or graph).blobs
     places = {}
     for name in dict.fromkeys((*graph.order, *graph.ops)):
@@ -79,7 +84,9 @@ def fold_parts(lowered: Lowered, *, clock: bool = False) -> Templates:
         tick = bool(op.outputs) and ticks.issuperset(item for item in op.outputs if item)
         if tick and not clock:
             continue
-        at = _add_op(folded.ops, places, op, tick)
+        role = "clock" if tick else _role(op)
+        name_of = template_of(name, op, workers=workers)
+        at = _add(folded.ops, places, (name_of[0], op.kind, role), op, role, name_of)
         template = folded.ops[at]
         for part in lowered.members.get(name, (op,)):
             work = cost(part, sizes)
@@ -95,35 +102,40 @@ def fold_parts(lowered: Lowered, *, clock: bool = False) -> Templates:
     return folded
 
 
-def _add_blob(
-    blobs: list[Template],
-    places: dict[tuple[object, ...], int],
-    graph: Graph,
-    blob: Blob,
-    tick: bool,
-) -> int:
-    producer = graph.producers.get(blob.name)
-    pieces, holes = template_of(blob.name, producer)
-    key = (pieces, blob.dtype, producer is None)
-    at = places.setdefault(key, len(blobs))
-    if at == len(blobs):
-        role = "state" if blob.name in graph.states else "blob"
-        blobs.append(Template(blob, pieces, "clock" if tick else role))
-    blobs[at].holes.append(holes)
-    blobs[at].locations[blob.location] = None
-    blobs[at].bytes += size_in_bytes(blob)
-    return at
+def _ticks(graph: Graph) -> set[str]:
+    """The seed and the iteration, of each worker where there are several, and what follows."""
+    known = {
+        name
+        for name, state in graph.states.items()
+        if of_worker(name) in (SEED, ITERATION) or state.shared == ITERATION
+    }
+    for name in graph.order:
+        op = graph.ops[name]
+        scalar = all(graph.blobs[blob].shape == () for blob in op.outputs if blob)
+        if op.inputs and scalar and known.issuperset(op.inputs):
+            known.update(blob for blob in op.outputs if blob)
+    return known
 
 
-def _add_op(ops: list[Template], places: _Places, op: Op, tick: bool) -> int:
-    pieces, holes = template_of(op.name, op)
+def _role(op: Op) -> str:
     purpose = origin_of(op).role
-    role = "clock" if tick else "data" if op.kind == "Data" else _ROLES.get(purpose, purpose)
-    at = places.setdefault((pieces, op.kind, role), len(ops))
-    if at == len(ops):
-        ops.append(Template(op, pieces, role))
-    ops[at].holes.append(holes)
-    ops[at].locations[op.location] = None
+    return "data" if op.kind == "Data" else _ROLES.get(purpose, purpose)
+
+
+def _add(
+    templates: list[Template],
+    places: _Places,
+    key: tuple[object, ...],
+    node: Op | Blob,
+    role: str,
+    name: tuple[tuple[str, ...], tuple[str, ...]],
+) -> int:
+    """Count a node in the template of its key, which it may be the first of."""
+    at = places.setdefault(key, len(templates))
+    if at == len(templates):
+        templates.append(Template(node, name[0], role))
+    templates[at].holes.append(name[1])
+    templates[at].locations[node.location] = None
     return at
 
 

@@ -48,7 +48,7 @@ def test_a_run_has_five_views_and_each_opens(run_page: Path, opens: Opens) -> No
             opened.wait_for_selector(f"#view-{key}[data-ready]")
             assert opened.is_visible(f"#view-{key}")
             assert not opened.is_visible("#view-overview")
-        assert opened.locator("#view-memory figure").count() == 2
+        assert opened.locator("#view-memory figure").count() == 4
         assert opened.locator("#view-traffic td.heat").count() == 2
 
 

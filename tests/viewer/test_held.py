@@ -52,7 +52,8 @@ def test_replicas_send_gradients_and_read_parameters() -> None:
     moved = {(pair[0], pair[1]): pair[2] / traffic["iterations"] for pair in traffic["pairs"]}
     parameters = 4 * 431_080
     assert traffic["places"] == ["host 127.0.0.1, cpu:0", "host 127.0.0.1, cpu:1"]
-    assert moved[1, 0] + moved[0, 1] >= 2 * parameters  # each gradient once, each parameter once
+    # Each gradient goes to the owner of its parameter, which the other device reads.
+    assert moved[1, 0] + moved[0, 1] == pytest.approx(2 * parameters, rel=0.001)
     for pair in traffic["pairs"]:
         assert unpacked(pair[5]).sum() == pair[2]
 

@@ -23,16 +23,17 @@ export function ticks(low, high, count = 5) {
 
 /**
  * A chart of `series`: objects with `name`, `x`, `y` (null where there is no value), `colour` (a
- * class from c0 to c7), and perhaps `step`, `dash` or `faint`.
+ * class from c0 to c7), and perhaps `step`, `dash` or `faint`. The axis begins at zero if asked to, and
+ * reaches `most` at least.
  */
-export function lineChart({ title, series, xText, yText = number, xName, zero = false, height = 220 }) {
+export function lineChart({ title, series, xText, yText = number, xName, zero = false, most = -Infinity, height = 220 }) {
   const shown = series.filter((one) => one.y.some((value) => value !== null));
   const frame = el("figure", { class: "chart" }, el("figcaption", {}, title));
   if (!shown.length) {
     frame.append(el("p", { class: "quiet" }, "Nothing was recorded."));
     return frame;
   }
-  const scale = scaleOf(shown, zero, height);
+  const scale = scaleOf(shown, zero, most, height);
   const picture = svg("svg", {
     viewBox: `0 0 ${WIDTH} ${height}`,
     role: "img",
@@ -53,8 +54,8 @@ export function lineChart({ title, series, xText, yText = number, xName, zero = 
   return frame;
 }
 
-function scaleOf(series, zero, height) {
-  let [x0, x1, y0, y1] = [Infinity, -Infinity, zero ? 0 : Infinity, -Infinity];
+function scaleOf(series, zero, most, height) {
+  let [x0, x1, y0, y1] = [Infinity, -Infinity, zero ? 0 : Infinity, most];
   for (const one of series) {
     for (let at = 0; at < one.x.length; at++) {
       if (one.y[at] === null) continue;

@@ -36,7 +36,9 @@ export class Events {
     this.kinds = packed.ops.kinds;
     this.kind = Int32Array.from(ops.kind);
     this.role = Uint8Array.from(ops.role);
-    this.waits = { ...waits, sorts: packed.waits.sorts, locations: packed.waits.locations };
+    const waited = new Float64Array(waits.duration.length + 1);
+    waits.duration.forEach((duration, at) => (waited[at + 1] = waited[at] + duration));
+    this.waits = { ...waits, before: waited, sorts: packed.waits.sorts, locations: packed.waits.locations };
     this.edges = edges;
     this.onPath = new Uint8Array(this.count);
     for (const at of this.path) this.onPath[at] = 1;

@@ -1,5 +1,6 @@
 // The graph of a page: boxes that open, search, details, heat. `mountGraph` is what the page calls.
 
+import { bytesText, timeText } from "./dom.js";
 import { arrange } from "./graph_arrange.js";
 import { Camera } from "./graph_camera.js";
 import { details, textElement, withUnit } from "./graph_details.js";
@@ -9,6 +10,10 @@ import { totals } from "./graph_heat.js";
 import { commonName, namesOf, numbersByName } from "./graph_names.js";
 
 const SOURCE = "graph";
+const UNITS = {
+  work: (value) => `${withUnit(value, 1000)}FLOP`, bytes: bytesText, memory: bytesText, time: timeText, waiting: timeText,
+};
+const OWN = ["work", "bytes"];
 
 // Show a graph document in an element. `bus` links it to other views; without one it stands alone.
 export function mountGraph(element, graph, bus = null) {
@@ -25,13 +30,18 @@ class GraphView {
     this.heats.set("bytes", new Map(graph.nodes.map((node, at) => [at, node.type === "op" ? node.bytes : 0])));
     this.build(element);
     this.render();
-    this.camera.fit(this.picture);
+    this.start();
     new ResizeObserver(([entry]) => {
-      if (!this.width && entry.contentRect.width) this.camera.fit(this.picture);
+      if (!this.width && entry.contentRect.width) this.start();
       this.width = entry.contentRect.width;
     }).observe(this.svg);
     bus?.onSelect((name, source) => source !== SOURCE && this.follow(name));
     bus?.onHeat((kind, values) => this.addHeat(kind, values));
+  }
+
+  start() {
+    const [x, w] = this.picture.columns[Math.max(0, this.graph.columns.indexOf("forward"))];
+    this.camera.start(this.picture, x + w / 2);
   }
 
   build(element) {
@@ -79,7 +89,8 @@ class GraphView {
       button.addEventListener("click", action);
       return button;
     });
-    bar.append(this.search, this.count, this.heat, ...buttons);
+    this.hottest = make("span", "pg-count");
+    bar.append(this.search, this.count, this.heat, this.hottest, ...buttons);
     return bar;
   }
 
@@ -141,7 +152,7 @@ class GraphView {
     if (this.graph.nodes[number].parent === undefined) [shown = 0] = this.ends.makers.get(number) ?? [];
     for (let at = this.graph.nodes[shown].parent; at; at = this.graph.nodes[at].parent) this.open.add(at);
     this.render();
-    if (this.picture.boxes.has(shown)) this.camera.show(this.picture.boxes.get(shown), true);
+    if (this.picture.boxes.has(shown)) this.camera.show(this.picture.boxes.get(shown), this.camera.scale < 0.4);
     this.select(number, options);
   }
 
@@ -154,14 +165,19 @@ class GraphView {
 
   tell() {
     if (this.selected === null) {
-      const { ops, blobs, templates } = this.graph;
-      const folded = templates < ops ? ` Without replicas and copies: ${templates.toLocaleString("en")} ops.` : "";
+      const { ops, blobs, templates, shown } = this.graph;
+      const folded = templates < shown ? ` Without replicas and copies: ${templates.toLocaleString("en")} ops.` : "";
       this.panel.replaceChildren(textElement("p", `${ops.toLocaleString("en")} ops and ${blobs.toLocaleString("en")} blobs.${folded}`),
         textElement("p", "Click a box to see what it is; groups open and close."));
       return;
     }
     const choose = (name) => this.bus?.select(name, SOURCE);
-    this.panel.replaceChildren(details(this.graph, this.ends, this.selected, (to) => this.go(to), choose));
+    const told = details(this.graph, this.ends, this.selected, (to) => this.go(to), choose);
+    const measured = [...this.heats].filter(([kind]) => !OWN.includes(kind)).map(([kind, values]) => {
+      const value = totals(this.graph, values).get(this.selected);
+      return value === undefined ? null : textElement("p", `${kind}: ${heatText(kind, value)}`);
+    });
+    this.panel.replaceChildren(told, ...measured.filter((line) => line !== null));
   }
 
   find() {
@@ -175,6 +191,12 @@ class GraphView {
         if (has(commonName(this.graph, node)) || has(node.kind) || namesOf(this.graph, node).some(has)) this.found.push(at);
       });
     }
+    const rank = (at) => { // what is called exactly so comes first
+      const { label, pieces, type } = this.graph.nodes[at];
+      const exact = [label, pieces.join("")].some((name) => name.toLowerCase() === text);
+      return (exact ? 0 : 2) + (type === "op" ? 0 : 1);
+    };
+    this.found.sort((a, b) => rank(a) - rank(b) || a - b);
     this.count.textContent = text ? `${this.found.length} found` : "";
     this.paint();
   }
@@ -215,14 +237,14 @@ class GraphView {
       box.setAttribute("tabindex", number === (marked ?? boxes.keys().next().value) ? 0 : -1);
       const value = heat && !this.picture.boxes.get(number).isOpen ? heat.get(number) ?? 0 : null;
       for (const shape of box.querySelectorAll(":scope > .pg-shape")) {
-        const part = value === null ? 0 : Math.round(100 * Math.sqrt(value / shown));
+        const part = value === null ? 0 : Math.round(70 * Math.sqrt(value / shown));
         shape.style.fill = value === null ? "" : `color-mix(in srgb, var(--pg-hot) ${part}%, var(--pg-paper))`;
       }
     }
     for (const edge of edges) {
       edge.line.classList.toggle("pg-edge-marked", marked !== null && (edge.source === marked || edge.target === marked));
     }
-    this.root.dataset.heat = heat ? `hottest ${withUnit(shown, 1000)}` : "";
+    this.hottest.textContent = heat ? `hottest: ${heatText(this.heat.value, shown)}` : "";
   }
 
   key(event) {
@@ -263,6 +285,10 @@ class GraphView {
     this.drawn.boxes.get(best).focus({ preventScroll: true });
   }
 
+}
+
+function heatText(kind, value) {
+  return Object.hasOwn(UNITS, kind) ? UNITS[kind](value) : withUnit(value, 1000);
 }
 
 function make(tag, name) {

@@ -1,6 +1,6 @@
 // Zoom and pan of a drawing with wheel, drag, touch and keys.
 
-const LEAST = 0.03, MOST = 4, STILL = 4;
+const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.5;
 
 export class Camera {
   // `move(transform)` is called when the view changes; `tap(target)` when a click was no drag.
@@ -24,13 +24,24 @@ export class Camera {
     this.move(`translate(${this.x} ${this.y}) scale(${this.scale})`);
   }
 
-  // Show a whole picture, never larger than it is.
+  // Show a whole picture, never much larger than it is.
   fit(picture) {
     const [width, height] = this.size();
-    const whole = Math.min(width / (picture.w + 40), height / (picture.h + 76), 1.2);
-    this.scale = Math.max(whole, Math.min(0.5, width / (picture.w + 40), 1.2));
+    this.scale = Math.min(width / (picture.w + 40), height / (picture.h + 76), 1.2);
     this.x = (width - picture.w * this.scale) / 2;
     this.y = 42 * this.scale + Math.max(0, (height - (picture.h + 76) * this.scale) / 2);
+    this.apply();
+  }
+
+  // Show the top of a picture so that it can be read; one that is too wide around its `middle`.
+  start(picture, middle) {
+    const [width, height] = this.size();
+    this.fit(picture);
+    if (this.scale >= LEGIBLE) return;
+    this.scale = Math.max(LEGIBLE, Math.min(width / (picture.w + 40), 1));
+    const whole = picture.w * this.scale <= width;
+    this.x = width / 2 - (whole ? picture.w / 2 : middle) * this.scale;
+    this.y = Math.min(42, height / 10) * this.scale + 8;
     this.apply();
   }
 

@@ -30,19 +30,21 @@ export function heatOf(part) {
 
 async function deviceOf(device, predicted, part, bus) {
   const word = part.sort === "prediction" ? "predicted" : "recorded";
-  const series = [await seriesOf(device, word, "c0", false)];
-  if (predicted) series.push(await seriesOf(predicted, "predicted", "c2", true));
-  const title = placeText(device.location);
-  const chart = lineChart({ title, series, xText: timeText, yText: bytesText, xName: "time", zero: true });
+  const place = placeText(device.location);
+  const most = Math.max(device.peak, predicted?.peak ?? 0);
+  const charts = [await chartOf(device, `${place}, ${word}`, "c0", most, predicted ? 160 : 220)];
+  if (predicted) charts.push(await chartOf(predicted, `${place}, predicted`, "c2", most, 160));
   const peaks = [`${word} peak ${bytesText(device.peak)} at ${timeText(device.at)}`];
   if (predicted) peaks.push(`predicted ${bytesText(predicted.peak)}`);
   peaks.push(`of it states ${bytesText(device.states)}`);
-  return el("section", { class: "device-memory" }, chart, el("div", {}, el("p", {}, peaks.join(", ")), worst(device, bus)));
+  return el("section", { class: "device-memory" }, el("div", {}, ...charts), el("div", {}, el("p", {}, peaks.join(", ")), worst(device, bus)));
 }
 
-async function seriesOf(device, name, colour, dash) {
+/** Bytes over time; charts of one device reach equally high. */
+async function chartOf(device, title, colour, most, height) {
   const { time, held } = await unpackAll(device, ["time", "held"]);
-  return { name, x: [...time], y: [...held], colour, dash, step: true };
+  const series = [{ name: title, x: [...time], y: [...held], colour, step: true }];
+  return lineChart({ title, series, xText: timeText, yText: bytesText, xName: "time", zero: true, most, height });
 }
 
 /** The blobs of the worst moment, the largest first; a click marks one everywhere. */

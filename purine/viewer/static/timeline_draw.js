@@ -169,9 +169,12 @@ function drawWaits({ context, events, view, colours, x, y, scale }, low, high) {
     while (at < end && waits.start[at] < view.to) {
       const left = x(waits.start[at]);
       const width = waits.duration[at] * scale;
+      const until = view.from + (Math.floor(left) + 1 - x(view.from)) / scale;
+      const next = width >= 1 ? at + 1 : firstIndex(at + 1, end, (k) => waits.start[k] >= until);
+      // Of a pixel with many short waits: whether it is mostly waiting, and for what in its middle.
       if (width >= 1) bars.add(waits.sort[at], left, top, width, 6);
-      const until = view.from + (x(waits.start[at]) + 1 - x(view.from)) / scale;
-      at = width >= 1 ? at + 1 : firstIndex(at + 1, end, (k) => waits.start[k] >= until);
+      else if ((waits.before[next] - waits.before[at]) * scale > 0.5) bars.add(waits.sort[(at + next) >> 1], Math.floor(left), top, 1, 6);
+      at = next;
     }
   }
   bars.fill(context);

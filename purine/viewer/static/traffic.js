@@ -4,7 +4,7 @@ import { lineChart } from "./chart.js";
 import { unpack } from "./columns.js";
 import { bytesText, el, number, placeText, timeText } from "./dom.js";
 
-const LINES = 8;
+const LINES = 4;
 
 export async function mountTraffic(element, part) {
   const { traffic } = part;
@@ -61,15 +61,23 @@ function matrix(caption, places, pairs, traffic) {
 
 async function overTime(traffic) {
   const largest = [...traffic.pairs].sort((one, other) => other[2] - one[2]);
+  const several = largest.length > LINES;
   const times = Array.from({ length: traffic.bins }, (_, at) => at * traffic.bin).filter((time) => time <= traffic.span);
   const series = await Promise.all(
-    largest.slice(0, LINES).map(async ([from, to, , , , packed], at) => {
+    (several ? [] : largest).map(async ([from, to, , , , packed], at) => {
       const sizes = await unpack(packed);
       const y = times.map((_, bin) => (sizes[bin] / traffic.bin) * 1e9);
       return { name: `${placeText(traffic.places[from])} to ${placeText(traffic.places[to])}`, x: times, y, colour: `c${at}`, step: true };
     }),
   );
-  const more = largest.length > LINES ? `, the ${LINES} largest of ${largest.length}` : "";
+  if (several) series.push(await received(traffic, times));
   const yText = (rate) => `${bytesText(rate)}/s`;
-  return lineChart({ title: `Bytes a second over time${more}`, series, xText: timeText, yText, xName: "time", zero: true });
+  return lineChart({ title: `Bytes a second over time${several ? ", of all pairs" : ""}`, series, xText: timeText, yText, xName: "time", zero: true });
+}
+
+/** All pairs as one line: more lines than a few cannot be told apart. */
+async function received(traffic, times) {
+  const columns = await Promise.all(traffic.pairs.map((pair) => unpack(pair[5])));
+  const y = times.map((_, bin) => (columns.reduce((sum, sizes) => sum + sizes[bin], 0) / traffic.bin) * 1e9);
+  return { name: "all", x: times, y, colour: "c0", step: true };
 }
