@@ -152,7 +152,7 @@ class GraphView {
     if (this.graph.nodes[number].parent === undefined) [shown = 0] = this.ends.makers.get(number) ?? [];
     for (let at = this.graph.nodes[shown].parent; at; at = this.graph.nodes[at].parent) this.open.add(at);
     this.render();
-    if (this.picture.boxes.has(shown)) this.camera.show(this.picture.boxes.get(shown), true);
+    if (this.picture.boxes.has(shown)) this.camera.show(this.picture.boxes.get(shown), this.camera.scale < 0.4);
     this.select(number, options);
   }
 
@@ -237,7 +237,7 @@ class GraphView {
       box.setAttribute("tabindex", number === (marked ?? boxes.keys().next().value) ? 0 : -1);
       const value = heat && !this.picture.boxes.get(number).isOpen ? heat.get(number) ?? 0 : null;
       for (const shape of box.querySelectorAll(":scope > .pg-shape")) {
-        const part = value === null ? 0 : Math.round(100 * Math.sqrt(value / shown));
+        const part = value === null ? 0 : Math.round(70 * Math.sqrt(value / shown));
         shape.style.fill = value === null ? "" : `color-mix(in srgb, var(--pg-hot) ${part}%, var(--pg-paper))`;
       }
     }
