@@ -7,7 +7,9 @@ from typing import Literal, TypeAlias
 
 from purine.graph import Graph
 from purine.graph.names import origin_of
+from purine.kinds.fused import FUSED
 from purine.lowering.packing import PACK
+from purine.lowering.segments import SEGMENT
 from purine.trace.events import ARRIVAL, FETCH, POST, PUT, Event
 
 __all__ = ["ROLES", "PageRole", "graph_name", "role_of"]
@@ -26,6 +28,8 @@ ROLES: tuple[PageRole, ...] = (
 )
 """In the order of the legend."""
 
+_OTHER = frozenset((PACK, FUSED, SEGMENT, "Fence"))
+"""What is for the machine, or for several things at once."""
 _COMMUNICATION = frozenset(
     (PUT, POST, ARRIVAL, FETCH, "Copy", "Average", "Reduce", "HostReduce", "HostBroadcast")
 )
@@ -39,7 +43,7 @@ def role_of(graph: Graph | None) -> Callable[[Event], PageRole]:
             return "communication"
         if event.kind == "Data":
             return "data"
-        if event.kind == PACK:
+        if event.kind in _OTHER:
             return "other"
         name = event.op if graph is None else graph_name(graph, event)
         if graph is not None and name in graph.ops:

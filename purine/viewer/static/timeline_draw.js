@@ -147,9 +147,15 @@ function drawLabels({ context, events, colours }, labels) {
     const [event, left, top, width] = labels.slice(at, at + 4);
     const fits = Math.floor((width - 6) / 6);
     const name = events.names[events.op[event]];
-    const text = short(name.length > fits ? name.slice(name.lastIndexOf("/") + 1).slice(0, fits) : name, 200);
-    context.fillText(text, left + 3, top + (ROW - 2 * PAD) / 2 + 0.5, width - 4);
+    const text = name.length > fits ? lastPart(name).slice(0, fits) : name;
+    context.fillText(short(text, 200), left + 3, top + (ROW - 2 * PAD) / 2 + 0.5, width - 4);
   }
+}
+
+/** The last part of a path; of a copy, that of the blob that it is of. */
+function lastPart(name) {
+  const path = name.slice(0, 1000).split("@")[0];
+  return path.slice(path.lastIndexOf("/") + 1);
 }
 
 /** What the compute of a device waits for: in the gaps of its first compute lane. */
