@@ -17,7 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import imports, launch, plot, predict, reports, results, runs, show, status, train
+from purine.cli import (
+    exports,
+    imports,
+    launch,
+    plot,
+    predict,
+    reports,
+    results,
+    runs,
+    show,
+    status,
+    train,
+)
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
@@ -34,6 +46,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command("test")(results.measure)
 app.command()(results.infer)
+app.command()(exports.export)
 app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(predict.predict)
