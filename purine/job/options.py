@@ -277,6 +277,10 @@ class JobOptions:
         False
     )
     trace_iters: int = Option("Iterations in the trace.", least=1, resume=CHANGE).field(50)
+    tensorboard: bool = Option(
+        "Write metrics for TensorBoard as well, to RUN/tensorboard; needs purine[tensorboard].",
+        resume=CHANGE,
+    ).field(False)
     layout: Literal["auto", "channels-last", "contiguous"] | None = Option(
         "How images and filters lie in memory: channels-last, contiguous, or auto, which "
         "is channels-last where most of the work is convolutions.",
