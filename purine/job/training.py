@@ -119,7 +119,7 @@ class Training:
         self._load()
         self._trace_end = self.iteration + job.trace_iters if job.trace else None
         self._logged = (self.iteration, self._training)
-        writes = job.tensorboard and not isinstance(folder, FollowerFolder)
+        writes = bool(job.tensorboard) and not isinstance(folder, FollowerFolder)
         self._events = EventFiles(folder.path, self.iteration) if writes else None
         self._doing = "starts"
 

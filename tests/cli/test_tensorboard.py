@@ -58,6 +58,12 @@ def test_workers_have_their_own_figures(tmp_path: Path) -> None:
     }
 
 
+def test_runs_of_before_the_option_go_on(tmp_path: Path) -> None:
+    assert call(*SMALL, "--iters", "1", "--out", tmp_path).code == 0
+    assert "tensorboard" not in (tmp_path / "config.yaml").read_text()
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_without_the_package_nothing_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
