@@ -37,7 +37,7 @@ def from_torch() -> Graph:
 
 NETS: Mapping[str, Callable[[], Graph]] = {
     "lenet": lambda: pu.zoo.lenet(4),
-    "unet": lambda: pu.zoo.unet(2, image=(1, 16, 16), classes=3),
+    "unet": lambda: pu.zoo.unet(2, image=(1, 16, 16), classes=3, width=4, layers=2),
     "mobilenet": lambda: pu.zoo.mobilenet_v2(2, image=(3, 32, 32), classes=4),
     "torch": from_torch,
 }
