@@ -20,6 +20,7 @@ import typer
 from purine.cli import (
     calibrate,
     explain,
+    exports,
     imports,
     launch,
     plan,
@@ -49,6 +50,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command("test")(results.measure)
 app.command()(results.infer)
+app.command()(exports.export)
 app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(predict.predict)

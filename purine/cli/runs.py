@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purine.cli.parameters import argument
+from purine.errors import PurineError
 
 if TYPE_CHECKING:
     from purine.job.compare import Comparison
@@ -31,20 +32,32 @@ def runs(
 ) -> None:
     """List the runs in a folder and below it: the settings in which they differ, and their results.
 
+    A run that cannot be read is told on stderr, and makes the exit code 2.
+
     \b
     purine runs
     purine runs experiments --format json
     """
-    from purine.job.history import differing, find_runs, read_history, short_names
+    from purine.job.history import find_runs, read_history
 
-    paths = find_runs(folder)
-    histories = [read_history(path) for path in paths]
-    names = differing(histories)
-    if format is Format.json:
-        typer.echo(_as_json(histories))
-        return
+    histories = []
+    found = find_runs(folder)
+    for path in found:
+        try:
+            histories.append(read_history(path))
+        except PurineError as error:
+            typer.echo(f"error: {error}", err=True)
+    if histories:
+        typer.echo(_as_json(histories) if format is Format.json else _listed(histories))
+    if len(histories) < len(found):
+        raise typer.Exit(2)
+
+
+def _listed(histories: Sequence[History]) -> str:
+    from purine.job.history import differing, short_names
     from purine.trace.tables import as_table
 
+    names = differing(histories)
     head = [
         "run",
         *names,
@@ -57,7 +70,8 @@ def runs(
         "state",
     ]
     rows = [tuple(head)]
-    for label, history in zip(short_names(paths), histories, strict=True):
+    labels = short_names([history.path for history in histories])
+    for label, history in zip(labels, histories, strict=True):
         settings = [_setting(name, history.options.get(name)) for name in names]
         results = [
             str(history.iterations),
@@ -67,9 +81,9 @@ def runs(
             history.state,
         ]
         rows.append((label, *settings, *results))
-    typer.echo(as_table(rows, left=1 + len(names), indent=""))
-    common = _common(histories[0], names)
-    typer.echo(f"\n{'all' if len(histories) > 1 else 'with'}: {common}")
+    common = "all" if len(histories) > 1 else "with"
+    table = as_table(rows, left=1 + len(names), indent="")
+    return f"{table}\n\n{common}: {_common(histories[0], names)}"
 
 
 def _common(history: History, differing: Sequence[str]) -> str:

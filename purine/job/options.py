@@ -282,6 +282,11 @@ class JobOptions:
         False
     )
     trace_iters: int = Option("Iterations in the trace.", least=1, resume=CHANGE).field(50)
+    tensorboard: bool | None = Option(
+        "Write metrics for TensorBoard as well, to RUN/tensorboard; needs purine[tensorboard].",
+        shown="no-tensorboard",  # and no fallback: jobs that were recorded without it are resumed
+        resume=CHANGE,
+    ).field(None)
     layout: Literal["auto", "channels-last", "contiguous"] | None = Option(
         "How images and filters lie in memory: channels-last, contiguous, or auto, which "
         "is channels-last where most of the work is convolutions.",

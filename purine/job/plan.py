@@ -28,6 +28,7 @@ from purine.job.config import Job, fill, given_options
 from purine.job.nets import Nets, find_nets, refuse_labels, refuse_other_parameters, with_losses
 from purine.job.options import DATA_SET, OPTIONS
 from purine.job.start import absolute_weights, start_values
+from purine.job.tensorboard import refuse_missing
 from purine.kinds.loss_scale import FINITE
 from purine.nearest import unknown_name
 from purine.optimize import evaluation
@@ -110,6 +111,8 @@ def make_plan(
 
     The plan of a job that is to run `elsewhere` may need more than this machine has.
     """
+    if job.tensorboard:
+        refuse_missing()
     spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else DATA_SET)
     data = open_for(job.net, spec)
     job = replace(job, data=absolute(spec))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,12 +21,13 @@ from purine.autodiff import losses_of
 from purine.errors import RunError
 from purine.graph import Builder, Graph
 from purine.job.figures import WorkerFigures
-from purine.job.folder import RunFolder
+from purine.job.folder import FollowerFolder, RunFolder
 from purine.job.measuring import RUN, identity_of_run, refuse_foreign, results_of
 from purine.job.placing import compiles, workers_of
 from purine.job.plan import JobPlan
 from purine.job.rounds import rounds_of
 from purine.job.status import TRAINS, Status, status_of
+from purine.job.tensorboard import EventFiles
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.lowering.workers import has_workers
 from purine.placement.devices import parse_devices
@@ -118,6 +119,8 @@ class Training:
         self._load()
         self._trace_end = self.iteration + job.trace_iters if job.trace else None
         self._logged = (self.iteration, self._training)
+        writes = bool(job.tensorboard) and not isinstance(folder, FollowerFolder)
+        self._events = EventFiles(folder.path, self.iteration) if writes else None
         self._doing = "starts"
 
     def status(self) -> Status:
@@ -129,6 +132,8 @@ class Training:
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self._run.__exit__(kind, *details)
+        if self._events is not None:
+            self._events.close()
 
     @property
     def iteration(self) -> int:
@@ -313,8 +318,14 @@ class Training:
         row |= {**self._skipped, "images_per_second": speed, "seconds": self._training}
         if self._figures is not None:
             row["workers"] = self._figures.rows(seconds)
-        self.folder.append_metrics(row)
+        self._write(row)
         self._logged = (event.iteration, self._training)
+
+    def _write(self, row: Mapping[str, object]) -> None:
+        """Write a row of the metrics."""
+        self.folder.append_metrics(row)
+        if self._events is not None:
+            self._events.add(row)
 
     def _test(self) -> Tested:
         assert self.plan.test is not None
@@ -327,12 +338,14 @@ class Training:
             remedy = "choose another --out and a smaller --lr, a warm-up or --clip"
             _log.warning("%s: %s; to start again, %s", what, why, remedy)
         row = {"iteration": self.iteration, "epoch": self._tested.epoch}
-        self.folder.append_metrics({**row, "test_loss": loss, "test_accuracy": accuracy})
+        self._write({**row, "test_loss": loss, "test_accuracy": accuracy})
         return self._tested
 
     def _save(self) -> Saved:
         self._doing = "saves a checkpoint"
         self.folder.flush_metrics()
+        if self._events is not None:
+            self._events.flush()
         seconds = {"seconds": self._seconds, "training_seconds": self._training}
         extra = {RUN: self._identity, **seconds, **self._skipped}
         path = self._run.save(self.folder.path, extra=extra, keep=self.plan.job.keep)

@@ -27,7 +27,7 @@ def confusion_picture(counts: Sequence[Sequence[int]], title: str, description: 
     middle = _TOP + side / 2
     turned = f"rotate(-90 20 {middle:.2f})"
     svg.add("text", "class", x=20, y=middle, class_="faint middle", transform=turned)
-    every = max(1, -(-14 // int(cell)))
+    every = max(1, -(-max(14, 9 * len(str(classes))) // int(cell)))
     for number in range(0, classes, every):
         at = (number + 0.5) * cell
         svg.add("text", str(number), x=_LEFT + at, y=_TOP - 8, class_="faint middle")

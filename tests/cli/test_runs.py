@@ -94,6 +94,15 @@ def test_runs_are_listed_with_what_differs(tmp_path: Path) -> None:
     assert listed[1]["state"] == "stopped"
 
 
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    written(tmp_path / "a", rows(40))
+    (written(tmp_path / "b") / "config.yaml").write_text("net: [")
+    called = call("runs", tmp_path)
+    assert called.code == 2
+    assert called.out.splitlines()[1].startswith("a ")
+    assert f"error: {tmp_path / 'b/config.yaml'}" in called.err
+
+
 def test_copies_of_files_in_the_folders_are_no_difference(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run = written(tmp_path / name, rows(20))

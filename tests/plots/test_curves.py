@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purine.plots.curves import Curve, Panel, Plot, smoothed, thinned
+from purine.plots.matrix import confusion_picture
 from purine.plots.picture import picture
 from purine.plots.svg import SERIES
 from purine.plots.terminal import drawn
@@ -129,3 +130,12 @@ def test_one_point_and_a_level_line_are_drawn() -> None:
         plot = Plot("t", "iterations", (Panel("loss", (Curve("a", points),)),))
         assert "line s0" in picture(plot)
         assert any(curve == 0 for line in drawn(plot, width=40, height=5) for _, curve in line)
+
+
+def test_confusions_of_many_classes_stay_small() -> None:
+    counts = [[3 if row == column else 0 for column in range(300)] for row in range(300)]
+    text = confusion_picture(counts, "a <title>", "all right")
+    root = ElementTree.fromstring(text)
+    assert root.find(f"{SVG}desc").text == "all right"  # type: ignore[union-attr]
+    assert len(text) < 60_000  # squares without a sample are not drawn
+    assert len([item for item in root.iter() if item.get("class") == "right"]) == 300
