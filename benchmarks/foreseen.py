@@ -82,7 +82,7 @@ SIZES: Mapping[str, Options] = {
 
 def job_of(net: str, times: int = 1, **more: object) -> Options:
     """A job of a net, with so many times the batch of one device."""
-    job = {"threads": 1, "iters": 1000, **SIZES[net]}
+    job = {"threads": 1, "iters": 1000, "devices": "cpu:0", **SIZES[net]}
     return {**job, "batch": times * int(str(job["batch"])), **more}
 
 
@@ -193,6 +193,8 @@ def _run(plan: JobPlan, record: bool, case: Case) -> Run:
         prefetch=job.prefetch,
         threads=job.threads,
         share_cores=job.share_cores,
+        compiled=job.compile,
+        tf32=job.precision == "tf32",
         record=record,
         world=ProcessWorld("tcp") if case.hosts > 1 else None,
     )
