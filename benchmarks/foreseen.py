@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from purine.job.plan import JobPlan
     from purine.runtime.run import Run
 
-__all__ = ["Case", "Team", "job_of", "plan_of"]
+__all__ = ["SKIPPED", "Case", "Team", "job_of", "plan_of"]
 
 SKIPPED = 3
 """Steps at the start of a turn that do not count: as many as in a prediction."""
@@ -113,8 +113,15 @@ class Team:
             self.workers.append(Forked(work))
 
     def ask(self, question: str) -> list[float]:
+        self.send(question)
+        return self.answers()
+
+    def send(self, question: str) -> None:
         for worker in self.workers:
             worker.ask(question)
+
+    def answers(self) -> list[float]:
+        """The answers of all processes to the last question."""
         answers = []
         for worker in self.workers:
             line = worker.answers.readline()
