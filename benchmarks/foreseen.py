@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from purine.job.plan import JobPlan
     from purine.runtime.run import Run
 
-__all__ = ["Case", "Team", "job_of", "plan_of"]
+__all__ = ["SKIPPED", "Case", "Team", "job_of", "plan_of"]
 
 SKIPPED = 3
 """Steps at the start of a turn that do not count: as many as in a prediction."""
@@ -82,7 +82,7 @@ SIZES: Mapping[str, Options] = {
 
 def job_of(net: str, times: int = 1, **more: object) -> Options:
     """A job of a net, with so many times the batch of one device."""
-    job = {"threads": 1, "iters": 1000, **SIZES[net]}
+    job = {"threads": 1, "iters": 1000, "devices": "cpu:0", **SIZES[net]}
     return {**job, "batch": times * int(str(job["batch"])), **more}
 
 
@@ -113,8 +113,15 @@ class Team:
             self.workers.append(Forked(work))
 
     def ask(self, question: str) -> list[float]:
+        self.send(question)
+        return self.answers()
+
+    def send(self, question: str) -> None:
         for worker in self.workers:
             worker.ask(question)
+
+    def answers(self) -> list[float]:
+        """The answers of all processes to the last question."""
         answers = []
         for worker in self.workers:
             line = worker.answers.readline()
@@ -193,6 +200,8 @@ def _run(plan: JobPlan, record: bool, case: Case) -> Run:
         prefetch=job.prefetch,
         threads=job.threads,
         share_cores=job.share_cores,
+        compiled=job.compile,
+        tf32=job.precision == "tf32",
         record=record,
         world=ProcessWorld("tcp") if case.hosts > 1 else None,
     )

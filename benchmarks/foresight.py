@@ -12,8 +12,8 @@ machine's own spread, the distance of the quartiles over turns. Parts:
 - `profile`: from the profile of the machine alone, which `purine calibrate` measures first, for
   nets that calibration does not run;
 - `memory`: the bytes that each job is told to hold at most, against those that it held;
-- `speed`: events a second of the simulator on one core. An event is the end of an op, the end of a
-  flow, an arrival of a value at a host, a slot given back, or the end of a collective;
+- `speed`: events of the simulator in a second of one core. An event is the end of an op, the end
+  of a flow, an arrival of a value at a host, a slot given back, or the end of a collective;
 - `gpu`: one step of googlenet, resnet50 and gpt2 on cuda:0 from a profile measured first.
 
 Errors are of the seconds of a step, |predicted / measured - 1|. The last line is JSON.
@@ -28,6 +28,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -41,10 +42,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from foreseen import Case, Team, job_of, plan_of
+from foreseen import SKIPPED, Case, Team, job_of, plan_of
 from forked import apart
 from network import ADDRESSES, SPACES, hosts
 
+ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("replay", "whatif", "profile", "memory", "speed", "gpu")
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 RATES = ("1gbit", "200mbit")
@@ -95,6 +97,15 @@ def main() -> None:
         for part in ("replay", "whatif"):
             if part in parts:
                 result |= errors_of(part, compare(options, CASES[part](options)))
+        if "profile" in parts or "gpu" in parts:
+            options.profile = options.profile or calibrated(options)
+        for part in ("profile", "gpu"):
+            if part in parts:
+                result |= errors_of(part, compare(options, CASES[part](options)))
+        if "memory" in parts:
+            result |= memory(options)
+        if "speed" in parts:
+            result |= speed(options)
     print(json.dumps(result))
 
 
@@ -114,8 +125,10 @@ def replays(options: argparse.Namespace) -> list[Case]:
     """Jobs whose own trace is known."""
     nets = ("lenet",) if options.quick else ("lenet", "nin", "googlenet", "resnet50", "gpt2")
     jobs = {f"{net} on one device": job_of(net) for net in nets}
-    jobs["lenet on 2 devices"] = job_of("lenet", 2, devices="cpu:0-1")
-    if not options.quick:
+    several = len(os.sched_getaffinity(0)) > 1
+    if several:
+        jobs["lenet on 2 devices"] = job_of("lenet", 2, devices="cpu:0-1")
+    if several and not options.quick:
         jobs["googlenet on 2 devices"] = job_of("googlenet", 2, devices="cpu:0-1")
         scheme = "pipeline=2,micro=8,schedule=1f1b"
         jobs["googlenet in 2 stages"] = job_of("googlenet", 8, devices="cpu:0-1", parallel=scheme)
@@ -142,14 +155,55 @@ def what_ifs(options: argparse.Namespace) -> list[Case]:
     job = job_of("alexnet", 2, devices="cpu:0-1", parallel="model=2,hybrid=true")
     found.append(Case("alexnet on 2 devices, hybrid", job, job_of("alexnet")))
     if os.geteuid() == 0:
-        for net in ("googlenet", "resnet50"):
+        for net in ("nin", "googlenet"):
             job = job_of(net, 2, devices="host0-1:cpu:0")
             for rate in RATES:
                 found.append(Case(f"{net} on 2 hosts, {rate}", job, job_of(net), rate, hosts=2))
     return found
 
 
-CASES = {"replay": replays, "whatif": what_ifs}
+def unseen(options: argparse.Namespace) -> list[Case]:
+    """Nets that calibration does not run, from the profile alone."""
+    few, more = ("lenet", "nin"), ("mlp", "alexnet", "googlenet", "resnet50", "gpt2")
+    nets = few if options.quick else (*few, *more)
+    found = [Case(f"{net} from the profile", job_of(net)) for net in nets]
+    if len(os.sched_getaffinity(0)) > 1:
+        job = job_of("nin", 2, devices="cpu:0-1")
+        found.append(Case("nin on 2 devices from the profile", job))
+    return found
+
+
+def on_gpus(options: argparse.Namespace) -> list[Case]:
+    """Nets on a GPU, dispatched op by op, from the profile alone."""
+    jobs = GPU_JOBS if not options.quick else {"googlenet": GPU_JOBS["googlenet"]}
+    both = {"devices": "cuda:0", "compile": False, "iters": 1000}
+    return [Case(f"{net} on cuda:0", {"net": net, **both, **job}) for net, job in jobs.items()]
+
+
+GPU_JOBS = {
+    "googlenet": {"batch": 96, "data": "synthetic:image=3x224x224,classes=1000,count=384"},
+    "resnet50": {"batch": 96, "data": "synthetic:image=3x224x224,classes=1000,count=384"},
+    "gpt2": {"batch": 8, "data": "synthetic-tokens:length=512,vocabulary=50257,count=64"},
+}
+CASES = {"replay": replays, "whatif": what_ifs, "profile": unseen, "gpu": on_gpus}
+
+
+def calibrated(options: argparse.Namespace) -> Path:
+    """The profile of this machine, measured in a process of its own."""
+    file: Path = options.folder / "profile.yaml"
+    seconds = 20.0 if options.quick else 110.0
+    command = [sys.executable, "-m", "purine", "calibrate", "--out", str(file)]
+    begin = time.monotonic()
+    print("measuring the profile ...", file=sys.stderr, flush=True)
+    environment = {**os.environ}
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment.pop(name)
+    command += ["--seconds", str(seconds)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=3 * seconds + 60)
+    if done.returncode:
+        sys.exit("purine calibrate has failed; its message is above")
+    print(f"calibrated in {time.monotonic() - begin:.0f} s", flush=True)
+    return file
 
 
 def compare(options: argparse.Namespace, cases: Sequence[Case]) -> list[Found]:
@@ -171,7 +225,8 @@ def compare(options: argparse.Namespace, cases: Sequence[Case]) -> list[Found]:
 def together(options: argparse.Namespace, group: Sequence[Case]) -> list[Found]:
     """Predict and measure cases that are foretold from one trace."""
     base, rate = group[0].base, group[0].rate
-    assert base is not None
+    if base is None:
+        return [one for case in group for one in alone(options, case)]
     trace = options.folder / f"{zlib.crc32(f'{base} {rate}'.encode()):08x}.json"
     several = "host" in str(base.get("devices")) or "-" in str(base.get("devices"))
     teams: list[Team] = []
@@ -189,6 +244,10 @@ def together(options: argparse.Namespace, group: Sequence[Case]) -> list[Found]:
                 team.start(cores=1 if case.hosts > 1 else 0)
                 teams.append(team)
         for team in teams:
+            team.send(f"run {SKIPPED + 2}")  # builds beside the others
+        for team in teams:
+            team.answers()
+        for team in teams:
             team.warm_up(options.seconds)
         source.record(SHORT)
         for turn in range(1, options.turns + 1):
@@ -202,6 +261,101 @@ def together(options: argparse.Namespace, group: Sequence[Case]) -> list[Found]:
         predicted = apart(partial(foretold, case, trace, options.profile))
         found.append(seen(case, predicted, times[case.name]))
     return found
+
+
+def alone(options: argparse.Namespace, case: Case) -> list[Found]:
+    """Predict a case from the profile, and measure it."""
+    if time.monotonic() > options.ends:
+        print(f"no time is left for {case.name}", flush=True)
+        return []
+    predicted = apart(partial(foretold, case, Path(), options.profile))
+    team = Team(case)
+    try:
+        team.start(cores=1 if case.job["devices"] == "cpu:0" else 0)
+        team.warm_up(options.seconds)
+        team.turn()
+        times = [team.turn() for _ in range(options.turns)]
+    finally:
+        team.end()
+    return [seen(case, predicted, times)]
+
+
+def memory(options: argparse.Namespace) -> Mapping[str, object]:
+    """What jobs are told to hold at most, against what the allocator counted."""
+    nets = ("lenet",) if options.quick else ("lenet", "nin", "googlenet", "resnet50", "gpt2")
+    errors = {}
+    for net in nets:
+        told, held = apart(partial(memory_of, job_of(net)))
+        errors[net] = told / held - 1
+        print(f"{net:36}{told / 1e6:9.1f} MB foretold {held / 1e6:9.1f} MB held", flush=True)
+    return {"memory_worst": round(max(map(abs, errors.values())), 4)}
+
+
+def memory_of(job: Mapping[str, object]) -> tuple[float, float]:
+    """The bytes foretold, and those that torch's allocator gave out at most, net of what it had.
+
+    The profiler of torch tells of every allocation on CPUs, with the bytes in all.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    from purine.job.foresee import foresee
+    from purine.runtime.run import Run
+
+    plan = plan_of(job)
+    told = sum(foresee(plan).memory.values())
+    with Run(plan.step, data=plan.data, seed=0, prefetch=0, threads=1) as run:
+        for _ in run.steps(2):
+            pass
+        kept = {id(value): value for value in run.states().values()}
+        states = sum(value.untyped_storage().nbytes() for value in kept.values())
+        del kept
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            for _ in run.steps(1):
+                pass
+    level = most = 0
+    for event in record.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            most = max(most, level)
+    return float(told), float(states + most)
+
+
+def speed(options: argparse.Namespace) -> Mapping[str, object]:
+    """Events a second of the simulator, on one core."""
+    rates = {}
+    for name, job in SPEED.items():
+        rates[name] = apart(partial(events_a_second, job, 5 if options.quick else 40))
+        print(f"{name:36}{rates[name] / 1e3:9.0f} thousand events a second", flush=True)
+    return {"events_per_second": round(statistics.median(rates.values()))}
+
+
+SPEED = {
+    "googlenet on 8 devices": job_of("googlenet", 8, devices="cpu:0-7"),
+    "nin in 4 stages": job_of("nin", 8, devices="cpu:0-3", parallel="pipeline=4,micro=8"),
+    "resnet50 on 4 hosts": job_of("resnet50", 4, devices="host0-3:cpu:0"),
+}
+
+
+def events_a_second(job: Mapping[str, object], iterations: int) -> float:
+    """How fast a job is simulated, whose ops are dispatched one by one."""
+    from purine.lowering import Options, lower
+    from purine.lowering.hosts import hosts_of
+    from purine.simulator.machine import Machine
+    from purine.simulator.network import Link, Network
+    from purine.simulator.prediction import parts_of, simulate
+    from purine.simulator.times import ProfileTimes
+
+    plan = plan_of({**job, "share_cores": True})
+    names = hosts_of(plan.step)
+    wanted = names if len(names) > 1 else (None,)
+    lowered = {host: lower(plan.step, Options(host=host)) for host in wanted}
+    cores = {("", f"cpu:{number}"): (number,) for number in range(8)}
+    network = Network.switched(names, Link("", 1.25e9, 50e-6))
+    machine = Machine(cores=cores, network=network, crowding=0.02)
+    parts = parts_of(lowered, ProfileTimes(), machine)
+    begin = time.process_time()
+    engine = simulate(parts, machine, iterations=iterations)
+    return engine.events / (time.process_time() - begin)
 
 
 def end(teams: Sequence[Team]) -> None:

@@ -124,6 +124,9 @@ class Engine:
         self._record = record
         self._calendar: list[tuple[float, int, int, int, object]] = []
         self._sequence = 0
+        self._dispatch, self._hop = machine.dispatch * 1e9, machine.hop * 1e9
+        self._changed: list[int] = []
+        """Groups whose next end has to be noted before the clock goes on."""
         self._groups: list[Group] = []
         self._members: list[list[tuple[int, int]]] = []
         self._make_groups(parts)
@@ -165,19 +168,24 @@ class Engine:
         """Let iterations below `iterations` run to their end."""
         for number, host in enumerate(self.hosts):
             self._push(number, host.core.extend(iterations))
-        calendar = self._calendar
-        while calendar:
+        calendar, changed = self._calendar, self._changed
+        groups, members = self._groups, self._members
+        while True:
+            if changed:
+                self._look()
+            if not calendar:
+                break
             now, _, code, a, b = heappop(calendar)
             if code == _END:
                 self.now = now
                 self._ended(a, b)  # type: ignore[arg-type]
             elif code == _GROUP:
-                group = self._groups[a]
+                group = groups[a]
                 if group.version != b:
                     continue
                 self.now = now
-                number, worker = self._members[a][group.take(now)]
-                self._look(a)
+                number, worker = members[a][group.take(now)]
+                changed.append(a)
                 self._ended(number, worker)
             elif code == _FLOW:
                 if self._version.get(a) != b:
@@ -217,7 +225,7 @@ class Engine:
                 idle.append(worker)
         for worker in idle:
             if running[worker] < 0 and queues[worker]:
-                self._begin(number, worker, heappop(queues[worker]) & TOKEN, self.machine.hop)
+                self._begin(number, worker, heappop(queues[worker]) & TOKEN, self._hop)
 
     def _float(self, number: int, token: int) -> None:
         """Give a token of a floating lane to the thread that has its turn, or offer it to all."""
@@ -230,12 +238,12 @@ class Engine:
             free = (n for n, runs in enumerate(host.running) if runs < 0 and pool.wants(n))
             worker = next(free, None)
             if worker is not None:
-                self._next(number, worker, self.machine.hop)
+                self._next(number, worker, self._hop)
         else:
             later = host.part.later[token % host.size]
             heappush(host.queues[worker], token + later)
             if host.running[worker] < 0:
-                self._next(number, worker, self.machine.hop)
+                self._next(number, worker, self._hop)
 
     def _next(self, number: int, worker: int, hop: float = 0.0) -> None:
         """Let a thread that is free begin what is next in its queue."""
@@ -251,9 +259,9 @@ class Engine:
         host = self.hosts[number]
         op = token % host.size
         lock = host.lock
-        start = (lock if lock > self.now else self.now) + self.machine.dispatch * 1e9
+        start = (lock if lock > self.now else self.now) + self._dispatch
         host.lock = start
-        start += hop * 1e9
+        start += hop
         host.running[worker] = token
         host.started[worker] = start
         time = host.part.times[op]
@@ -270,14 +278,21 @@ class Engine:
             wait = start - self.now
             member = host.member[worker]
             self._groups[group].begin(self.now, member, time + wait, width)
-            self._look(group)
+            self._changed.append(group)
 
-    def _look(self, number: int) -> None:
-        """Note when the next op of a group ends."""
-        group = self._groups[number]
-        end = group.end()
-        if end != math.inf:
-            self._at(end, _GROUP, number, group.version)
+    def _look(self) -> None:
+        """Note when the next op of each group that changed ends, unless that was noted."""
+        for number in self._changed:
+            group = self._groups[number]
+            if group.noted != group.version:
+                group.noted = group.version
+                end = group.end()
+                if end != math.inf:
+                    self._sequence += 1
+                    heappush(
+                        self._calendar, (end, self._sequence, _GROUP, number, group.version)
+                    )
+        self._changed.clear()
 
     def _ended(self, number: int, worker: int) -> None:
         """The thread has nothing more to do for its op; a put may still wait for room."""

@@ -28,15 +28,20 @@ class Group:
         self.cores, self.crowding = cores, crowding
         self.version = 0
         """Counts changes, so that an end which was told before one can be dropped."""
+        self.noted = 0
+        """The version whose next end is known to whoever drives the group."""
         self._clock = self._now = 0.0
         self._speed = 1.0
         self._demand = 0
+        self._speeds: dict[tuple[int, int], float] = {}
+        """What speeds were found to be, by demand and number of ops."""
         self._running: list[tuple[float, int, int]] = []
         """A heap of (end by the group's clock, thread, cores that it keeps busy)."""
 
     def begin(self, now: float, thread: int, time: float, width: int) -> None:
         """A thread begins an op."""
-        self._advance(now)
+        self._clock += (now - self._now) * self._speed
+        self._now = now
         heappush(self._running, (self._clock + time, thread, width))
         self._change(width)
 
@@ -48,22 +53,26 @@ class Group:
 
     def take(self, now: float) -> int:
         """The next op has ended now: its thread."""
-        self._advance(now)
-        end, thread, width = heappop(self._running)
-        self._clock = max(self._clock, end)
-        self._change(-width)
-        return thread
-
-    def _advance(self, now: float) -> None:
         self._clock += (now - self._now) * self._speed
         self._now = now
+        end, thread, width = heappop(self._running)
+        if end > self._clock:
+            self._clock = end
+        self._change(-width)
+        return thread
 
     def _change(self, width: int) -> None:
         self.version += 1
         self._demand += width
-        count = len(self._running)
-        speed = min(1.0, self.cores / self._demand) if self._demand else 1.0
-        if self.crowding and count > 1:
-            busy = min(self._demand, self.cores)
-            speed /= 1.0 + self.crowding * busy * (1 - 1 / count)
+        key = (self._demand, len(self._running))
+        speed = self._speeds.get(key)
+        if speed is None:
+            speed = self._speeds[key] = self._speed_of(*key)
         self._speed = speed
+
+    def _speed_of(self, demand: int, count: int) -> float:
+        speed = min(1.0, self.cores / demand) if demand else 1.0
+        if self.crowding and count > 1:
+            busy = min(demand, self.cores)
+            speed /= 1.0 + self.crowding * busy * (1 - 1 / count)
+        return speed

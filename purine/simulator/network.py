@@ -77,24 +77,32 @@ def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> 
     >>> max_min({0: ["a"], 1: ["a", "b"], 2: ["b"]}, {"a": 10.0, "b": 4.0})
     {1: 2.0, 2: 2.0, 0: 8.0}
     """
-    left = {name: rates[name] for links in routes.values() for name in links}
-    over: dict[str, dict[int, None]] = {name: {} for name in left}
+    left: dict[str, float] = {}
+    over: dict[str, list[int]] = {}
     for flow, links in routes.items():
-        for name in links:
-            over[name][flow] = None
+        for name in dict.fromkeys(links):
+            left[name] = rates[name]
+            over.setdefault(name, []).append(flow)
+    open_flows = {name: len(flows) for name, flows in over.items()}
     found: dict[int, float] = {}
-    while len(found) < len(routes):
-        open_links = [(left[name] / len(flows), name) for name, flows in over.items() if flows]
-        if not open_links:  # flows without links are as fast as one likes
-            found |= {flow: float("inf") for flow in routes if flow not in found}
-            break
-        share, tightest = min(open_links)
-        for flow in list(over[tightest]):
+    while open_flows:
+        share, tightest = min([(left[name] / count, name) for name, count in open_flows.items()])
+        for flow in over[tightest]:
+            if flow in found:
+                continue
             found[flow] = share
             for name in dict.fromkeys(routes[flow]):
-                del over[name][flow]
+                open_flows[name] -= 1
                 left[name] = max(0.0, left[name] - share)
+                if not open_flows[name]:
+                    del open_flows[name]
+    for flow in routes:  # flows without links are as fast as one likes
+        found.setdefault(flow, float("inf"))
     return found
+
+
+_KEPT = 20_000
+"""Sets of routes whose rates are remembered: a step has the same ones in each iteration."""
 
 
 class Flows:
@@ -116,6 +124,8 @@ class Flows:
         self.carried: dict[str, float] = {}
         """Bytes that each link has carried or will have when its flows end."""
         self._next = 0
+        self._known: dict[tuple[tuple[str, ...], ...], tuple[float, ...]] = {}
+        """The rates of flows with these routes."""
 
     def begin(self, now: float, links: Sequence[Link], size: float) -> tuple[int, dict[int, float]]:
         """Start a flow; returns its number, and the end of every flow whose end changed."""
@@ -144,7 +154,7 @@ class Flows:
             rate = min((self._rates[name] for name in names), default=float("inf"))
             rates = {new: rate}
         else:
-            rates = max_min({flow: self._routes[flow] for flow in flows}, self._rates)
+            rates = dict(zip(flows, self._shares(flows), strict=True))
         ends: dict[int, float] = {}
         for flow, rate in rates.items():
             before = self._rate[flow]
@@ -154,6 +164,18 @@ class Flows:
             self._rate[flow], self._since[flow] = rate, now
             ends[flow] = now + self._left[flow] / rate
         return ends
+
+    def _shares(self, flows: Iterable[int]) -> tuple[float, ...]:
+        """The fair rates of flows, which share links with no others."""
+        routes = tuple([self._routes[flow] for flow in flows])
+        shares = self._known.get(routes)
+        if shares is None:
+            found = max_min(dict(enumerate(routes)), self._rates)
+            shares = tuple(found[number] for number in range(len(routes)))
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[routes] = shares
+        return shares
 
     def _connected(self, names: Iterable[str]) -> dict[int, None]:
         """The flows that share links with each other, from those over these links on."""
