@@ -30,12 +30,12 @@ from purine.recipe import make_step
 from purine.simulator.machine import Machine
 from purine.simulator.prediction import Prediction
 
-__all__ = ["ERROR", "Planned", "Search", "Searched", "search", "with_candidate"]
+__all__ = ["ERROR", "MANY", "Planned", "Search", "Searched", "search", "with_candidate"]
 
 ERROR = 0.08
 """How far predictions may be from a run where times are measured: plans that differ by less are
 equally good."""
-_MANY = 64
+MANY = 64
 """Above so many devices hosts that do the same are simulated once."""
 _SIZES = 6
 """How many sizes of batches are measured."""
@@ -204,7 +204,7 @@ class _Searching:
     def _try(self, one: Candidate) -> Candidate | None:
         """Simulate a candidate; returns one that needs less memory if it does not fit."""
         try:
-            if len(self.devices) > _MANY:
+            if len(self.devices) > MANY:
                 found = foresee_folded(self.plan, one, with_candidate, self._foresee)
             else:
                 found = self._foresee(with_candidate(self.plan, one))
@@ -272,7 +272,7 @@ class _Searching:
         )
         return Searched(
             with_candidate(self.plan, plans[0].candidate).job
-            if len(self.devices) <= _MANY
+            if len(self.devices) <= MANY
             else replace(
                 self.plan.job,
                 parallel=str(plans[0].candidate.scheme),

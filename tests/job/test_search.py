@@ -14,6 +14,7 @@ from purine.job.candidates import Candidate, Work, candidates, spans
 from purine.job.config import merge
 from purine.job.file import read_options
 from purine.job.foresee import WhatIf
+from purine.job.on_paper import fold_of
 from purine.job.plan import JobPlan
 from purine.job.search import ERROR, Search, search, with_candidate
 from purine.job.sizes import parse_size
@@ -141,3 +142,29 @@ def test_sizes_of_memory() -> None:
     done = call("plan", "--net", "mlp", "--allow", "luck")
     assert done.code == 2
     assert "--allow is 'luck'" in done.err
+
+
+def test_hosts_that_do_the_same_are_simulated_once() -> None:
+    """A few replicas stand for all: with their traffic, and the latency of the longer ways."""
+    devices = parse_devices("host0-99:cpu:0-7")
+    scheme = Scheme(data=200, pipeline=2, model=2, micro=4)
+    fold = fold_of(Candidate(devices, scheme), [1 << 20] * 8)
+    assert fold is not None
+    assert (fold.kept, fold.of, fold.groups) == (18, 100, 9)
+    assert 1 <= fold.weight < 1.2
+    assert fold.delay(1e9, 1e-4) > fold.delay(1e10, 1e-4) > 0
+    few = Candidate(parse_devices("host0-3:cpu:0-7"), Scheme(data=8, pipeline=2, model=2))
+    assert fold_of(few) is None
+    uneven = Candidate((*devices[:-1], "host100:cpu:0"), scheme)
+    assert fold_of(uneven) is None
+
+
+def test_many_devices_are_predicted_and_planned() -> None:
+    job = ("--net", "mlp", "--batch", "1000", "--iters", "4", "--devices", "host0-124:cpu:0-7")
+    job += ("--threads", "1")
+    done = call("predict", *job, "--parallel", "data=1000", "--what-if", "link=10gbit")
+    assert done.code == 0, done.err
+    assert "stand for all" in done.out
+    done = call("plan", *job, "--link", "10gbit", "--memory", "1gb", "--simulate", "1", "--json")
+    assert done.code == 0, done.err
+    assert len(json.loads(done.out)["plans"]) == 1
