@@ -9,7 +9,7 @@ from purine.job.automatic import base_plan
 from purine.job.candidates import Candidate
 from purine.job.config import Job
 from purine.job.foresee import Foresight, WhatIf, foresight, refuse_workers
-from purine.job.on_paper import fold_for, smaller
+from purine.job.on_paper import fold_for, refuse_many, smaller
 from purine.job.placing import scheme_of
 from purine.job.plan import JobPlan
 from purine.job.search import MANY, with_candidate
@@ -33,6 +33,7 @@ def foresight_of_many(
     one = Candidate(parse_devices(job.devices), scheme)
     fold = fold_for(base, one)
     if fold is None:
+        refuse_many(one)
         return base, foresight(with_candidate(base, one), what_if=what_if, profile=profile)
     own, kept = smaller(base, one, fold)
     hosts = list(kept.hosts)

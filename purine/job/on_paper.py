@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from purine.analysis.infer import size_in_bytes, with_batch
+from purine.errors import ConfigError
 from purine.job.candidates import Candidate
 from purine.job.plan import JobPlan
 from purine.placement.devices import as_locations
 from purine.simulator.machine import Machine
 from purine.simulator.prediction import Prediction
 
-__all__ = ["Fold", "fold_for", "fold_of", "foresee_folded", "smaller"]
+__all__ = ["Fold", "fold_for", "fold_of", "foresee_folded", "refuse_many", "smaller"]
 
 _DEVICES = 72
 """Devices of the replicas that stand for all, at most, if two of them fit."""
+_MOST = 512
+"""Devices that are simulated one by one where no replicas stand for all."""
 _TREE = 33
 """Hosts with which the second level of a tree of 16 branches is as wide as it gets."""
 _BRANCHES = {"sharded": 16, "server": 16, "tree": 2, "ring": 1}
@@ -145,10 +148,23 @@ def foresee_folded(
     """The prediction of a candidate, simulated by the replicas that stand for all."""
     fold = fold_for(plan, candidate)
     if fold is None:
+        refuse_many(candidate)
         return foresee(build(plan, candidate))
     own, kept = smaller(plan, candidate, fold)
     hosts = list(kept.hosts)
     return foresee(build(own, kept), shape=lambda machine: fold.machine(machine, hosts))
+
+
+def refuse_many(candidate: Candidate) -> None:
+    """Refuse to simulate thousands of devices one by one."""
+    count = len(candidate.devices)
+    if count > _MOST:
+        raise ConfigError(
+            f"no replicas stand for all {count} devices",
+            expected="equal replicas that fill hosts, or fill them together",
+            found=str(candidate),
+            remedy="let pipeline times model divide the devices of a host, or be a multiple",
+        )
 
 
 def _levels(sets: int, topology: str) -> list[float]:

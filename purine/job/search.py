@@ -161,8 +161,8 @@ class _Searching:
             sizes = _sizes(todo, batch)
             self.sources = measured(self.plan, sizes, seconds=self.told.measuring)
             self.measuring = perf_counter() - start
-        work = self._work(batch)
-        todo.sort(key=lambda one: (not one.plain, work.estimate(one)))
+        work = self._work()
+        todo = _ordered(todo, work)
         tried = 0
         while todo:
             one = todo.pop(0)
@@ -176,7 +176,7 @@ class _Searching:
                 todo.insert(0, smaller)
         return self._searched()
 
-    def _work(self, batch: int) -> Work:
+    def _work(self) -> Work:
         """What a step has to do, by the times of one device."""
         one = with_candidate(self.plan, Candidate(self.devices[:1], _ONE))
         found = self._foresee(one)
@@ -184,7 +184,15 @@ class _Searching:
         solver_states = 2 if self.plan.job.momentum else 1
         link = self.told.what_if.link
         rate = float("inf") if link is None else link.rate
-        return Work(found.seconds, sum(sizes) // solver_states, rate, batch)
+        blobs = sum(size_in_bytes(blob) for blob in self.plan.net.blobs.values())
+        return Work(
+            found.seconds,
+            sum(sizes) // solver_states,
+            rate,
+            self.plan.job.accumulate or 1,
+            float(blobs),
+            max(1, len(self.plan.net.ops)),
+        )
 
     def _left_out(self, one: Candidate, work: Work, tried: int) -> str:
         """Why a candidate is not simulated, if it is not."""
@@ -285,6 +293,19 @@ class _Searching:
             self.measuring,
             self.memory,
         )
+
+
+def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:
+    """Candidates by their estimate: plain data parallel, then the best of each product of numbers
+    of replicas, stages and parts of layers, then the rest."""
+    ordered = sorted(todo, key=lambda one: (not one.plain, work.estimate(one)))
+    first: dict[object, Candidate] = {}
+    for one in ordered:
+        scheme = one.scheme
+        key = scheme.data, scheme.pipeline, scheme.model, scheme.hybrid, scheme.asynchronous
+        first.setdefault(key, one)
+    firsts = list(first.values())
+    return [*firsts, *(one for one in ordered if one not in firsts)]
 
 
 def _sizes(todo: Collection[Candidate], batch: int) -> list[tuple[int, int]]:

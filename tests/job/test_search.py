@@ -55,7 +55,7 @@ def test_what_changes_the_numbers_is_taken_only_where_it_is_allowed() -> None:
 
 
 def test_estimates_know_links_and_idle_stages() -> None:
-    work = Work(1.0, 10**9, rate=1e9, batch=64)
+    work = Work(1.0, 10**9, rate=1e9)
     devices = parse_devices("host0-1:cpu:0")
     plain = Candidate(devices, Scheme(data=2))
     assert work.compute(plain) == 0.5
