@@ -39,6 +39,7 @@ def predict(
     """
     from purine.analysis.cost import load_profile
     from purine.cli.figures import as_json, figures, headline
+    from purine.job.automatic import with_devices
     from purine.job.config import merge
     from purine.job.foresee import foresight, read_source, refuse_workers
     from purine.job.launch import job_layers
@@ -48,7 +49,7 @@ def predict(
     from purine.placement.devices import parse_devices
 
     assumed, devices = parse_what_if(what_if or [])
-    layers = job_layers(job, job_options(options))
+    layers = with_devices(job_layers(job, job_options(options)))
     if devices is not None:
         layers.append({"devices": devices})
     job_now = replace(merge(*layers), out=None)

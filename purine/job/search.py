@@ -22,7 +22,7 @@ from purine.job.foresee import Source, WhatIf, foresee
 from purine.job.on_paper import foresee_folded
 from purine.job.placing import megabytes, threads_for
 from purine.job.plan import JobPlan, prepared, recipe_of
-from purine.job.quick import measurable, measured
+from purine.job.quick import measurable, measured, tried
 from purine.machine.capacity import available_memory
 from purine.parallel import Scheme
 from purine.placement.devices import is_cpu, parse_devices
@@ -37,6 +37,8 @@ ERROR = 0.08
 equally good."""
 MANY = 64
 """Above so many devices hosts that do the same are simulated once."""
+_TIES = 5
+"""How many plans are run at most to choose between them."""
 _SIZES = 6
 """How many sizes of batches are measured."""
 _ONE = Scheme()
@@ -44,13 +46,17 @@ _ONE = Scheme()
 
 @dataclass(frozen=True)
 class Planned:
-    """A candidate that was simulated: seconds of a step, its range, and the peak of each device."""
+    """A candidate that was simulated: seconds of a step, its range, and the peak of each device.
+
+    `tried` are the seconds of a step that ran.
+    """
 
     candidate: Candidate
     seconds: float
     low: float
     high: float
     peaks: Mapping[Location, int]
+    tried: float | None = None
 
     @property
     def peak(self) -> int:
@@ -81,6 +87,8 @@ class Searched:
     @property
     def ties(self) -> tuple[Planned, ...]:
         """The plans that differ from the best by less than the error of predictions."""
+        if self.best.tried is not None:
+            return ()
         most = self.best.seconds * (1 + ERROR)
         return tuple(one for one in self.plans[1:] if one.seconds < most)
 
@@ -92,6 +100,7 @@ class Search:
     `memory` are the bytes of each device, or None for what this machine has, shared by its CPU
     devices. `most` bounds how many candidates are simulated, `seconds` how long the search takes,
     `measuring` how many seconds of it measuring may take. With a `source` nothing is measured.
+    For `trial` seconds, plans that are as good as the best run here, if they can.
     """
 
     allow: Collection[str] = ()
@@ -102,6 +111,7 @@ class Search:
     most: int = 24
     seconds: float = 300.0
     measuring: float = 30.0
+    trial: float = 0.0
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -270,7 +280,7 @@ class _Searching:
                 found=min(needs, key=lambda why: (len(why), why), default="no scheme that works"),
                 remedy="name more devices, lower --batch, or give --memory what devices have",
             )
-        plans = tuple(sorted(self.plans, key=lambda one: one.seconds))
+        plans = self._tried(sorted(self.plans, key=lambda one: one.seconds))
         basis = (
             "times are measured here, in this process"
             if self.sources
@@ -293,6 +303,21 @@ class _Searching:
             self.measuring,
             self.memory,
         )
+
+    def _tried(self, plans: list[Planned]) -> tuple[Planned, ...]:
+        """The plans with those first that are equally good and ran, the quickest of these first."""
+        most = plans[0].seconds * (1 + ERROR)
+        ties = [one for one in plans if one.seconds < most][:_TIES]
+        several = len({host for one in ties for host in one.candidate.hosts}) > 1
+        if self.told.trial <= 0 or len(ties) < 2 or several or not measurable(self.plan):
+            return tuple(plans)
+        start = perf_counter()
+        steps = [with_candidate(self.plan, one.candidate) for one in ties]
+        times = tried(steps, seconds=self.told.trial)
+        self.measuring += perf_counter() - start
+        ran = [replace(one, tried=time) for one, time in zip(ties, times, strict=True)]
+        ran.sort(key=lambda one: one.tried or 0.0)
+        return (*ran, *(one for one in plans if one not in ties))
 
 
 def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:

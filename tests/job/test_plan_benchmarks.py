@@ -23,7 +23,7 @@ def test_all_candidates_of_a_case_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = benchmark("plan.py", monkeypatch)
-    options = Namespace(most=3, turns=1, seconds=0.01)
+    options = Namespace(most=3, turns=1, seconds=0.01, trial=0.1)
     row = plan["measured_case"]("mlp:32:cpu:0-1", options)
     assert row["ratio"] >= 1
     assert row["plain"] >= 1

@@ -16,7 +16,7 @@ from purine.job.file import read_options
 from purine.job.foresee import WhatIf
 from purine.job.on_paper import fold_of
 from purine.job.plan import JobPlan
-from purine.job.search import ERROR, Search, search, with_candidate
+from purine.job.search import ERROR, Planned, Search, _Searching, search, with_candidate
 from purine.job.sizes import parse_size
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
@@ -132,6 +132,8 @@ def test_train_takes_the_plan(tmp_path: Path) -> None:
     done = call("train", job, "--out", tmp_path / "run")
     assert done.code == 0, done.err
     assert "auto" not in (tmp_path / "run" / "config.yaml").read_text()
+    again = call("train", job, "--resume", "--out", tmp_path / "run", "--iters", "4")
+    assert again.code == 0, again.err
 
 
 def test_sizes_of_memory() -> None:
@@ -168,3 +170,15 @@ def test_many_devices_are_predicted_and_planned() -> None:
     done = call("plan", *job, "--link", "10gbit", "--memory", "1gb", "--simulate", "1", "--json")
     assert done.code == 0, done.err
     assert len(json.loads(done.out)["plans"]) == 1
+
+
+def test_plans_that_are_equally_good_are_run() -> None:
+    plan = plan_of("cpu:0", data="synthetic:image=1x28x28,classes=10,count=256")
+    searching = _Searching(plan, Search(trial=0.2))
+    one = Candidate(("cpu:0",), Scheme())
+    planned = [Planned(one, 1.0 + 0.01 * k, 1.0, 1.0, {}) for k in range(2)]
+    ran = searching._tried([*planned, Planned(one, 9.0, 9.0, 9.0, {})])
+    assert [found.tried is not None for found in ran] == [True, True, False]
+    assert ran[0].tried is not None
+    assert ran[1].tried is not None
+    assert 0 < ran[0].tried <= ran[1].tried < 1
