@@ -55,6 +55,8 @@ class Fold:
         Inner nodes of all trees are shared out among all sets, as owners are among a few.
         """
         branches = min(_BRANCHES[self.topology], self.of - 1)
+        if branches < self.groups and self.units < branches:
+            return 1.0  # a host gathers one unit at most, however many hosts there are
         if branches < self.groups:
             return (1 - 1 / self.of) / (1 - 1 / self.groups)
         busiest = -(-self.units // (branches + 1)) * branches
