@@ -33,6 +33,7 @@ def plan(
     simulate: int = 24,
     seconds: float = 300.0,
     measure: float = 30.0,
+    trial: float = 5.0,
     json: bool = False,
     **options: object,
 ) -> None:
@@ -74,6 +75,7 @@ def plan(
         most=simulate,
         seconds=seconds,
         measuring=measure,
+        trial=trial,
         progress=(lambda text: None) if json else lambda text: typer.echo(text, err=True),
     )
     found = search(base, told)
@@ -102,6 +104,7 @@ def _text(found: Searched, out: Path | None) -> str:
     lines = ["     a step     at the peak  scheme"]
     lines += [
         f"{number:>2}  {_time(one.seconds):>9}  {megabytes(one.peak):>12}  {one.candidate}"
+        + ("" if one.tried is None else f" ({_time(one.tried)} when it ran)")
         for number, one in enumerate(found.plans[:10], 1)
     ]
     if len(found.plans) > 10:
@@ -177,6 +180,7 @@ def _signature() -> Signature:
         _option("simulate", int, "Candidates that are simulated at most.", "N", 24),
         _option("seconds", float, "Seconds of the search at most.", "S", 300.0),
         _option("measure", float, "Seconds to measure the net here at most.", "S", 30.0),
+        _option("trial", float, "Seconds to run equally good plans here.", "S", 5.0),
         parameter("json", bool, typer.Option("--json", help="Print one JSON object."), False),
     ]
     taken = {one.name for one in ours} | {"parallel"}

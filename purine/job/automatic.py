@@ -16,7 +16,7 @@ from purine.machine.cores import available
 from purine.placement.devices import parse_devices
 from purine.transports.processes import rank_and_size
 
-__all__ = ["base_plan", "settled_layers", "with_devices"]
+__all__ = ["base_plan", "settled_layers", "with_devices", "without_auto"]
 
 
 def with_devices(layers: Sequence[Given]) -> list[Given]:
@@ -24,6 +24,14 @@ def with_devices(layers: Sequence[Given]) -> list[Given]:
     return [
         {**layer, "devices": _all_devices()} if layer.get("devices") == ALL else dict(layer)
         for layer in layers
+    ]
+
+
+def without_auto(layers: Sequence[Given]) -> list[Given]:
+    """The layers for a run that goes on: it keeps its own scheme where they leave that open."""
+    return [
+        {name: value for name, value in layer.items() if (name, value) != ("parallel", AUTO)}
+        for layer in with_devices(layers)
     ]
 
 
@@ -45,8 +53,9 @@ def settled_layers(
     if not named or named[-1] != AUTO:
         return layers
     plan = base_plan(merge(*({**layer, "parallel": None} for layer in layers)))
-    measuring = 0.0 if rank_and_size()[1] > 1 else 20.0
-    found = search(plan, Search(most=12, seconds=90.0, measuring=measuring, progress=progress))
+    alone = rank_and_size()[1] < 2
+    told = Search(most=12, seconds=90.0, measuring=20.0 * alone, trial=5.0 * alone)
+    found = search(plan, replace(told, progress=progress))
     job = found.job
     refuse_unfit(make_plan(job, net=plan.net, elsewhere=True).step, job)
     chosen = {"devices": job.devices, "parallel": job.parallel, "threads": job.threads}

@@ -8,7 +8,8 @@ decides in which order candidates are simulated, and which are not.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from math import prod
 from typing import Literal, TypeAlias
@@ -24,6 +25,7 @@ __all__ = ["ALLOWED", "Candidate", "Work", "candidates", "check_allowed", "spans
 ALLOWED = ("compression", "staleness")
 """What changes the numbers of training, and is therefore taken only where it is allowed."""
 
+_MANY = 64
 _MOST = 4096
 """Replicas of a scheme."""
 _COMPRESSIONS: Mapping[Compression, float] = {"fp16": 0.5, "int8": 0.26}
@@ -41,7 +43,7 @@ class Candidate:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the devices, in their order."""
-        return tuple(dict.fromkeys(at.host for at in as_locations(self.devices)))
+        return _hosts_of(self.devices)
 
     @property
     def plain(self) -> bool:
@@ -53,18 +55,25 @@ class Candidate:
         return text if self.compress is None else f"{text}, gradients in {self.compress}"
 
 
+@cache
+def _hosts_of(devices: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(at.host for at in as_locations(devices)))
+
+
 @dataclass(frozen=True)
 class Work:
     """What a step has to do: seconds of its ops on one device, and bytes of its parameters.
 
-    `rate` are the bytes per second of a link of a host.
+    `rate` are the bytes per second of a link of a host. `activations` are the bytes of all blobs of
+    the net, and `layers` its ops.
     """
 
     seconds: float
     parameters: int
     rate: float = float("inf")
-    batch: int = 1
-    accumulate: int = field(default=1)
+    accumulate: int = 1
+    activations: float = 0.0
+    layers: int = 1
 
     def compute(self, candidate: Candidate) -> float:
         """Seconds of compute of each device if none ever waits; no scheme takes less."""
@@ -81,9 +90,16 @@ class Work:
         moved = float(self.parameters)
         if candidate.compress is not None:
             moved *= _COMPRESSIONS[candidate.compress]
-        held = min(1.0, len(candidate.devices) / hosts / (scheme.pipeline * scheme.model))
+        each = len(candidate.devices) / hosts
+        held = min(1.0, each / (scheme.pipeline * scheme.model))
         crosses = scheme.data > 1 and hosts > 1
-        return compute + (2 * moved * held * (1 - 1 / hosts) / self.rate if crosses else 0.0) / 2
+        moved *= 2 * held * (1 - 1 / hosts) if crosses else 0.0
+        own = self.activations / scheme.data
+        if hosts > 1 and scheme.model > each:
+            moved += 2 * own  # activations are gathered over hosts
+        elif hosts > 1 and scheme.pipeline * scheme.model > each:
+            moved += 2 * own / self.layers
+        return compute + moved / self.rate / 2
 
 
 def candidates(
@@ -96,6 +112,8 @@ def candidates(
     inner: bool = True,
 ) -> Iterator[Candidate]:
     """The candidates for some devices and a batch, plain data parallel first.
+
+    Of more than 64 devices a replica has at most 32, as many as can be simulated.
 
     `allow` names what may change the numbers (see `ALLOWED`). With `shared`, hosts share memory.
     `layers` are those of the net, which a pipeline has to be cut into; `inner` tells whether it has
@@ -140,7 +158,8 @@ def _schemes(count: int, layers: int, *, whole: bool) -> Iterator[Scheme]:
 def _products(count: int) -> Iterator[tuple[int, int, int]]:
     for model in _divisors(count):
         for pipeline in _divisors(count // model):
-            if model <= 8 and pipeline <= 16 and count // model // pipeline <= _MOST:
+            few = count <= _MANY or model * pipeline <= _MANY // 2
+            if few and model <= 8 and pipeline <= 16 and count // model // pipeline <= _MOST:
                 yield count // model // pipeline, pipeline, model
 
 
@@ -150,7 +169,7 @@ def _divisors(count: int) -> list[int]:
 
 def _pipelines(scheme: Scheme, layers: int) -> Iterator[Scheme]:
     """A pipeline with its schedules and micro-batches."""
-    for times in (2, 1, 4):
+    for times in (2, 1, 4) if scheme.devices <= _MANY else (2,):
         micro = times * scheme.pipeline
         for schedule in ("1f1b", "zero-bubble", "gpipe"):
             if schedule != "gpipe" or times == 1:

@@ -6,7 +6,8 @@ measured by plain data parallel over as many devices, for each size of batch tha
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import statistics
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from purine.machine.cores import available
 from purine.placement.devices import as_locations, is_cpu
 from purine.runtime.run import Run
 
-__all__ = ["measurable", "measured"]
+__all__ = ["measurable", "measured", "tried"]
 
 _TURNS = 10
 _STEPS = 2
@@ -68,6 +69,40 @@ def measured(
         return tuple(
             Source(Path("measured"), run.trace, own) for run, own in zip(runs, plans, strict=True)
         )
+
+
+def tried(plans: Sequence[JobPlan], *, seconds: float) -> list[float]:
+    """Seconds of a step of each of these plans, run here: they take turns, medians count."""
+    spent: list[list[float]] = [[] for _ in plans]
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                Run(
+                    own.step,
+                    data=own.data,
+                    seed=own.job.seed or 0,
+                    threads=own.job.threads,
+                    prefetch=own.job.prefetch,
+                    compiled=False,
+                )
+            )
+            for own in plans
+        ]
+        ends = perf_counter() + seconds
+        counts: list[int] = []
+        for run in runs:
+            start = perf_counter()
+            for _ in run.steps(_STEPS):
+                pass
+            step = (perf_counter() - start) / _STEPS
+            counts.append(max(_STEPS, round(seconds / len(runs) / _TURNS / step)))
+        while perf_counter() < ends or not spent[-1]:
+            for run, count, own_times in zip(runs, counts, spent, strict=True):
+                start = perf_counter()
+                for _ in run.steps(count):
+                    pass
+                own_times.append((perf_counter() - start) / count)
+    return [statistics.median(times) for times in spent]
 
 
 def _plain(plan: JobPlan, devices: int, samples: int) -> JobPlan:

@@ -22,7 +22,7 @@ from purine.job.foresee import Source, WhatIf, foresee
 from purine.job.on_paper import foresee_folded
 from purine.job.placing import megabytes, threads_for
 from purine.job.plan import JobPlan, prepared, recipe_of
-from purine.job.quick import measurable, measured
+from purine.job.quick import measurable, measured, tried
 from purine.machine.capacity import available_memory
 from purine.parallel import Scheme
 from purine.placement.devices import is_cpu, parse_devices
@@ -30,13 +30,15 @@ from purine.recipe import make_step
 from purine.simulator.machine import Machine
 from purine.simulator.prediction import Prediction
 
-__all__ = ["ERROR", "Planned", "Search", "Searched", "search", "with_candidate"]
+__all__ = ["ERROR", "MANY", "Planned", "Search", "Searched", "search", "with_candidate"]
 
 ERROR = 0.08
 """How far predictions may be from a run where times are measured: plans that differ by less are
 equally good."""
-_MANY = 64
+MANY = 64
 """Above so many devices hosts that do the same are simulated once."""
+_TIES = 5
+"""How many plans are run at most to choose between them."""
 _SIZES = 6
 """How many sizes of batches are measured."""
 _ONE = Scheme()
@@ -44,13 +46,17 @@ _ONE = Scheme()
 
 @dataclass(frozen=True)
 class Planned:
-    """A candidate that was simulated: seconds of a step, its range, and the peak of each device."""
+    """A candidate that was simulated: seconds of a step, its range, and the peak of each device.
+
+    `tried` are the seconds of a step that ran.
+    """
 
     candidate: Candidate
     seconds: float
     low: float
     high: float
     peaks: Mapping[Location, int]
+    tried: float | None = None
 
     @property
     def peak(self) -> int:
@@ -81,6 +87,8 @@ class Searched:
     @property
     def ties(self) -> tuple[Planned, ...]:
         """The plans that differ from the best by less than the error of predictions."""
+        if self.best.tried is not None:
+            return ()
         most = self.best.seconds * (1 + ERROR)
         return tuple(one for one in self.plans[1:] if one.seconds < most)
 
@@ -92,6 +100,7 @@ class Search:
     `memory` are the bytes of each device, or None for what this machine has, shared by its CPU
     devices. `most` bounds how many candidates are simulated, `seconds` how long the search takes,
     `measuring` how many seconds of it measuring may take. With a `source` nothing is measured.
+    For `trial` seconds, plans that are as good as the best run here, if they can.
     """
 
     allow: Collection[str] = ()
@@ -102,6 +111,7 @@ class Search:
     most: int = 24
     seconds: float = 300.0
     measuring: float = 30.0
+    trial: float = 0.0
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -161,8 +171,8 @@ class _Searching:
             sizes = _sizes(todo, batch)
             self.sources = measured(self.plan, sizes, seconds=self.told.measuring)
             self.measuring = perf_counter() - start
-        work = self._work(batch)
-        todo.sort(key=lambda one: (not one.plain, work.estimate(one)))
+        work = self._work()
+        todo = _ordered(todo, work)
         tried = 0
         while todo:
             one = todo.pop(0)
@@ -176,7 +186,7 @@ class _Searching:
                 todo.insert(0, smaller)
         return self._searched()
 
-    def _work(self, batch: int) -> Work:
+    def _work(self) -> Work:
         """What a step has to do, by the times of one device."""
         one = with_candidate(self.plan, Candidate(self.devices[:1], _ONE))
         found = self._foresee(one)
@@ -184,7 +194,15 @@ class _Searching:
         solver_states = 2 if self.plan.job.momentum else 1
         link = self.told.what_if.link
         rate = float("inf") if link is None else link.rate
-        return Work(found.seconds, sum(sizes) // solver_states, rate, batch)
+        blobs = sum(size_in_bytes(blob) for blob in self.plan.net.blobs.values())
+        return Work(
+            found.seconds,
+            sum(sizes) // solver_states,
+            rate,
+            self.plan.job.accumulate or 1,
+            float(blobs),
+            max(1, len(self.plan.net.ops)),
+        )
 
     def _left_out(self, one: Candidate, work: Work, tried: int) -> str:
         """Why a candidate is not simulated, if it is not."""
@@ -204,7 +222,7 @@ class _Searching:
     def _try(self, one: Candidate) -> Candidate | None:
         """Simulate a candidate; returns one that needs less memory if it does not fit."""
         try:
-            if len(self.devices) > _MANY:
+            if len(self.devices) > MANY:
                 found = foresee_folded(self.plan, one, with_candidate, self._foresee)
             else:
                 found = self._foresee(with_candidate(self.plan, one))
@@ -262,7 +280,7 @@ class _Searching:
                 found=min(needs, key=lambda why: (len(why), why), default="no scheme that works"),
                 remedy="name more devices, lower --batch, or give --memory what devices have",
             )
-        plans = tuple(sorted(self.plans, key=lambda one: one.seconds))
+        plans = self._tried(sorted(self.plans, key=lambda one: one.seconds))
         basis = (
             "times are measured here, in this process"
             if self.sources
@@ -272,7 +290,7 @@ class _Searching:
         )
         return Searched(
             with_candidate(self.plan, plans[0].candidate).job
-            if len(self.devices) <= _MANY
+            if len(self.devices) <= MANY
             else replace(
                 self.plan.job,
                 parallel=str(plans[0].candidate.scheme),
@@ -285,6 +303,34 @@ class _Searching:
             self.measuring,
             self.memory,
         )
+
+    def _tried(self, plans: list[Planned]) -> tuple[Planned, ...]:
+        """The plans with those first that are equally good and ran, the quickest of these first."""
+        most = plans[0].seconds * (1 + ERROR)
+        ties = [one for one in plans if one.seconds < most][:_TIES]
+        several = len({host for one in ties for host in one.candidate.hosts}) > 1
+        if self.told.trial <= 0 or len(ties) < 2 or several or not measurable(self.plan):
+            return tuple(plans)
+        start = perf_counter()
+        steps = [with_candidate(self.plan, one.candidate) for one in ties]
+        times = tried(steps, seconds=self.told.trial)
+        self.measuring += perf_counter() - start
+        ran = [replace(one, tried=time) for one, time in zip(ties, times, strict=True)]
+        ran.sort(key=lambda one: one.tried or 0.0)
+        return (*ran, *(one for one in plans if one not in ties))
+
+
+def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:
+    """Candidates by their estimate: plain data parallel, then the best of each product of numbers
+    of replicas, stages and parts of layers, then the rest."""
+    ordered = sorted(todo, key=lambda one: (not one.plain, work.estimate(one)))
+    first: dict[object, Candidate] = {}
+    for one in ordered:
+        scheme = one.scheme
+        key = scheme.data, scheme.pipeline, scheme.model, scheme.hybrid, scheme.asynchronous
+        first.setdefault(key, one)
+    firsts = list(first.values())
+    return [*firsts, *(one for one in ordered if one not in firsts)]
 
 
 def _sizes(todo: Collection[Candidate], batch: int) -> list[tuple[int, int]]:
