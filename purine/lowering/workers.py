@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from purine.graph import NOTHING, Graph
-from purine.registry.kind import Attr, Kind, register
 
-__all__ = ["ROUND", "alone", "has_workers", "here", "worker_parts"]
-
-ROUND = "Round"
-_CALLED = {"of": Attr(int), "pace": Attr(int), "bound": Attr(int | None, None)}
-register(Kind(ROUND, None, (), attributes=_CALLED))
-"""Says that the worker it belongs to is the courier of worker `of`, beside which it is.
-
-It goes when that one has completed `pace` iterations since it went last, which may be `bound`
-iterations ahead of what has been carried.
-"""
+__all__ = ["alone", "has_workers", "here", "worker_parts"]
 
 
 def has_workers(graph: Graph) -> bool:

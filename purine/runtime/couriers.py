@@ -13,11 +13,11 @@ from torch import Tensor
 
 from purine.analysis.aliasing import Aliasing
 from purine.core import compile_plan
-from purine.graph import Graph
+from purine.graph import ROUND, Graph
 from purine.lowering import Options, lower
 from purine.lowering.hosts import hosts_of
 from purine.lowering.lowered import Lowered
-from purine.lowering.workers import ROUND, alone, worker_parts
+from purine.lowering.workers import alone, worker_parts
 from purine.registry.kind import Kernel
 from purine.runtime.exchange import Exchange
 from purine.runtime.program import Program, compile_program

@@ -81,10 +81,12 @@ def serve(
     if rule.synchronous:
         return replicate(step, places)
     across = len({place.host for place in places}) > 1
-    _refuse_places(
-        places, own, len(RULES[rule.scheme].keys() & {"servers"}) and rule.count("servers")
-    )
+    servers = rule.count("servers") if "servers" in RULES[rule.scheme] else 0
+    _refuse_places(places, own, servers if across else 0)
     _refuse_step(base)
+    if servers and not across:
+        what, expected = "a server is for workers on several hosts", "devices of several hosts"
+        raise ConfigError(what, expected, f"servers={servers}", "leave servers out")
     if across:
         return check(over_hosts(base, own, places, rule))
     count = len(places) // len(own)

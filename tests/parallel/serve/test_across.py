@@ -8,10 +8,10 @@ import pytest
 
 import purine as pu
 from purine.errors import ConfigError
-from purine.graph import Graph
+from purine.graph import ROUND, Graph
 from purine.lowering import Options, lower
 from purine.lowering.hosts import channels_of, hosts_of
-from purine.lowering.workers import ROUND, alone, worker_parts
+from purine.lowering.workers import alone, worker_parts
 from purine.parallel import serve
 
 SCHEMES: dict[str, dict[str, Any]] = {
