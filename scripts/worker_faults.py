@@ -41,7 +41,8 @@ from purine.graph import Graph
 from purine.transports.open_world import LINKS, OpenWorld
 
 SEATS, WORKERS, BATCH, PACE, SEED = 5, 4, 16, 4, 0
-LR = {"downpour": 0.02, "easgd": 0.01, "local": 0.01, "diloco": 0.01}
+RATES = {"downpour": (0.1, 0.0), "easgd": (0.01, 0.9), "local": (0.01, 0.9), "diloco": (0.01, 0.9)}
+"""By scheme the rate and the momentum. Sums of stale gradients and momentum diverge together."""
 PATIENCE = 300.0
 _FORK = multiprocessing.get_context("fork")
 
@@ -69,7 +70,8 @@ class Job:
 def job_of(options: argparse.Namespace, folder: Path) -> Job:
     data = pu.data.open_data(options.data)
     net = pu.data.prepare(pu.zoo.NETS[options.net](batch=BATCH), data.train)
-    step = pu.solvers.sgd(pu.backward(net), lr=LR[options.scheme], momentum=0.9)
+    rate, momentum = RATES[options.scheme]
+    step = pu.solvers.sgd(pu.backward(net), lr=rate, momentum=momentum)
     pace = {"push" if options.scheme == "downpour" else "every": PACE}
     devices = ",".join(f"host{number}:cpu:0" for number in range(SEATS + 1))
     graph = pu.parallel.serve(step, devices, options.scheme, servers=1, **pace)
@@ -247,7 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--joins", type=int, default=10)
-    parser.add_argument("--scheme", choices=sorted(LR), default="downpour")
+    parser.add_argument("--scheme", choices=sorted(RATES), default="downpour")
     parser.add_argument("--transport", choices=LINKS, default="shm")
     parser.add_argument("--net", default="lenet", choices=sorted(pu.zoo.NETS))
     parser.add_argument("--data", default="fashion-mini")

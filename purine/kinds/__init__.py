@@ -13,7 +13,6 @@ import purine.kinds.fused
 import purine.kinds.grouped
 import purine.kinds.loss_scale
 import purine.kinds.rates
-import purine.kinds.rounds
 import purine.kinds.sync_norm
 import purine.kinds.update
 import purine.kinds.versions  # noqa: F401  (these register kinds or kernels, and have no layers)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from purine.registry.kind import kind
+from purine.graph import ROUND
+from purine.registry.kind import Attr, Kind, kind, register
 
 __all__ = [
     "Collect",
@@ -23,6 +24,15 @@ __all__ = [
     "Rebase",
     "StaleRate",
 ]
+
+
+_CALLED = {"of": Attr(int), "pace": Attr(int), "bound": Attr(int | None, None)}
+register(Kind(ROUND, None, (), attributes=_CALLED))
+"""Says that the worker it belongs to is the courier of worker `of`, beside which it is.
+
+It goes when that one has completed `pace` iterations since it went last. The worker may be `bound`
+iterations ahead of what has been carried.
+"""
 
 
 @kind

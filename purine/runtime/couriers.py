@@ -13,8 +13,7 @@ from torch import Tensor
 
 from purine.analysis.aliasing import Aliasing
 from purine.core import compile_plan
-from purine.graph import Graph
-from purine.kinds.rounds import ROUND
+from purine.graph import ROUND, Graph
 from purine.lowering import Options, lower
 from purine.lowering.hosts import hosts_of
 from purine.lowering.lowered import Lowered

@@ -23,9 +23,8 @@ from purine.autodiff import reported_losses
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
-from purine.graph import Graph
+from purine.graph import ROUND, Graph
 from purine.graph.names import copied_from, of_worker, worker_of
-from purine.kinds.rounds import ROUND
 from purine.lowering import Options, lower, options_for
 from purine.lowering.hosts import part_of
 from purine.lowering.workers import has_workers, here, worker_parts

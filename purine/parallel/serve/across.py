@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 import purine.kinds.asynchronous
 import purine.kinds.versions  # noqa: F401  (registers the kinds)
 from purine.errors import ConfigError
-from purine.graph import FETCH, Attribute, Builder, Filler, Graph, Location, Origin
+from purine.graph import FETCH, ROUND, Attribute, Builder, Filler, Graph, Location, Origin
 from purine.graph.names import worker_of
-from purine.kinds.rounds import ROUND
 from purine.parallel.serve.rule import RULES, Asynchronous
 from purine.parallel.serve.server import share_of
 from purine.parallel.serve.worker import Worker, join_workers

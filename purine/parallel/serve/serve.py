@@ -81,10 +81,13 @@ def serve(
     if rule.synchronous:
         return replicate(step, places)
     across = len({place.host for place in places}) > 1
-    _refuse_places(
-        places, own, len(RULES[rule.scheme].keys() & {"servers"}) and rule.count("servers")
-    )
+    servers = rule.count("servers") if "servers" in RULES[rule.scheme] else 0
+    _refuse_places(places, own, servers if across else 0)
     _refuse_step(base)
+    if servers and not across:
+        what, expected = "a server is for workers on several hosts", "devices of several hosts"
+        raise ConfigError(what, expected, f"servers={servers}", "leave servers out")
+    _refuse_untrained(Worker(base, 0, 1, rule))
     if across:
         return check(over_hosts(base, own, places, rule))
     count = len(places) // len(own)
@@ -93,7 +96,6 @@ def serve(
         onto = places[number * len(own) : (number + 1) * len(own)]
         placed = without_copies(to_devices(base, dict(zip(own, onto, strict=True))))
         workers.append(Worker(placed, number, count, rule))
-        _refuse_untrained(workers[-1])
         _SCHEMES[rule.scheme](workers[-1])
     return check(insert_copies(join_workers(workers)))
 

@@ -8,8 +8,7 @@ import pytest
 
 import purine as pu
 from purine.errors import ConfigError
-from purine.graph import Graph
-from purine.kinds.rounds import ROUND
+from purine.graph import ROUND, Graph
 from purine.lowering import Options, lower
 from purine.lowering.hosts import channels_of, hosts_of
 from purine.lowering.workers import alone, worker_parts
