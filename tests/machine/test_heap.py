@@ -12,7 +12,10 @@ _SCRIPT = """
 import resource, purine, torch
 from purine.machine.heap import tune_heap
 net = purine.zoo.{net}
-tuned = tune_heap(purine.backward(net))
+heap = tune_heap(purine.backward(net))
+tuned = heap is not None and heap.mapped
+if heap is not None:
+    heap.settle()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
     torch.ones(4 << 20)
