@@ -23,6 +23,8 @@ from purine.registry.lookup import lookup
 
 __all__ = ["Peaks", "peak_memory", "peaks"]
 
+_MOST_IN_FLIGHT = 8
+"""Iterations in flight that are simulated; a longer lead of the reader is left out."""
 _Buffer = tuple[str, int]
 """The blob that stands for a buffer, and the iteration that wrote it; -1 for the ones before."""
 
@@ -82,7 +84,8 @@ def peaks(
     # Workers read versions of each other's states, so their iterations do not follow each other.
     alone = any(state.shared or state.staleness for state in graph.states.values())
     held = _Held(graph, whole, parts)
-    for op, iteration, begins in _simulated(graph, duration, 1 if alone else credit):
+    in_flight = 1 if alone else min(credit, _MOST_IN_FLIGHT)
+    for op, iteration, begins in _simulated(graph, duration, in_flight):
         if op is None:
             held.collect(iteration)
         elif begins:

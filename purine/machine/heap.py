@@ -37,10 +37,8 @@ from purine.registry.lookup import lookup
 __all__ = ["FIRST", "Heap", "tune_heap"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-_SMALL, _LARGE, _LARGEST = 128 << 10, 1 << 20, 24 << 20
+_SMALL, _LARGE, _LARGEST = 128 << 10, 3 << 20, 24 << 20
 _HALF, _PIECE, _ALL = 32 << 20, 64 << 20, 1 << 30
-_COUNTED = 3 << 20
-"""Results from this size on count as large ones."""
 _DENSE = PROFILE.mapped_bytes_per_flop
 """Bytes of results for each flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
@@ -111,7 +109,7 @@ def _volume(graph: Graph) -> tuple[int, int]:
     for op in graph.ops.values():
         sizes = (size_in_bytes(graph.blobs[name]) for name in op.outputs if name)
         if not lookup(op).overwrites(op):
-            written += sum(size for size in sizes if size >= _COUNTED)
+            written += sum(size for size in sizes if size >= _LARGE)
         flops += cost(op, graph.blobs).flops
     return written, flops
 

@@ -52,7 +52,7 @@ def test_a_setting_of_the_user_stays() -> None:
 @pytest.mark.multiprocess
 def test_a_step_that_computes_little_with_each_byte_keeps_its_heap() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(net="resnet50(batch=8)")],
+        [sys.executable, "-c", _SCRIPT.format(net="resnet50(batch=8, width=16)")],
         capture_output=True,
         text=True,
         check=True,
