@@ -257,12 +257,12 @@ class _Setting:
 
     def memory(self) -> dict[Location, int]:
         """The peak of each device."""
-        step = self.plan.step
+        step, credit = self.plan.step, self.plan.job.prefetch + 1
         if len(self.hosts) == 1:
-            return dict(lower(step, options_for(step)).peak_memory())
+            return dict(lower(step, options_for(step)).peak_memory(credit=credit))
         peaks: dict[Location, int] = {}
         for host in self.hosts:
-            peaks |= lower(step, Options(host=host)).peak_memory()
+            peaks |= lower(step, Options(host=host)).peak_memory(credit=credit)
         return peaks
 
     def notes(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from purine.lowering import Options, lower, options_for
 from purine.lowering.hosts import part_of
 from purine.lowering.workers import has_workers, here, worker_parts
 from purine.machine.cores import cores_of, on_gpus
-from purine.machine.heap import tune_heap
+from purine.machine.heap import FIRST, tune_heap
 from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import unknown_name
@@ -165,8 +165,10 @@ class Run:
             world.compare({**facts, "record": str(record)})
             world.compare_step(self.graph)
         self._begin()
-        if not self._gpus:
-            tune_heap(self.graph)
+        self._heap = None if self._gpus else tune_heap(self.graph)
+        """How to use malloc once the first iterations are complete; None from then on."""
+        self._mapping = FIRST
+        """How many of the first iterations are left."""
 
     def _begin(self) -> None:
         """The state of a run that has not stepped yet."""
@@ -225,6 +227,10 @@ class Run:
                 with self._noting_failure():
                     result = self._result(executor, self.iteration)
             self.iteration += 1
+            self._mapping -= 1
+            if self._heap is not None and self._mapping <= 0:
+                self._heap.settle()
+                self._heap = None
             return result
 
     def _result(self, executor: Executor | Workers, iteration: int) -> Result:
