@@ -1,6 +1,6 @@
 """The server of a live page: a process beside the job, which reads the job's folder.
 
-It is a process of its own, at the lowest priority, so that neither its work nor the lock of the
+It is a process of its own, at a low priority, so that neither its work nor the lock of the
 interpreter holds up the job; and a job that is stuck is still shown. Before somebody looks it has
 imported nothing large. It answers on 127.0.0.1 only, to whoever knows the token, and to no page
 of another origin. It ends when the job closes its standard input, also by dying.
@@ -31,6 +31,8 @@ __all__ = ["Server", "main"]
 _SECONDS = 10.0
 """For which a connection may ask nothing, or not read its answer."""
 _CONNECTIONS = 64
+_NICE = 10
+"""The job goes first, and the page still opens where it keeps all cores busy."""
 _FAREWELL = 3.0
 """Seconds for which viewers can still ask after the end of the job."""
 _HEADERS = {
@@ -155,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until standard input is closed; the first line of output is the address."""
-    os.nice(19)
+    os.nice(_NICE)
     server = Server(Path(sys.argv[1]))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.address, flush=True)

@@ -40,7 +40,7 @@ def opens(browser: Any) -> Opens:
         errors: list[str] = []
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | settings)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)  # a busy machine is no mistake of the page
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
         address = what if isinstance(what, str) else what.resolve().as_uri()
