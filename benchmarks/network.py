@@ -10,7 +10,13 @@ the bytes, `ddp_ratio` how many times as long DDP takes as Purine; both also for
 are taken for half. A turn should have a dozen steps or more: the end of its last step is not hidden
 behind another. The last line is JSON.
 
+With `--scheme` a worker on each host trains asynchronously, and a courier for each carries what it
+has learnt to the first host and back, in every `--every` steps at most. Its contenders are the
+compute alone and this. `compute_ratio` is how fast it is as a fraction of compute alone, and
+`steps_per_round` how many steps pass between two exchanges.
+
     python benchmarks/network.py --rate 1gbit
+    python benchmarks/network.py --rate 200mbit --scheme downpour
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -27,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -34,15 +42,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from scaling import NETS
 from step import DECAY, LR, MOMENTUM, samples
 
+if TYPE_CHECKING:
+    from purine.data import DataSet
+    from purine.graph import Graph
+
 CONTENDERS = ("compute", "bytes", "ddp", "ddp-fp16", "purine", "purine-fp16")
+SCHEMES = ("downpour", "easgd", "local", "local-sgd", "diloco")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SPACES = ("purine-host0", "purine-host1")
 LINK = "purinelink"
 PORT = 29700
 SOCKET = 29800
-Steps = Callable[[int], None]
-Times = dict[str, list[tuple[float, float]]]
-"""By contender the seconds of a step and its CPU seconds, by turn."""
+Steps = Callable[[int], int | None]
+"""Makes some steps; with workers it returns how many rounds were completed meanwhile."""
+Times = dict[str, list[tuple[float, ...]]]
+"""By contender the seconds of a step and its CPU seconds, by turn; of workers also the steps for
+each round."""
 
 
 def main() -> None:
@@ -54,15 +69,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="steps of a turn")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--transport", choices=("tcp", "torchdist"), default="tcp")
-    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--scheme", choices=SCHEMES, help="train asynchronously")
+    parser.add_argument("--every", type=int, default=16, help="steps between two exchanges")
+    parser.add_argument("--worker", choices=(*CONTENDERS, "workers"), help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.batch = options.batch or NETS[options.net][1]
     if options.worker:
         work(options)
         return
+    if options.scheme:
+        options.contenders = ("compute", "workers")
     if os.geteuid() != 0:
         parser.error("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes namespaces too
     with hosts(options.rate):
         times = compare(options)
     report(options, times)
@@ -120,7 +140,8 @@ def start(
     core = str(cores[rank % len(cores)])
     command = ["ip", "netns", "exec", SPACES[rank], "taskset", "-c", core, sys.executable, __file__]
     command += ["--worker", name, "--rank", str(rank), "--net", options.net]
-    command += ["--transport", options.transport]
+    command += ["--transport", options.transport, "--every", str(options.every)]
+    command += ["--scheme", options.scheme] if options.scheme else []
     environment = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     environment |= {"RANK": str(rank), "GLOO_SOCKET_IFNAME": LINK, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -132,7 +153,7 @@ def start(
     )
 
 
-def ask(team: list[subprocess.Popen[str]], steps: int) -> tuple[float, float]:
+def ask(team: list[subprocess.Popen[str]], steps: int) -> tuple[float, ...]:
     """Let both hosts make some steps; seconds and CPU seconds of one, of the slower host."""
     for worker in team:
         assert worker.stdin is not None
@@ -143,8 +164,7 @@ def ask(team: list[subprocess.Popen[str]], steps: int) -> tuple[float, float]:
         line = worker.stdout.readline()
         if not line:
             raise SystemExit("a worker ended; its message is above")
-        seconds, cpu = map(float, line.split())
-        answers.append((seconds, cpu))
+        answers.append(tuple(map(float, line.split())))
     return max(answers)
 
 
@@ -168,6 +188,15 @@ def report(options: argparse.Namespace, times: Times) -> None:
             result[f"limit_ratio{key}"] = round(purine / limit, 3)
         if f"ddp{suffix}" in medians:
             result[f"ddp_ratio{key}"] = round(medians[f"ddp{suffix}"] / purine, 3)
+    if options.scheme:
+        ratio = [one / two for one, two in zip(seconds["compute"], seconds["workers"], strict=True)]
+        result |= {"scheme": options.scheme, "every": options.every}
+        result["compute_ratio"] = round(statistics.median(ratio), 3)
+        result["compute_ratio_range"] = [round(min(ratio), 3), round(max(ratio), 3)]
+        result["cpu_ratio"] = round(cpu["workers"] / cpu["compute"], 3)
+        result["steps_per_round"] = round(
+            statistics.median(turn[2] for turn in times["workers"]), 1
+        )
     print(json.dumps(result))
 
 
@@ -177,32 +206,52 @@ def work(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     makers = {"ddp": ddp_steps, "ddp-fp16": ddp_steps, "bytes": byte_steps}
+    makers["workers"] = worker_steps
     steps = makers.get(options.worker, purine_steps)(options)
     for line in sys.stdin:
         count = int(line)
         begin, cpu = time.perf_counter(), time.process_time()
-        steps(count)
+        rounds = steps(count)
         end, cpu_end = time.perf_counter(), time.process_time()
-        print((end - begin) / count, (cpu_end - cpu) / count, flush=True)
+        steps_each = count / max(1, rounds) if rounds is not None else 0.0
+        print((end - begin) / count, (cpu_end - cpu) / count, steps_each, flush=True)
+
+
+def worker_steps(options: argparse.Namespace) -> Steps:
+    """A worker of asynchronous training; the first host has the shared parameters as well."""
+    import purine as pu
+    from purine.transports.open_world import OpenWorld
+
+    step, data = step_and_data(options)
+    scheme = options.scheme.removesuffix("-sgd")
+    settings = {"push" if scheme == "downpour" else "every": options.every}
+    step = pu.layout(step, "channels-last")
+    graph = pu.parallel.serve(step, "host0:cpu:0,host1:cpu:0", scheme, **settings)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if options.rank == 0:
+        world = OpenWorld.serving(address, port)
+    else:
+        world = OpenWorld.joining(address, port, transport=options.transport)
+    run = pu.Run(graph, data=data, seed=0, threads=1, world=world)
+
+    def steps(count: int) -> int:
+        before = run.rounds
+        for result in run.steps(count):
+            assert result.loss == result.loss
+        return (run.rounds - before) // (2 if options.rank == 0 else 1)
+
+    return steps
 
 
 def purine_steps(options: argparse.Namespace) -> Steps:
     import purine as pu
     from purine.transports.processes import ProcessWorld
 
-    setting = NETS[options.net][0]
-    net = pu.zoo.NETS[options.net](
-        batch=options.batch, classes=setting.classes, **setting.arguments
-    )
-    step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    step = pu.prune(step, ["loss"])
+    step, data = step_and_data(options)
     world = None
     if options.worker != "compute":
         step = pu.parallel.replicate(step, "host0-1:cpu:0")
         world = ProcessWorld(options.transport)
-    rows = [part.numpy() for part in samples(setting)]
-    source = pu.data.ArraySource(*rows, classes=setting.classes)
-    data = pu.data.DataSet("memory", source)
     step = pu.layout(step, "channels-last")
     if options.worker == "purine-fp16":
         step = pu.parallel.compress(step, "fp16")
@@ -213,6 +262,20 @@ def purine_steps(options: argparse.Namespace) -> Steps:
             assert result.loss == result.loss
 
     return steps
+
+
+def step_and_data(options: argparse.Namespace) -> tuple[Graph, DataSet]:
+    """The step of one host, and images in memory."""
+    import purine as pu
+
+    setting = NETS[options.net][0]
+    net = pu.zoo.NETS[options.net](
+        batch=options.batch, classes=setting.classes, **setting.arguments
+    )
+    step = pu.solvers.sgd(pu.backward(net), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    rows = [part.numpy() for part in samples(setting)]
+    source = pu.data.ArraySource(*rows, classes=setting.classes)
+    return pu.prune(step, ["loss"]), pu.data.DataSet("memory", source)
 
 
 def byte_steps(options: argparse.Namespace) -> Steps:

@@ -325,6 +325,7 @@ def _child(name: str, home: Mapping[str, int]) -> int:
 def work(options: argparse.Namespace) -> None:
     """Answer questions: a number asks for that many steps, `memory` for the peak, `facts`."""
     import torch
+    import torch._dynamo
 
     if options.worker == "purine":
         import purine  # noqa: F401
@@ -341,6 +342,8 @@ def work(options: argparse.Namespace) -> None:
             question = line.strip()
             if question == "memory":
                 answer: object = held("VmHWM") - before
+            elif question == "raw":
+                answer = held("VmHWM")
             elif question == "facts":
                 answer = facts()
             else:

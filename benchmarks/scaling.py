@@ -7,6 +7,8 @@ Contenders, each with one core per device and the same batch on each:
   `shm`, with parameters in memory that they share;
 - `fixed` and `floating`, with `--micro`: `purine` with the batch of a device in so many
   micro-batches, which stay at their device or go to whichever is free, with the same bits;
+- `late1` and `late2`, with `--late`: `purine` whose parameters are read one or two iterations late
+  (`delay`), and `floating1` and `floating2`, with `--micro` too: the same of `floating`;
 - `limit`: as many processes that train by themselves and never talk, added up;
 - `synchronous`: the same processes, which wait for each other in each step, before the update of
   the parameter whose gradient is the last. They exchange nothing. Steps that depend on each other
@@ -64,14 +66,23 @@ NETS = {
     "resnet50": (SETTINGS["resnet50"], 4),
 }
 """Each with the batch of one device."""
-CONTENDERS = ("purine", "hosts", "fixed", "floating", "limit", "synchronous", "ddp")
+LATE = {"late1": 1, "late2": 2, "floating1": 1, "floating2": 2}
+"""By contender how many iterations late it reads parameters."""
+FLOATING = ("floating", "floating1", "floating2")
+MICRO = ("fixed", *FLOATING)
+ALONE = ("purine", "late1", "late2", *MICRO)
+"""In one process."""
+OURS = (*ALONE, "hosts")
+CONTENDERS = ("purine", "hosts", *ALONE[1:], "limit", "synchronous", "ddp")
 SYNCHRONOUS = "synchronous"
-MICRO = ("fixed", "floating")
-OURS = ("purine", "hosts", *MICRO)
+AHEAD = 2
+"""Steps behind those that count: what late reads begin early is in flight at both ends."""
 PATIENCE = 120.0
 """Seconds that a device waits for another in a step."""
 UNIT = 2 << 20
 """Bytes in which parameters go between hosts that share memory."""
+CALM = 20
+"""A rate that much smaller than that of DDP: late reads diverge sooner on random labels."""
 RECORDED, SKIPPED = 12, 3
 """Iterations of the recorded run, and how many of these do not count."""
 
@@ -88,6 +99,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
     parser.add_argument("--hosts", action="store_true", help="with a process for each device too")
     parser.add_argument("--micro", type=int, default=0, help="micro-batches of a device, to float")
+    parser.add_argument("--late", action="store_true", help="with parameters read late too")
     parser.add_argument("--picture", type=Path, help="where to write the curve, as SVG")
     parser.add_argument("--hidden", action="store_true", help="record what communication costs")
     options = parser.parse_args()
@@ -96,10 +108,11 @@ def main() -> None:
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; expected 1 or more")
     extra = {"hosts": options.hosts, **dict.fromkeys(MICRO, options.micro > 0)}
+    extra |= {name: options.late and extra.get(name, True) for name in LATE}
     asked = options.contenders or [name for name in CONTENDERS if extra.get(name, True)]
     options.contenders = [n for n in CONTENDERS if n in asked or extra.get(n, False)]
     if not options.micro and not set(MICRO).isdisjoint(options.contenders):
-        parser.error("fixed and floating need --micro")
+        parser.error(f"{', '.join(MICRO)} need --micro")
     if options.micro and options.batch % options.micro:
         parser.error(f"--micro {options.micro} does not divide the batch, {options.batch}")
     counts = [int(item) for item in options.devices.split(",")]
@@ -172,7 +185,8 @@ def take_turns(
             for name, team in teams.items():
                 rates[name].append(team.rate())
             what = f"{count} devices, turn {turn}/{options.turns}{which}"
-            print(what, file=sys.stderr, flush=True)
+            line = ", ".join(f"{name} {found[-1]:.1f}" for name, found in rates.items())
+            print(f"{what}: {line}", file=sys.stderr, flush=True)
         talks = options.hidden and "purine" in teams and count > 1
         hidden = teams["purine"].ask("hidden")[0] if talks else None
     finally:
@@ -186,7 +200,7 @@ class Team:
 
     def __init__(self, name: str, count: int, options: argparse.Namespace) -> None:
         self.name, self.count, self.options = name, count, options
-        ranks = 1 if name in ("purine", *MICRO) else count
+        ranks = 1 if name in ALONE else count
         bells = [os.eventfd(0) for _ in range(count)] if name == SYNCHRONOUS else []
         common = {**vars(options), "worker": name, "count": count, "port": free_port()}
         common["bells"] = ",".join(map(str, bells))
@@ -257,7 +271,7 @@ def prepare(options: argparse.Namespace) -> None:
 def work(
     options: argparse.Namespace, questions: Iterator[str], tell: Callable[[object], None]
 ) -> None:
-    if options.worker not in ("purine", *MICRO) or options.count == 1:
+    if options.worker not in ALONE or options.count == 1:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port)}
     os.environ |= {"RANK": str(options.rank), "WORLD_SIZE": str(options.count)}
@@ -268,13 +282,11 @@ def work(
             tell(hidden())
             continue
         count = int(line)
-        run(1)
-        begin = time.perf_counter()
-        run(count)
-        tell((time.perf_counter() - begin) / count)
+        times = [time.perf_counter() for _ in run(1 + count + AHEAD)]
+        tell((times[count] - times[0]) / count)
 
 
-Worker = tuple[Callable[[int], None], Callable[[], float] | None]
+Worker = tuple[Callable[[int], Iterator[None]], Callable[[], float] | None]
 """What makes so many steps, and what tells how much of its communication was hidden."""
 
 
@@ -302,15 +314,17 @@ def new_step(
 
     setting = NETS[net][0]
     made = pu.zoo.NETS[net](batch=batch // micro, classes=setting.classes, **setting.arguments)
-    step = pu.solvers.sgd(pu.backward(made), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    step = pu.solvers.sgd(pu.backward(made), lr=LR / CALM, momentum=MOMENTUM, weight_decay=DECAY)
     step = pu.parallel.accumulate(pu.prune(step, ["loss"]), micro, chained=False)
     if worker == "hosts" and count > 1:
         devices = f"host0-{count - 1}:cpu:0"
         step = pu.parallel.replicate(step, devices, topology=topology, unit=UNIT, shared=True)
     elif worker in OURS:
         step = pu.parallel.replicate(step, f"cpu:0-{count - 1}", topology=topology)
-        if worker == "floating":
+        if worker in FLOATING:
             step = pu.parallel.floating(step)
+        if worker in LATE:
+            step = pu.parallel.delay(step, LATE[worker])
     return pu.layout(step, "channels-last")
 
 
@@ -330,9 +344,10 @@ def purine_steps(options: argparse.Namespace) -> Worker:
         step = meeting(step, options)
     run = pu.Run(step, data=data, seed=0, threads=1, world=world)
 
-    def steps(count: int) -> None:
+    def steps(count: int) -> Iterator[None]:
         for result in run.steps(count):
             assert result.loss == result.loss
+            yield
 
     def hidden() -> float:
         from purine.trace.overlap import overlap
@@ -420,7 +435,7 @@ def ddp_steps(options: argparse.Namespace) -> Worker:
     )
     position = options.rank * options.batch % (setting.count - options.batch + 1)
 
-    def steps(count: int) -> None:
+    def steps(count: int) -> Iterator[None]:
         nonlocal position
         for _ in range(count):
             rows = slice(position, position + options.batch)
@@ -431,6 +446,7 @@ def ddp_steps(options: argparse.Namespace) -> Worker:
             optimizer.step()
             value = loss.item()
             assert value == value
+            yield
 
     return steps, None
 

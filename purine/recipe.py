@@ -25,6 +25,7 @@ from purine.optimize import fuse, join, layout, mixed, recompute
 from purine.parallel.accumulate import accumulate as accumulated
 from purine.parallel.compress import compress as compressed
 from purine.parallel.cut import balanced_cut, first_ops
+from purine.parallel.delay import delay
 from purine.parallel.floating import floating
 from purine.parallel.halves import samples_of
 from purine.parallel.hybrid import hybrid
@@ -432,6 +433,12 @@ RECIPE: tuple[Stage, ...] = (
         "orders the axes of images in memory as the kernels of the device prefer",
         lambda s: s.form is not None,
         lambda step, s: step if s.form is None else layout(step, s.form),
+    ),
+    Stage(
+        "delay",
+        "lets an iteration begin before the updates of those before it are made",
+        lambda s: s.scheme.staleness > 0,
+        lambda step, s: delay(step, s.scheme.staleness),
     ),
     Stage(
         "compress",

@@ -18,6 +18,7 @@ DEFERRED = {
     "purine.cli": "help and completion must not import torch",
     "purine.compile": "kernels need Triton",
     "purine.kinds": "kernels need Triton",
+    "purine.viewer": "a live page must cost nothing before somebody looks",
 }
 """Packages that may import modules of ours inside functions, and why."""
 

@@ -17,7 +17,23 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import calibrate, explain, imports, launch, predict, reports, show, status, train
+from purine.cli import (
+    calibrate,
+    explain,
+    exports,
+    imports,
+    launch,
+    plan,
+    plot,
+    predict,
+    reports,
+    results,
+    runs,
+    show,
+    status,
+    train,
+    view,
+)
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
@@ -32,15 +48,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train.train)
-app.command("test")(reports.measure)
+app.command("test")(results.measure)
+app.command()(results.infer)
+app.command()(exports.export)
 app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(predict.predict)
+app.command()(plan.plan)
+app.command()(plot.plot)
+app.command()(runs.runs)
+app.command()(runs.compare)
 app.command()(calibrate.calibrate)
 app.command()(explain.explain)
 app.command()(reports.check)
 app.command()(show.show)
 app.command()(status.status)
+app.command()(view.view)
 app.command()(reports.trace)
 app.add_typer(imports.app, name="import")
 

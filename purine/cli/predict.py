@@ -39,17 +39,26 @@ def predict(
     """
     from purine.analysis.cost import load_profile
     from purine.cli.figures import as_json, figures, headline
+    from purine.job.automatic import with_devices
     from purine.job.config import merge
     from purine.job.foresee import foresight, read_source, refuse_workers
     from purine.job.launch import job_layers
+    from purine.job.many import MANY, foresight_of_many
     from purine.job.plan import make_plan
     from purine.job.what_if import parse_what_if
+    from purine.placement.devices import parse_devices
 
     assumed, devices = parse_what_if(what_if or [])
-    layers = job_layers(job, job_options(options))
+    layers = with_devices(job_layers(job, job_options(options)))
     if devices is not None:
         layers.append({"devices": devices})
-    plan = make_plan(replace(merge(*layers), out=None), elsewhere=True)
+    job_now = replace(merge(*layers), out=None)
+    if len(parse_devices(job_now.devices)) > MANY and from_trace is None:
+        measured = None if profile is None else load_profile(profile)
+        plan, found = foresight_of_many(job_now, what_if=assumed, profile=measured)
+        typer.echo(as_json(found) if json else f"{headline(plan)}\n{figures(plan, found)}")
+        return
+    plan = make_plan(job_now, elsewhere=True)
     refuse_workers(plan)
     source = None if from_trace is None else read_source(from_trace)
     measured = None if profile is None else load_profile(profile)

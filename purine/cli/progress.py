@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +27,7 @@ from purine.job.status import answering
 from purine.placement.devices import parse_devices
 from purine.transports.processes import rank_and_size
 from purine.transports.world import World
+from purine.viewer.live import live_page
 
 __all__ = ["Signals", "run_job", "stop_signals"]
 
@@ -34,10 +35,13 @@ _ERASE_LINE = b"\r\x1b[2K"
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False) -> int:
+def run_job(
+    file: Path | None, given: Given, *, resumed: bool, dry: bool = False, live: bool = False
+) -> int:
     """Start or resume the job that a file and options describe; returns the exit code.
 
-    With `dry`, nothing runs and nothing is written: only what the job needs is printed.
+    With `dry`, nothing runs and nothing is written: only what the job needs is printed. With `live`
+    the first host serves a page of the run.
     """
     layers = job_layers(file, given)
     resumed = resumed or started_again(layers)
@@ -53,7 +57,11 @@ def run_job(file: Path | None, given: Given, *, resumed: bool, dry: bool = False
             plan, folder = _plan(layers, resumed=resumed)
             world = join_hosts(plan.job)
             folder = folder_on(world, plan, folder)
-            code = _train(plan, folder, world, view, output, signals, resumed=resumed)
+            serves = live and (world is None or world.first)
+            with live_page(folder.path) if serves else nullcontext() as address:
+                if address is not None:
+                    view.note(f"live: {address}")
+                code = _train(plan, folder, world, view, output, signals, resumed=resumed)
             if world is not None:
                 world.close()
             return code

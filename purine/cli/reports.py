@@ -1,4 +1,4 @@
-"""Commands that report: `purine check` on graphs, `purine test` and `purine trace` on runs."""
+"""Commands that report: `purine check` on graphs, `purine replay` and `purine trace` on runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from purine.cli.parameters import argument, given
 from purine.errors import ConfigError, PurineError
 
-__all__ = ["check", "measure", "refuse_folder", "replay", "trace"]
+__all__ = ["check", "refuse_folder", "replay", "trace"]
 
 
 def check(
@@ -22,10 +22,16 @@ def check(
     image: Annotated[
         str | None, given("The size of an image, for a Caffe net.", metavar="C,H,W")
     ] = None,
+    memory: Annotated[
+        str | None,
+        given("What each device of a step over several hosts has: 16gb.", metavar="SIZE"),
+    ] = None,
 ) -> None:
     """Check graphs: names, producers, cycles, locations, kinds, attributes, shapes and dtypes.
 
-    For a step on several hosts also: what one host sends, another expects in the same form.
+    For a step on several hosts also: what one host sends, another expects in the same form; hosts
+    never wait for each other in a cycle, which is shown; collectives have one order; with --memory,
+    no device needs more than it has.
     All mistakes of a graph in YAML are shown, not only the first; any makes the exit code 2.
 
     \b
@@ -35,14 +41,19 @@ def check(
     from purine.analysis.infer import complete, problems
     from purine.cli.imports import no_image, parse_image
     from purine.graph import load_yaml
+    from purine.job.sizes import parse_size
     from purine.lowering.host_rules import host_problems
+    from purine.lowering.hosts import hosts_of
+    from purine.lowering.proof import prove
 
+    most = None if memory is None else parse_size(memory)
     size = parse_image(image)
     if size is not None and not any(file.suffix == ".prototxt" for file in files):
         raise no_image(str(files[0]), "a graph in YAML says the sizes of its blobs itself")
     wrong = False
     for file in files:
         mistakes: list[PurineError]
+        proof = ""
         try:
             refuse_folder(file, "check")
             if file.suffix == ".prototxt":
@@ -53,12 +64,14 @@ def check(
                 graph = load_yaml(file)
             mistakes = [*problems(graph)]
             mistakes += [] if mistakes else host_problems(complete(graph))
+            if not mistakes and len(hosts_of(graph)) > 1:
+                proof = f"; {prove(complete(graph), memory=most)}"
         except PurineError as error:
             mistakes = [error, *error.more]
         for mistake in mistakes:
             typer.echo(f"error: {mistake}", err=True)
         if not mistakes:
-            typer.echo(f"{file}: ok ({len(graph.ops)} ops, {len(graph.blobs)} blobs)")
+            typer.echo(f"{file}: ok ({len(graph.ops)} ops, {len(graph.blobs)} blobs){proof}")
         wrong = wrong or bool(mistakes)
     if wrong:
         raise typer.Exit(2)
@@ -75,37 +88,6 @@ def refuse_folder(path: Path, command: str) -> None:
             remedy = f"name the net of the run: purine {command} {shlex.quote(str(net))}"
         what, expected = "this is the folder of a run, not a graph", "the path of a YAML file"
         raise ConfigError(what, expected, found, remedy, where=path)
-
-
-def measure(
-    run: Annotated[Path, argument("The folder of a run.")],
-    data: Annotated[
-        str | None, given("Other data of the same form.", shown="that of the run")
-    ] = None,
-    checkpoint: Annotated[
-        int | None, given("The iteration of a checkpoint.", shown="the newest one")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Measure a run's net on test data: loss and accuracy.
-
-    \b
-    purine test runs/a
-    purine test runs/a --checkpoint 1000 --json
-    """
-    from dataclasses import asdict
-    from json import dumps
-
-    from purine import job
-
-    result = job.measure(job.RunFolder.existing(run), data=data, iteration=checkpoint)
-    if json:
-        typer.echo(dumps(asdict(result)))
-        return
-    results = (("accuracy", result.accuracy), ("loss", result.loss))
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in results if value is not None)
-    on = f"on {result.samples} samples of {result.data} after {result.iteration} iterations"
-    typer.echo(f"{numbers} {on}")
 
 
 def replay(run: Annotated[Path, argument("The folder of a run.")]) -> None:

@@ -1,4 +1,4 @@
-"""`purine show`: a graph, a training step or its lowered form as a table, text, dot or YAML."""
+"""`purine show`: a graph, a training step or its lowered form as a table, text, picture or YAML."""
 
 from __future__ import annotations
 
@@ -27,19 +27,29 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-Format = StrEnum("Format", ["table", "text", "dot", "yaml"])
+Format = StrEnum("Format", ["table", "text", "dot", "yaml", "svg", "html"])
 """The forms in which a graph can be shown."""
 
 
+_PICTURES = (Format.svg, Format.html)
+
+
 def show(
-    file: Path | None, *, format: Format, depth: int | None, output: Path | None, **options: Any
+    file: Path | None,
+    *,
+    format: Format,
+    depth: int | None,
+    clock: bool,
+    output: Path | None,
+    **options: Any,
 ) -> None:
     """Show a graph: its ops with shapes, parameters, work and memory.
 
     \b
     purine show --net lenet --batch 1
     purine show --net resnet50 --depth 2
-    purine show net.yaml --step --format dot -o step.dot
+    purine show --net googlenet --step --devices cpu:0-7 --format svg -o step.svg
+    purine show net.yaml --step --format html -o step.html
     purine show --net lenet --step --devices cpu:0-1 --lowered --format text
     purine show --kinds
     purine show --rewrites
@@ -48,11 +58,18 @@ def show(
         what = "blocks cannot be written as YAML"
         expected, found = "--depth with --format table, text or dot", "--format yaml"
         raise ConfigError(what, expected, found, "leave --depth out: a graph file holds every op")
+    if clock and format not in _PICTURES:
+        what, expected = f"--clock is given with --format {format}", "--format svg or html"
+        remedy = "leave --clock out: other forms show the clock always"
+        raise ConfigError(what, expected, f"--format {format}", remedy)
     if output is not None and file is not None:
         refuse_own_input(output, file)
     lists = [list_text for name, (_, list_text) in _LISTS.items() if options.pop(name)]
     if lists:
         text = "\n".join(list_text() for list_text in lists)
+    elif format in _PICTURES:
+        lowered = _asked_graph(file, **options)
+        text = _picture(lowered, format, depth, title=_title(file, **options), clock=clock)
     else:
         text = _graph_text(_asked_graph(file, **options), format, depth)
     if output is None:
@@ -173,6 +190,29 @@ def _graph_text(lowered: Lowered, format: Format, depth: int | None) -> str:
     return to_dot(graph) if format is Format.dot else to_yaml(graph)
 
 
+def _picture(
+    lowered: Lowered, format: Format, depth: int | None, *, title: str, clock: bool
+) -> str:
+    from purine.viewer.arrange import opened
+    from purine.viewer.graph_document import graph_document
+    from purine.viewer.graph_html import to_html
+    from purine.viewer.graph_svg import to_svg
+
+    document = graph_document(lowered, title=title, clock=clock)
+    if format is Format.svg:
+        return to_svg(document, depth=depth)
+    if depth is not None:
+        document |= {"open": sorted(opened(document, depth))}
+    return to_html(document)
+
+
+def _title(file: Path | None, **options: Any) -> str:
+    """What a picture shows: the net, and what was made of it."""
+    name = file.name if file is not None else str(options["net"])
+    what = ", a training step" if options["step"] else ""
+    return f"{name}{what}{' on ' + options['devices'] if options['devices'] else ''}"
+
+
 def _table_text(lowered: Lowered, depth: int | None) -> str:
     """A row for each op, or for each block of ops whose names share `depth` parts."""
     from purine.analysis.cost import cost
@@ -282,6 +322,7 @@ _PARAMETERS = (
         shown="every op by itself",
         min=1,
     ),
+    option("clock", bool, "In a picture, also the seed, the iteration and what depends on them."),
     option("step", bool, "Show the training step (with sgd) of the net."),
     option("devices", str, "Devices of the step, such as cpu:0-1.", shown="cpu:0"),
     option(
@@ -300,6 +341,6 @@ _PARAMETERS = (
         autocompletion=complete(PASSES),
     ),
     *(option(name, bool, help) for name, (help, _) in _LISTS.items()),
-    option("output", Path, "Write to a file.", "--output", "-o", shown="the terminal"),
+    option("output", Path, "Write to a file.", "--output", "--out", "-o", shown="the terminal"),
 )
 show.__dict__["__signature__"] = Signature(_PARAMETERS)  # what typer reads

@@ -14,7 +14,12 @@ __all__ = ["job_parameters", "train"]
 
 
 def train(
-    job: Path | None, *, resume: bool = False, dry_run: bool = False, **options: object
+    job: Path | None,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    live: bool = False,
+    **options: object,
 ) -> None:
     """Train a net and write a run folder: config, net, metrics, summary and checkpoints.
 
@@ -28,6 +33,7 @@ def train(
     purine train --resume --out runs/a --epochs 10
     purine train --devices cpu:0-7 --parallel data=2,pipeline=4 --batch 256 --dry-run
     purine train --net resnet50 --precision bf16
+    purine train --net lenet --epochs 20 --live
     purine train runs/a/config.yaml --seed 1 --out runs/b
     purine train lenet_solver.prototxt --data fashion-mini --iters 1500
     purine train solver.prototxt --weights trained.caffemodel --lr 0.001
@@ -39,7 +45,7 @@ def train(
     }
     from purine.cli.progress import run_job
 
-    code = run_job(job, given, resumed=resume, dry=dry_run)
+    code = run_job(job, given, resumed=resume, dry=dry_run, live=live)
     if code:
         raise typer.Exit(code)
 
@@ -55,10 +61,14 @@ def _signature() -> Signature:
         "--dry-run",
         help="Only tell what the job needs: memory of each device, bytes moved, the schedule.",
     )
+    live = typer.Option(
+        "--live",
+        help="Serve a page of the run on 127.0.0.1, at an address that is printed, until it ends.",
+    )
     parameters = job_parameters()
     # The help shows the flags behind what is saved and logged.
     at = next(k for k, one in enumerate(parameters) if one.name == "trace")
-    flags = (("resume", resume), ("dry_run", dry_run))
+    flags = (("resume", resume), ("dry_run", dry_run), ("live", live))
     parameters[at:at] = [parameter(name, bool, flag, default=False) for name, flag in flags]
     return Signature(parameters)
 

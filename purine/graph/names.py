@@ -27,6 +27,8 @@ __all__ = [
     "encoder_of",
     "gradient_of",
     "has_gradients",
+    "is_late",
+    "late_of",
     "loss_of",
     "micro_batch",
     "of_worker",
@@ -37,6 +39,7 @@ __all__ = [
     "result_of",
     "shard_name",
     "slot_of",
+    "template_of",
     "unit_of",
     "update_of",
     "worker_of",
@@ -50,7 +53,11 @@ AGAIN = "again"
 """The first part of the names of what `recompute` adds, behind replica and micro-batch."""
 
 _WORKER = re.compile(r"^worker\d+/")
+_LATE = re.compile(r"^late\d+/")
 _PARTS = re.compile(r"(?:worker\d+/)?((?:replica|micro)\d+/)*")
+_PLACE = re.compile(r"@([^@]*?)(?:/results)?$")
+_SHARD = re.compile(r"/shard(\d+)(?=/|@|$)")
+_UNIT = re.compile(r"/unit(\d+)(?=/next$|@|$)")
 _CLIPPING = frozenset({"ClipGradient", "GlobalNorm", "Unscale"})
 _SUMS = frozenset({"AddScaled", "Average", "CountSum", "Reduce"})
 
@@ -67,6 +74,8 @@ replica: Callable[[int], str] = "replica{}".format
 """The first part of the names of a replica."""
 worker_of: Callable[[int, str], str] = "worker{}/{}".format
 """The name of what a worker of asynchronous training has to itself."""
+late_of: Callable[[int, str], str] = "late{}/{}".format
+"""The name of a parameter as it was so many iterations ago."""
 micro_batch: Callable[[int], str] = "micro{}".format
 """The first part of the names of a micro-batch."""
 reduced_of: Callable[[str], str] = "reduce/{}".format
@@ -90,6 +99,15 @@ def of_worker(name: str) -> str:
     ('loss', 'loss')
     """
     return _WORKER.sub("", name)
+
+
+def is_late(name: str) -> bool:
+    """Whether something is called as a parameter of earlier iterations is.
+
+    >>> is_late("late1/fc1/weight"), is_late("fc1/weight")
+    (True, False)
+    """
+    return _LATE.match(name) is not None
 
 
 def gradient_of(blob: str) -> str:
@@ -132,6 +150,41 @@ def loss_of(constant: str) -> str:
 def origin_of(node: Op) -> Origin:
     """What an op was made for. One that no transform made is an op of the net."""
     return node.origin or Origin(node.name)
+
+
+def template_of(
+    name: str, op: Op | None, *, workers: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What nodes that a scheme made of one share of their names, and what tells them apart.
+
+    `op` has the name, or writes the blob that has it. With `workers` names may begin with one. The
+    two zipped are the name again: the holes
+    hold the part of the batch, the shard or unit of a parameter, and the device of a copy.
+
+    >>> origin = Origin("replica1/pool", "copy", "replica1/", replica=1)
+    >>> made = Op("replica1/pool@cpu:1", "Copy", (), (), origin=origin)
+    >>> template_of("replica1/pool@cpu:1", made)
+    (('', 'pool@', ''), ('replica1/', 'cpu:1'))
+    """
+    origin = Origin(name) if op is None or op.origin is None else op.origin
+    worker = _WORKER.match(name) if workers else None
+    head = ("" if worker is None else worker[0]) + _WORKER.sub("", origin.parts)
+    if not name.startswith(head):
+        head = ""
+    spans: set[tuple[int, int]] = set()
+    if origin.shard is not None:
+        spans.update(match.span(1) for match in _SHARD.finditer(name, len(head)))
+    if origin.role in ("copy", "reduce", "update"):
+        spans.update(match.span(1) for match in _UNIT.finditer(name, len(head)))
+    place = _PLACE.search(name, len(head)) if origin.role == "copy" else None
+    if place is not None:
+        spans = {span for span in spans if span[1] <= place.start()} | {place.span(1)}
+    pieces, holes, end = ([""], [head], len(head)) if head else ([], [], 0)
+    for first, last in sorted(spans):
+        pieces.append(name[end:first])
+        holes.append(name[first:last])
+        end = last
+    return (*pieces, name[end:]), tuple(holes)
 
 
 def restored(graph: Graph) -> Graph:

@@ -20,6 +20,7 @@ __all__ = [
     "FETCH",
     "LAST",
     "NOTHING",
+    "ROUND",
     "Attribute",
     "Blob",
     "Filler",
@@ -59,6 +60,8 @@ FETCH = "Fetch"
 """The kind that reads the newest version of states."""
 LAST = "Last"
 """The kind whose inputs behind the first may be missing in some iterations."""
+ROUND = "Round"
+"""The kind that makes the worker it belongs to a courier, which carries between hosts."""
 
 _DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
 _LANE = re.compile(r"(compute(:[1-9][0-9]*)?|float:(0|[1-9][0-9]*)|inbound|outbound|io)")

@@ -23,7 +23,16 @@ from purine.graph.worker_rules import (
 )
 from purine.nearest import nearest_name
 
-__all__ = ["DTYPES", "RULES", "Kinds", "Rule", "dependent_floating_lanes", "problems", "verify"]
+__all__ = [
+    "DTYPES",
+    "RULES",
+    "Kinds",
+    "Rule",
+    "dependent_floating_lanes",
+    "find_cycle",
+    "problems",
+    "verify",
+]
 
 DTYPES = frozenset(
     (
@@ -260,7 +269,7 @@ def layouts_fit(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
 
 
 def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
-    """Data and control edges form no cycle; the error shows the first one.
+    """Data and control edges form no cycle; the error shows the first one, with hosts if several.
 
     States and the credit cannot close a cycle. Proof: give each op of each iteration the key
     (iteration, position of the op in a topological order). Data and control edges lead to a larger
@@ -268,19 +277,21 @@ def no_cycle(graph: Graph, kinds: Kinds | None) -> Iterator[GraphError]:
     ops of an iteration to ops of a later one. So an op waits only for smaller keys, the op with the
     smallest key that has not run waits for nothing, and a run never stalls.
     """
-    members = _find_cycle(graph)
+    members = find_cycle(graph)
     if members:
-        parts = [members[0]]
+        several = len({graph.ops[name].location.host for name in members}) > 1
+        shown = {n: f"{n} on {graph.ops[n].location.host}" if several else n for n in members}
+        parts = [shown[members[0]]]
         for name, after in zip(members, [*members[1:], members[0]], strict=True):
             shared = [blob for blob in graph.ops[name].outputs if blob in graph.ops[after].inputs]
-            parts += [repr(shared[0]), after] if shared else [after]
+            parts += [repr(shared[0]), shown[after]] if shared else [shown[after]]
         cycle, expected = " -> ".join(parts), "ops that can run one after the other"
         remedy = "remove one of these edges, or carry a value to the next iteration with a state"
         op = graph.ops[members[0]]
         yield wrong(op, f"the graph has a cycle: {cycle}", expected, cycle, remedy)
 
 
-def _find_cycle(graph: Graph) -> list[str]:
+def find_cycle(graph: Graph) -> list[str]:
     """The ops of one cycle in the order of its edges, starting with the first in graph order."""
     done = set(graph.order)
     stuck = {name: number for number, name in enumerate(graph.ops) if name not in done}

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from purine.job.file import job_text, read_options
     from purine.job.folder import RunFolder
     from purine.job.launch import job_layers, open_folder, plan_run
+    from purine.job.measuring import Measured, measure
     from purine.job.plan import JobPlan, make_plan
     from purine.job.repeat import Replayed, replay
-    from purine.job.training import Event, Measured, Saved, Tested, Trained, Training, measure
+    from purine.job.training import Event, Saved, Tested, Trained, Training
 
 __all__ = [
     "Event",
@@ -40,7 +41,7 @@ __all__ = [
     "replay",
 ]
 
-_MODULES = ("config", "file", "folder", "plan", "launch", "repeat", "training")
+_MODULES = ("config", "file", "folder", "plan", "launch", "repeat", "training", "measuring")
 
 if not TYPE_CHECKING:  # a type checker reads the imports above
 

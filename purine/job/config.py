@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from purine.arguments import conforms, describe
 from purine.errors import ConfigError
-from purine.job.options import OPTIONS, JobOptions, Option
+from purine.job.options import ALL, AUTO, OPTIONS, JobOptions, Option
 from purine.parallel import Scheme
 from purine.placement.devices import parse_devices
 
@@ -123,9 +123,10 @@ def _check_text(option: Option, text: str, where: str | None) -> None:
     if _SURROGATES.search(text):
         raise _wrong(option.name, where, "text in UTF-8", repr(text))
     try:
-        if option.name == "devices":
+        open_still = where is not None and text in (ALL, AUTO)  # in a file, until it is planned
+        if option.name == "devices" and not open_still:
             _check_devices(text)
-        elif option.name == "parallel":
+        elif option.name == "parallel" and not open_still:
             Scheme.parse(text)
     except ConfigError as error:
         error.where = error.where or where

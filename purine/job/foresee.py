@@ -6,7 +6,7 @@ the profile of the machine, in this order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,11 +57,15 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Source:
-    """A recorded trace, and the plan of the job that it is of, if its folder has one."""
+    """A recorded trace, and the plan of the job that it is of, if its folder has one.
+
+    `others` are traces of the same net, with other batches or devices.
+    """
 
     path: Path
     trace: Trace
     plan: JobPlan | None = None
+    others: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,16 +110,22 @@ def foresee(
     profile: Profile | None = None,
     iterations: int = 12,
     memory: bool = True,
+    single: bool = False,
+    shape: Callable[[Machine], Machine] | None = None,
 ) -> Prediction:
     """The prediction of a job's step: its trace, and the figures from it.
+
+    With `single`, ops are dispatched one by one, as in a run that is recorded; the trace then has
+    the names of the graph, and no segments. `shape` changes the machine that it is simulated on.
 
     >>> from purine.job import merge
     >>> found = foresee(make_plan(merge({}, {"net": "mlp", "iters": 5})))
     >>> found.seconds > 0, found.trace.iterations == tuple(range(12))
     (True, True)
     """
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile())
-    return setting.predict(setting.machine(), iterations=iterations, memory=memory)
+    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
+    machine = setting.machine() if shape is None else shape(setting.machine())
+    return setting.predict(machine, iterations=iterations, memory=memory)
 
 
 def foresight(
@@ -127,13 +137,15 @@ def foresight(
     iterations: int = 12,
     memory: bool = True,
     single: bool = False,
+    shape: Callable[[Machine], Machine] | None = None,
 ) -> Foresight:
     """The prediction of a job, with what limits it and when it will be done.
 
-    With `single`, ops are dispatched one by one, as in a run with a trace.
+    With `single`, ops are dispatched one by one, as in a run with a trace. `shape` changes the
+    machine that it is simulated on.
     """
     setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
-    machine = setting.machine()
+    machine = setting.machine() if shape is None else shape(setting.machine())
     found = setting.predict(machine, iterations=iterations, memory=memory)
 
     def again(other: Machine) -> float:
@@ -193,6 +205,8 @@ class _Setting:
                 "times are those of ops with the same names; the rest are estimates",
             )
         known = _known(source.plan, source.trace)
+        for other in source.others:
+            known += [] if other.plan is None else _known(other.plan, other.trace)
         return TraceTimes(known, profile=self.profile), "times are those of the same net elsewhere"
 
     def machine(self) -> Machine:
@@ -243,12 +257,12 @@ class _Setting:
 
     def memory(self) -> dict[Location, int]:
         """The peak of each device."""
-        step = self.plan.step
+        step, credit = self.plan.step, self.plan.job.prefetch + 1
         if len(self.hosts) == 1:
-            return dict(lower(step, options_for(step)).peak_memory())
+            return dict(lower(step, options_for(step)).peak_memory(credit=credit))
         peaks: dict[Location, int] = {}
         for host in self.hosts:
-            peaks |= lower(step, Options(host=host)).peak_memory()
+            peaks |= lower(step, Options(host=host)).peak_memory(credit=credit)
         return peaks
 
     def notes(self) -> tuple[str, ...]:

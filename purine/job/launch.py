@@ -17,6 +17,7 @@ from purine.data import open_data
 from purine.data.open import absolute
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError
+from purine.job.automatic import settled_layers, without_auto
 from purine.job.caffe import caffe_options, is_prototxt, same_solver
 from purine.job.config import Given, Job, given_options, merge
 from purine.job.file import read_options
@@ -56,7 +57,8 @@ def started_again(layers: Sequence[Given]) -> bool:
 def plan_run(layers: Sequence[Given], *, resumed: bool) -> tuple[JobPlan, RunFolder | None]:
     """The plan of layers of options, and the folder of a `resumed` run. Nothing is written."""
     if resumed:
-        return _plan_resumed(layers)
+        return _plan_resumed(without_auto(layers))
+    layers = settled_layers(layers)
     job = merge(*layers)
     if job.out is not None:  # before the graphs are built, which may take long
         RunFolder.at(job.out).refuse_run()

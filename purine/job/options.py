@@ -19,10 +19,12 @@ from typing import Literal, TypeVar
 from purine.errors import ConfigError
 from purine.job.names import DATA, NETS, POLICIES, SOLVERS
 
-__all__ = ["BATCH", "DATA_SET", "OPTIONS", "JobOptions", "Option", "Resume"]
+__all__ = ["ALL", "AUTO", "BATCH", "DATA_SET", "OPTIONS", "JobOptions", "Option", "Resume"]
 
 BATCH = 64
 """Samples in a batch, for a net of the zoo."""
+ALL, AUTO = "all", "auto"
+"""The devices that the machine has, and the scheme that a plan recommends."""
 DATA_SET = "fashion-mini"
 """The data of a net that names none."""
 
@@ -204,7 +206,8 @@ class JobOptions:
     ).field(None)
     devices: str = Option(
         "Where to train: cpu:0 is all cores of the machine; cpu:0-3 are four devices with "
-        "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs.",
+        "a quarter of them each; cuda:0 is the first GPU; cuda:0-3 are four GPUs; all are the "
+        "GPUs of the machine, or its cores.",
         resume=PLACE,
     ).field("cpu:0")
     parallel: str | None = Option(
@@ -216,12 +219,14 @@ class JobOptions:
         "stages on each device (interleaved), cut=NAME|NAME where stages begin, recompute=N "
         "blocks or NAME|NAME, topology=sharded|server|tree|ring|native, "
         "batch_norm=replica|synchronised, bucket=BYTES, unit=BYTES, shared=true (hosts of one "
-        "machine read parameters in memory that they share). "
+        "machine read parameters in memory that they share), staleness=N iterations that "
+        "parameters are read late. "
         "With asynchronous=ssp|downpour|hogwild|easgd|gossip|local|diloco there are workers=N "
         "that do not wait for each other, each of data times pipeline devices: staleness=N|any, "
         "push=N and fetch=N iterations (downpour), "
         "every=N iterations, alpha=X (easgd), outer_lr=X and outer_momentum=X (diloco), "
-        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps.",
+        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps. "
+        "auto is what `purine plan` would recommend.",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",
         resume=PLACE,
@@ -277,6 +282,11 @@ class JobOptions:
         False
     )
     trace_iters: int = Option("Iterations in the trace.", least=1, resume=CHANGE).field(50)
+    tensorboard: bool | None = Option(
+        "Write metrics for TensorBoard as well, to RUN/tensorboard; needs purine[tensorboard].",
+        shown="no-tensorboard",  # and no fallback: jobs that were recorded without it are resumed
+        resume=CHANGE,
+    ).field(None)
     layout: Literal["auto", "channels-last", "contiguous"] | None = Option(
         "How images and filters lie in memory: channels-last, contiguous, or auto, which "
         "is channels-last where most of the work is convolutions.",

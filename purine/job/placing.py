@@ -86,7 +86,12 @@ def workers_of(job: Job) -> int:
 
 
 def _refuse_for_workers(job: Job) -> None:
-    """Refuse options that steps of workers do not go with."""
+    """Refuse options that steps of workers do not go with, and several hosts."""
+    hosts = dict.fromkeys(location.host for location in as_locations(job.devices))
+    if len(hosts) > 1:
+        what, expected = "the workers of a job are on one host", "devices of one host"
+        remedy = "name such devices, or write a script with purine.parallel.serve and OpenWorld"
+        raise ConfigError(what, expected, f"devices of {', '.join(hosts)}", remedy)
     for name, without in (("compile", "--compile"), ("compress", "--compress")):
         value = getattr(job, name)
         if value not in (None, False, "none"):

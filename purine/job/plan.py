@@ -6,7 +6,7 @@ A plan is complete: its job has no option left open, and its graphs are checked 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -28,6 +28,7 @@ from purine.job.config import Job, fill, given_options
 from purine.job.nets import Nets, find_nets, refuse_labels, refuse_other_parameters, with_losses
 from purine.job.options import DATA_SET, OPTIONS
 from purine.job.start import absolute_weights, start_values
+from purine.job.tensorboard import refuse_missing
 from purine.kinds.loss_scale import FINITE
 from purine.nearest import unknown_name
 from purine.optimize import evaluation
@@ -110,6 +111,8 @@ def make_plan(
 
     The plan of a job that is to run `elsewhere` may need more than this machine has.
     """
+    if job.tensorboard:
+        refuse_missing()
     spec = job.data or (caffe_data(job) if is_prototxt(job.net) and net is None else DATA_SET)
     data = open_for(job.net, spec)
     job = replace(job, data=absolute(spec))
@@ -140,10 +143,17 @@ def open_for(net: str, spec: str) -> DataSet:
     return with_classes(data) if net in NETS else data
 
 
-def measuring(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:
-    """The graph that measures a net on samples of the source. Its outputs are single numbers."""
-    numbers = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
-    return check(evaluation(prepared(job, net, source, mean_image), numbers))
+def measuring(
+    job: Job,
+    net: Graph,
+    source: Source,
+    mean_image: Tensor | None,
+    outputs: Sequence[str] | None = None,
+) -> Graph:
+    """The graph that measures a net on samples of the source: its single numbers, or `outputs`."""
+    if outputs is None:
+        outputs = [name for name in net.outputs if prod(net.blobs[name].shape or ()) == 1]
+    return check(evaluation(prepared(job, net, source, mean_image), outputs))
 
 
 def prepared(job: Job, net: Graph, source: Source, mean_image: Tensor | None) -> Graph:

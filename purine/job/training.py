@@ -7,11 +7,10 @@ that is resumed from a checkpoint has all lines up to it and repeats the later o
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
@@ -19,31 +18,27 @@ from typing import TypeAlias
 import torch
 
 from purine.autodiff import losses_of
-from purine.data.prepare import MEAN_IMAGE
-from purine.errors import CheckpointError, DataError, RunError
+from purine.errors import RunError
 from purine.graph import Builder, Graph
-from purine.job.caffe import is_prototxt
-from purine.job.config import Job
 from purine.job.figures import WorkerFigures
-from purine.job.folder import RunFolder
-from purine.job.options import OPTIONS
-from purine.job.placing import compiles, laid_out, measuring_threads, moved, own_gpu, workers_of
-from purine.job.plan import JobPlan, measuring, open_for
+from purine.job.folder import FollowerFolder, RunFolder
+from purine.job.measuring import RUN, identity_of_run, refuse_foreign, results_of
+from purine.job.placing import compiles, workers_of
+from purine.job.plan import JobPlan
 from purine.job.rounds import rounds_of
 from purine.job.status import TRAINS, Status, status_of
+from purine.job.tensorboard import EventFiles
 from purine.kinds.loss_scale import FINITE, LOSS_SCALE
 from purine.lowering.workers import has_workers
 from purine.placement.devices import parse_devices
 from purine.recipe import fused
-from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
 from purine.transports.world import World
 
-__all__ = ["Event", "Measured", "Saved", "Tested", "Trained", "Training", "measure"]
+__all__ = ["Event", "Saved", "Tested", "Trained", "Training"]
 
-_RUN = "run"  # the field of a checkpoint's `extra` that holds the identity of its run
 _MOST_IN_A_ROW = 25
 """Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
 _log = logging.getLogger("purine")
@@ -116,7 +111,7 @@ class Training:
             self._figures = WorkerFigures(self._workers, share)
         self._weights = losses_of(plan.net)
         self._overflows = _Overflows() if plan.has_loss_scale else None
-        self._identity = _identity(plan.job, plan.net, samples=len(plan.data.train))
+        self._identity = identity_of_run(plan.job, plan.net, samples=len(plan.data.train))
         self._seconds = 0.0  # in all, with those before this process
         self._training = 0.0  # of these the seconds in which iterations ran
         self._saved: int | None = None
@@ -124,6 +119,8 @@ class Training:
         self._load()
         self._trace_end = self.iteration + job.trace_iters if job.trace else None
         self._logged = (self.iteration, self._training)
+        writes = bool(job.tensorboard) and not isinstance(folder, FollowerFolder)
+        self._events = EventFiles(folder.path, self.iteration) if writes else None
         self._doing = "starts"
 
     def status(self) -> Status:
@@ -135,6 +132,8 @@ class Training:
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self._run.__exit__(kind, *details)
+        if self._events is not None:
+            self._events.close()
 
     @property
     def iteration(self) -> int:
@@ -217,7 +216,7 @@ class Training:
         else:
             saved = checkpoint.load(newest, names=())
             self._saved = self._run.load(newest) // self._workers
-            _refuse_foreign(saved, self._identity)
+            refuse_foreign(saved, self._identity)
             extra = saved.extra
             self._seconds = _number(extra.get("seconds"))
             self._training = _number(extra.get("training_seconds"))
@@ -319,13 +318,19 @@ class Training:
         row |= {**self._skipped, "images_per_second": speed, "seconds": self._training}
         if self._figures is not None:
             row["workers"] = self._figures.rows(seconds)
-        self.folder.append_metrics(row)
+        self._write(row)
         self._logged = (event.iteration, self._training)
+
+    def _write(self, row: Mapping[str, object]) -> None:
+        """Write a row of the metrics."""
+        self.folder.append_metrics(row)
+        if self._events is not None:
+            self._events.add(row)
 
     def _test(self) -> Tested:
         assert self.plan.test is not None
         self._doing = "measures the test set"
-        loss, accuracy = _results_of(self.plan.test, self._run.evaluate(self.plan.test))
+        loss, accuracy = results_of(self.plan.test, self._run.evaluate(self.plan.test))
         self._tested = Tested(self.iteration, self.plan.epoch(self.iteration), loss, accuracy)
         if loss is not None and not math.isfinite(loss):
             what = f"the test loss is {loss} after iteration {self.iteration}"
@@ -333,14 +338,16 @@ class Training:
             remedy = "choose another --out and a smaller --lr, a warm-up or --clip"
             _log.warning("%s: %s; to start again, %s", what, why, remedy)
         row = {"iteration": self.iteration, "epoch": self._tested.epoch}
-        self.folder.append_metrics({**row, "test_loss": loss, "test_accuracy": accuracy})
+        self._write({**row, "test_loss": loss, "test_accuracy": accuracy})
         return self._tested
 
     def _save(self) -> Saved:
         self._doing = "saves a checkpoint"
         self.folder.flush_metrics()
+        if self._events is not None:
+            self._events.flush()
         seconds = {"seconds": self._seconds, "training_seconds": self._training}
-        extra = {_RUN: self._identity, **seconds, **self._skipped}
+        extra = {RUN: self._identity, **seconds, **self._skipped}
         path = self._run.save(self.folder.path, extra=extra, keep=self.plan.job.keep)
         self._saved = self.iteration
         return Saved(self.iteration, path)
@@ -403,103 +410,5 @@ class _Overflows:
             _log.warning("the loss is %s in iteration %d: %s", loss, iteration, what)
 
 
-def _identity(job: Job, net: Graph, *, samples: int | None = None) -> dict[str, object]:
-    """The identity of the run of a job, as plain JSON; `samples` are those it is trained on.
-
-    It has everything that decides the numbers and stays when a run is resumed: the net, and the
-    options that the table marks with `identifies`. Devices, the scheme of parallelism, the end of
-    the run and paths of files (a folder may be moved) are not part of it.
-    """
-    names = [name for name, option in OPTIONS.items() if option.identifies]
-    facts: dict[str, object] = {name: getattr(job, name) for name in names}
-    if not is_prototxt(job.solver):
-        facts["solver"] = job.solver
-    if samples is not None:
-        facts["samples"] = samples
-    facts["workers"] = workers_of(job)  # what a checkpoint calls an iteration depends on it
-    plain: dict[str, object] = json.loads(json.dumps({**facts, "net": net.digest}))
-    return plain
-
-
-def _refuse_foreign(saved: checkpoint.Checkpoint, own: Mapping[str, object]) -> None:
-    extra = saved.extra.get(_RUN)  # that of an earlier version has only the seed
-    stored = {**(extra if isinstance(extra, dict) else {}), "seed": saved.seed}
-    for key, value in own.items():
-        if key in stored and stored[key] != value:
-            what = f"the checkpoint is of another run: its {key} differs"
-            expected, found = f"{key} {value}, as this run has", f"{key} {stored[key]}"
-            remedy = f"restore the {key} of this run if it was changed, or move the checkpoint to "
-            remedy += "the folder of its own run; this one goes on from what is left"
-            raise CheckpointError(what, expected, found, remedy, where=str(saved.path))
-
-
-def _results_of(net: Graph, means: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """The loss and the accuracy among the means of a net's outputs; None where it has none.
-
-    Of several accuracies the last with the smallest `top_k` counts.
-    """
-    ops = [op for op in net.ops.values() if op.kind == "Accuracy" and op.outputs[0] in net.outputs]
-    best = min(reversed(ops), key=lambda op: op.whole("top_k", 1), default=None)
-    losses = losses_of(net)
-    loss = sum(means[name] * weight for name, weight in losses.items()) if losses else None
-    return loss, None if best is None else means[best.outputs[0]]
-
-
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The results of a net after `iteration` iterations on `samples` test samples of `data`."""
-
-    iteration: int
-    data: str
-    samples: int
-    loss: float | None
-    accuracy: float | None
-
-
-def measure(
-    folder: RunFolder, *, data: str | None = None, iteration: int | None = None
-) -> Measured:
-    """Measure a run's newest checkpoint, or that of `iteration`, on its data or on `data`."""
-    job = folder.read_config()
-    spec = job.data if data is None else data
-    assert spec is not None, "the job of a run has no open options"
-    data_set = open_for(job.net, spec)
-    if data_set.test is None:
-        what, remedy = "there is nothing to measure on", "name other data with --data"
-        raise DataError(what, "data with a test part", "training samples only", remedy, where=spec)
-    saved = checkpoint.load(_checkpoint(folder, iteration))
-    net = folder.read_test_net() or folder.read_net()
-    graph = measuring(job, net, data_set.test, saved.values.get(MEAN_IMAGE))
-    graph = laid_out(job, moved(job, graph) if _has_gpu(job) else graph)
-    values = {name: saved.values[name] for name in graph.states if name in saved.values}
-    forms = {name: saved.forms[name] for name in values}
-    checkpoint.match(replace(saved, forms=forms), graph)
-    _refuse_foreign(saved, _identity(job, folder.read_net()))
-    with Run(graph, data=data_set, seed=job.seed or 0, threads=measuring_threads(job)) as run:
-        run.set_states({name: value for name, value in values.items() if name != ITERATION})
-        loss, accuracy = _results_of(graph, run.evaluate(graph))
-    iteration = saved.iteration // workers_of(job)
-    return Measured(iteration, spec, len(data_set.test), loss, accuracy)
-
-
-def _has_gpu(job: Job) -> bool:
-    """Whether this machine has the first GPU of a run, which may have been trained on another."""
-    return own_gpu(job) in {f"cuda:{number}" for number in range(torch.cuda.device_count())}
-
-
-def _checkpoint(folder: RunFolder, iteration: int | None) -> Path:
-    if iteration is None:
-        return folder.path
-    paths = sorted(folder.checkpoints.glob("[0-9]*"))
-    path_of = {int(path.name.partition(".")[0]): path for path in reversed(paths)}
-    if iteration in path_of:
-        return path_of[iteration]
-    known = ", ".join(map(str, reversed(path_of)))
-    what = f"there is no checkpoint of iteration {iteration}"
-    expected, found = f"one of {known}" if known else "at least one checkpoint", str(iteration)
-    remedy = "leave --checkpoint out for the newest one"
-    raise CheckpointError(what, expected, found, remedy, where=folder.path)

@@ -8,16 +8,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from purine.registry.kind import kind
+from purine.graph import ROUND
+from purine.registry.kind import Attr, Kind, kind, register
 
 __all__ = [
+    "Collect",
+    "ElasticMeet",
     "ElasticMove",
     "GossipReceive",
     "GossipSend",
     "OuterMomentum",
     "OuterStep",
+    "OuterWay",
+    "OuterWayMomentum",
+    "Rebase",
     "StaleRate",
 ]
+
+
+_CALLED = {"of": Attr(int), "pace": Attr(int), "bound": Attr(int | None, None)}
+register(Kind(ROUND, None, (), attributes=_CALLED))
+"""Says that the worker it belongs to is the courier of worker `of`, beside which it is.
+
+It goes when that one has completed `pace` iterations since it went last. The worker may be `bound`
+iterations ahead of what has been carried.
+"""
 
 
 @kind
@@ -103,3 +118,66 @@ def OuterMomentum(
     way = start - end
     velocity = velocity.mul(momentum).add_(way)
     return weight.sub(way.add_(velocity, alpha=momentum), alpha=rate), velocity
+
+
+@kind
+def Collect(total: Tensor) -> tuple[Tensor, Tensor]:
+    """What has been added up so far, to be sent, and the empty sum that follows.
+
+    >>> Collect(torch.tensor(3.0))
+    (tensor(3.), tensor(0.))
+    """
+    return total, torch.zeros_like(total)
+
+
+@kind
+def Rebase(own: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """A worker's parameter moved as far as a copy of it, from `before` to `after`.
+
+    What the worker has learnt since the copy was made is kept.
+
+    >>> Rebase(torch.tensor(1.5), torch.tensor(1.0), torch.tensor(3.0))
+    tensor(3.5000)
+    """
+    return own + (after - before)
+
+
+@kind
+def ElasticMeet(
+    center: Tensor, own: Tensor, rounds: Tensor, *, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """As `ElasticMove`; in its first round a worker that comes gets the center, which stays.
+
+    >>> ElasticMeet(torch.tensor(1.0), torch.tensor(5.0), torch.tensor(0), alpha=0.25)
+    (tensor(1.), tensor(1.))
+    >>> ElasticMeet(torch.tensor(1.0), torch.tensor(5.0), torch.tensor(1), alpha=0.25)
+    (tensor(2.), tensor(4.))
+    """
+    way, first = own - center, rounds == 0
+    here = torch.where(first, 0.0, alpha).to(own.dtype)
+    there = torch.where(first, 1.0, alpha).to(own.dtype)
+    return torch.addcmul(center, way, here), torch.addcmul(own, way, there, value=-1)
+
+
+@kind
+def OuterWay(weight: Tensor, way: Tensor, *, rate: float) -> Tensor:
+    """A shared parameter moved along the way of a worker.
+
+    >>> OuterWay(torch.tensor(1.0), torch.tensor(4.0), rate=0.5)
+    tensor(3.)
+    """
+    return weight.add(way, alpha=rate)
+
+
+@kind
+def OuterWayMomentum(
+    weight: Tensor, way: Tensor, velocity: Tensor, *, rate: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """As `OuterWay`, with Nesterov momentum.
+
+    >>> ways = torch.tensor(4.0), torch.tensor(0.0)
+    >>> OuterWayMomentum(torch.tensor(1.0), *ways, rate=0.5, momentum=0.5)
+    (tensor(4.), tensor(-4.))
+    """
+    velocity = velocity.mul(momentum).sub_(way)
+    return weight.sub(velocity.mul(momentum).sub_(way), alpha=rate), velocity

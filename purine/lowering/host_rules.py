@@ -8,15 +8,14 @@ op waits for itself through other hosts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from purine.errors import GraphError
 from purine.graph import Graph, Op
-from purine.graph.verify import no_cycle
 from purine.lowering.hosts import Channel, channels_of, hosts_of, part_of
 from purine.lowering.together import BROADCAST, Collective, Group, collective_of
+from purine.lowering.waits import Ends, waits_of
 
-__all__ = ["host_problems", "problems_of_parts"]
+__all__ = ["ends_of_channels", "host_problems", "problems_of_parts"]
 
 _Key = tuple[str, str, int]
 """The host that sends, the one that receives, and the number of the channel between them."""
@@ -36,15 +35,14 @@ def host_problems(step: Graph) -> list[GraphError]:
     return list(problems_of_parts({host: part_of(step, host) for host in hosts}))
 
 
-def problems_of_parts(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
-    """What is wrong between the parts of all hosts, at any level of lowering."""
-    puts: dict[_Key, list[Channel]] = {}
-    arrivals: dict[_Key, list[Channel]] = {}
-    for host, part in parts.items():
-        for ends, channels in zip((arrivals, puts), channels_of(part, host), strict=True):
-            for channel in channels:
-                key = channel.source, channel.target, channel.number
-                ends.setdefault(key, []).append(channel)
+def problems_of_parts(
+    parts: Mapping[str, Graph], *, credit: int = 1, slots: int | None = None
+) -> Iterator[GraphError]:
+    """What is wrong between the parts of all hosts, at any level of lowering.
+
+    `credit` and `slots` are those of the run (see `waits_of`).
+    """
+    puts, arrivals = _channels(parts)
     unmatched = False
     for key in sorted(puts.keys() | arrivals.keys()):
         for error in _channel_problems(key, puts.get(key, ()), arrivals.get(key, ())):
@@ -54,7 +52,28 @@ def problems_of_parts(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
         unmatched = True
         yield error
     if not unmatched:
-        yield from _cycles(parts, {key: (puts[key][0], arrivals[key][0]) for key in puts})
+        ends = {key: (puts[key][0], arrivals[key][0]) for key in puts}
+        yield from _cycles(parts, ends, credit, slots)
+
+
+def ends_of_channels(parts: Mapping[str, Graph]) -> Ends:
+    """The put and the arrival of each channel of parts that fit each other."""
+    puts, arrivals = _channels(parts)
+    return {key: (puts[key][0], arrivals[key][0]) for key in puts}
+
+
+def _channels(
+    parts: Mapping[str, Graph],
+) -> tuple[dict[_Key, list[Channel]], dict[_Key, list[Channel]]]:
+    """The puts and the arrivals of all hosts, by channel."""
+    puts: dict[_Key, list[Channel]] = {}
+    arrivals: dict[_Key, list[Channel]] = {}
+    for host, part in parts.items():
+        for ends, channels in zip((arrivals, puts), channels_of(part, host), strict=True):
+            for channel in channels:
+                key = channel.source, channel.target, channel.number
+                ends.setdefault(key, []).append(channel)
+    return puts, arrivals
 
 
 def _channel_problems(
@@ -96,12 +115,15 @@ def _form(channel: Channel) -> str:
 
 def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
     """All hosts of a group make its collectives in one order, which control edges fix."""
-    known: dict[Group, dict[str, list[str]]] = {}
+    known: dict[Group, dict[str, list[tuple[str, str]]]] = {}
+    """By group and host its collectives in their order, each with its op."""
     for host, part in parts.items():
         calls = [(one, op) for op in part.ops.values() if (one := collective_of(op)) is not None]
         last: dict[Group, str] = {}
         for one, op in sorted(calls, key=lambda call: call[0].number):
-            known.setdefault(one.group, {}).setdefault(host, []).append(_call(part, one, op))
+            known.setdefault(one.group, {}).setdefault(host, []).append(
+                (_call(part, one, op), op.name)
+            )
             before = last.get(one.order)
             if before is not None and op.name not in part.successors[before]:
                 yield GraphError(
@@ -116,17 +138,28 @@ def _order_problems(parts: Mapping[str, Graph]) -> Iterator[GraphError]:
         first = orders.get(group.hosts[0], [])
         for host in group.hosts:
             own = orders.get(host, [])
-            if own != first:
+            if [call for call, _ in own] != [call for call, _ in first]:
                 places = range(max(len(own), len(first)))
-                at = next(k for k in places if own[k : k + 1] != first[k : k + 1])
-                theirs, its = ((*order[at : at + 1], "none")[0] for order in (first, own))
+                at = next(k for k in places if _calls(own, k) != _calls(first, k))
+                theirs, its = (_calls(order, at) or "none" for order in (first, own))
+                waits = [
+                    f"{name}/{order[at][1]}"
+                    for name, order in ((group.hosts[0], first), (host, own))
+                    if at < len(order)
+                ]
                 yield GraphError(
                     f"hosts {group.hosts[0]!r} and {host!r} differ in collective {at} "
-                    f"of {group.kind or 'GPUs'}",
+                    f"of {group.kind or 'GPUs'}: they wait for each other in "
+                    f"{' -> '.join([*waits, waits[0]])}",
                     expected=f"{theirs}, as {group.hosts[0]!r} has",
                     found=f"{its}, as {host!r} has",
                     remedy="lower the parts of all hosts from one step",
                 )
+
+
+def _calls(order: Sequence[tuple[str, str]], at: int) -> str | None:
+    """The collective at a place of an order, if it has as many."""
+    return order[at][0] if at < len(order) else None
 
 
 def _call(part: Graph, one: Collective, op: Op) -> str:
@@ -138,37 +171,18 @@ def _call(part: Graph, one: Collective, op: Op) -> str:
 
 
 def _cycles(
-    parts: Mapping[str, Graph], ends: Mapping[_Key, tuple[Channel, Channel]]
+    parts: Mapping[str, Graph], ends: Ends, credit: int, slots: int | None
 ) -> Iterator[GraphError]:
-    """Edges of all parts and those from puts to arrivals form no cycle.
-
-    Slots and the credit cannot close one: a put also waits until the receiver has completed an
-    earlier iteration, so these edges lead from an iteration to a later one (see `no_cycle`).
-    A collective is one op of all its hosts.
-    """
-    ops: dict[str, Op] = {}
-    edges: set[tuple[str, str]] = set()
-    for host, part in parts.items():
-        node = {name: _node(host, op) for name, op in part.ops.items()}
-        for name, op in part.ops.items():
-            ops[node[name]] = replace(op, name=node[name], inputs=(), outputs=())
-            edges |= {(node[name], node[after]) for after in part.successors[name]}
-    for (source, target, _), (put, arrival) in ends.items():
-        edges.add((f"{source}/{put.op}", f"{target}/{arrival.op}"))
-    for error in no_cycle(Graph(ops=ops, control=frozenset(edges)), None):
-        cycle = error.found
+    """No ops of all hosts wait for each other in a cycle (see `waits`)."""
+    waits = waits_of(parts, ends, credit=credit, slots=slots)
+    members = waits.cycle()
+    if members:
+        cycle = waits.text(members)
+        host, op = waits.of[members[0]]
         yield GraphError(
             f"hosts wait for each other in a cycle: {cycle}",
             expected="ops of all hosts that can run one after the other",
             found=cycle,
             remedy="remove one of these edges, or carry a value to the next iteration with a state",
-            op=error.op,
+            op=parts[host].ops[op],
         )
-
-
-def _node(host: str, op: Op) -> str:
-    """The name of an op among those of all hosts."""
-    one = collective_of(op)
-    if one is None:
-        return f"{host}/{op.name}"
-    return f"{one.kind} {one.number} of {','.join((*one.hosts, *one.gpus))}"

@@ -280,7 +280,8 @@ class _Part:
 
         Where the graph does not show how another host makes a value, it may depend on all that the
         host reads from the start: what is computed from states alone. Arrivals that are not needed
-        before the next iteration share a fence, and wait for the puts of all these values.
+        before the next iteration share a fence, and wait for the puts of all these values that do
+        not come from another host themselves.
         """
         step, given = self.step, early(self.step)
         late: set[str] = set()
@@ -318,6 +319,8 @@ class _Part:
                 arrivals.setdefault(name, []).append(half)
         self._pass_on(puts, arrivals, waits, first)
         waits = _thinned(waits, {half: one for one, half in together.items()})
+        own = _at_one_host(step, given)
+        first = {halves[t.name] for t in transfers if halves[t.name] in first and t.read in own}
         behind = [name for name in late if not first.isdisjoint(waits.get(name, ()))]
         yield from self._fenced(first, behind, waits)
 
@@ -452,6 +455,21 @@ class _Part:
         at, lane = step.blobs[(*read, *written)[0]].location, "inbound" if one.gpus else lane
         builder.op(name, one.kind, read, written, call, location=at, lane=lane, origin=origin)
         return name
+
+
+def _at_one_host(step: Graph, given: Collection[str]) -> set[str]:
+    """Those of the `given` blobs whose ops wait for no other host."""
+    behind: set[str] = set()
+    for name in step.order:
+        op = step.ops[name]
+        reads = step.blobs[op.inputs[0]].location if op.kind == "Copy" else op.location
+        if name in behind or reads.host != op.location.host:
+            behind.update(step.successors[name], [name])
+        else:
+            host = op.location.host
+            behind.update(n for n in step.successors[name] if step.ops[n].location.host != host)
+    makers = ((blob, step.producers.get(blob)) for blob in given)
+    return {blob for blob, maker in makers if maker is None or maker.name not in behind}
 
 
 def _thinned(

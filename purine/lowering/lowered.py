@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from purine.analysis.memory import peak_memory
+from purine.analysis.memory import Peaks, peaks
 from purine.graph import Graph, Location, Op, to_text
 from purine.registry.kind import Kernel
 
@@ -34,6 +34,10 @@ class Lowered:
         )
         return "\n".join((to_text(self.graph), *segments))
 
-    def peak_memory(self) -> Mapping[Location, int]:
-        """The bytes that each device holds at the peak of one iteration."""
-        return peak_memory(self.graph, members=self.members, unsegmented=self.unsegmented)
+    def peak_memory(self, *, credit: int = 1) -> Mapping[Location, int]:
+        """The bytes that each device holds at its peak, with `credit` iterations in flight."""
+        return self.peaks(credit=credit).devices
+
+    def peaks(self, *, credit: int = 1) -> Peaks:
+        """The same, and the most that all devices hold at one moment."""
+        return peaks(self.graph, members=self.members, unsegmented=self.unsegmented, credit=credit)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from purine.graph import NOTHING, Graph
 
-__all__ = ["has_workers", "worker_parts"]
+__all__ = ["alone", "has_workers", "here", "worker_parts"]
 
 
 def has_workers(graph: Graph) -> bool:
@@ -50,3 +50,23 @@ def worker_parts(graph: Graph) -> Mapping[int, Graph]:
             outputs=tuple(name for name in graph.outputs if name in blobs),
         )
     return parts
+
+
+def alone(part: Graph) -> Graph:
+    """The graph of one worker as that of the only one, which can be cut into parts of hosts."""
+    ops = {name: replace(op, worker=0) for name, op in part.ops.items()}
+    return replace(part, ops=ops)
+
+
+def here(graph: Graph, host: str) -> Graph:
+    """What is on one host of a graph with workers on several, without ends of transfers."""
+    blobs = {name: blob for name, blob in graph.blobs.items() if blob.location.host == host}
+    ops = {name: op for name, op in graph.ops.items() if op.location.host == host}
+    return replace(
+        graph,
+        blobs=blobs,
+        ops=ops,
+        states={name: state for name, state in graph.states.items() if name in blobs},
+        control=frozenset(edge for edge in graph.control if ops.keys() >= set(edge)),
+        outputs=tuple(name for name in graph.outputs if name in blobs),
+    )

@@ -102,6 +102,15 @@ EFFECTS: tuple[Effect, ...] = (
         "the system moves the threads between cores",
     ),
     Effect(
+        "collector",
+        "calls `gc.freeze`, unless the program has done so",
+        "the threads of a run start",
+        "the threads end; `gc.unfreeze` is then called",
+        "a full collection looks at hundreds of thousands of objects of a graph, for 0.2 s in "
+        "which all threads wait",
+        "collections stop a run now and then",
+    ),
+    Effect(
         "gpu-math",
         "TF32 of `torch.backends.cuda.matmul` and `cudnn` as `Run(tf32=...)` says, and "
         "`cudnn.deterministic = True`",

@@ -1,10 +1,15 @@
 """Settings of malloc for the activations of a step (effect `heap`).
 
 A step allocates and frees hundreds of megabytes in large buffers of many sizes. If they come from
-the heap, they cost no page faults, but fragmentation raises the peak by a quarter to a half. If
-each is mapped from the system, nothing is wasted, but the system clears every page each time. With
-huge pages that is cheap enough for steps that compute much per byte. So large buffers of such steps
-are mapped; other steps map only the largest buffers.
+the heap, they cost no page faults, but fragmentation raises the peak. If each is mapped from the
+system, nothing is wasted, but the system clears every page each time. With huge pages that is cheap
+for steps that compute much per byte. So large buffers of such steps are mapped; other steps map
+only the largest buffers.
+
+The first iterations map all but the smallest buffers, whatever the step. What a process makes then
+and keeps (kernels of the convolution library, compiled segments) lies side by side in the heap.
+Otherwise each such object stays between two activations, and the hole that these leave behind
+fits no other buffer.
 
 Compute lanes that run in parallel allocate from arenas of their own, which consist of pieces of
 64 MB. These are never returned to the system: returning and mapping pieces takes a lock that all
@@ -16,6 +21,8 @@ from __future__ import annotations
 import ctypes
 import resource
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -27,27 +34,46 @@ from purine.graph.nodes import computes, floats
 from purine.machine.effects import applies
 from purine.registry.lookup import lookup
 
-__all__ = ["tune_heap"]
+__all__ = ["FIRST", "Heap", "tune_heap"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-_LARGE, _LARGEST, _HALF, _PIECE, _ALL = 3 << 20, 24 << 20, 32 << 20, 64 << 20, 1 << 30
+_SMALL, _LARGE, _LARGEST = 128 << 10, 3 << 20, 24 << 20
+_HALF, _PIECE, _ALL = 32 << 20, 64 << 20, 1 << 30
 _DENSE = PROFILE.mapped_bytes_per_flop
 """Bytes of results for each flop of a step above which clearing their pages costs too much."""
 _PROBE, _TOUCHED = 64 << 20, 8 << 20
+FIRST = 2
+"""The iterations that map all but the smallest buffers."""
 
 
-def tune_heap(graph: Graph) -> bool:
-    """Set malloc up for a step; returns whether large buffers are mapped one by one.
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """How a step uses malloc once its first iterations are complete.
+
+    `mapped` says whether large buffers are mapped one by one; `least` is their size.
+    """
+
+    mapped: bool
+    least: int
+
+    def settle(self) -> None:
+        """Use malloc as all later iterations do."""
+        mallopt = _mallopt()
+        if mallopt is not None:
+            mallopt(_MMAP_THRESHOLD, self.least)
+
+
+def tune_heap(graph: Graph) -> Heap | None:
+    """Set malloc up for the first iterations of a step; returns what to settle for after them.
 
     It holds for the whole process until the next call and cannot be undone. Nothing is changed
-    where the system has no huge pages.
+    where the system has no huge pages; the result is then None.
     """
     if not applies("heap") or not sys.platform.startswith("linux") or not _has_huge_pages():
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
+        return None
+    mallopt = _mallopt()
+    if mallopt is None:
+        return None
     ops = graph.ops.values()
     stations = {
         (op.location, "" if floats(op.lane) else op.lane) for op in ops if computes(op.lane)
@@ -57,13 +83,24 @@ def tune_heap(graph: Graph) -> bool:
         mallopt(_ARENA_MAX, 4 * lanes)
         mallopt(_TOP_PAD, _PIECE)
         mallopt(_TRIM_THRESHOLD, _ALL)
-        mallopt(_MMAP_THRESHOLD, _HALF)
-        return False
-    written, flops = _volume(graph)
-    mapped = written <= _DENSE * flops
-    mallopt(_ARENA_MAX, 1)
-    mallopt(_TRIM_THRESHOLD, _HALF)
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGE if mapped else _LARGEST)) and mapped
+        heap = Heap(mapped=False, least=_HALF)
+    else:
+        written, flops = _volume(graph)
+        mapped = written <= _DENSE * flops
+        mallopt(_ARENA_MAX, 1)
+        mallopt(_TRIM_THRESHOLD, _HALF)
+        heap = Heap(mapped, _LARGE if mapped else _LARGEST)
+    mallopt(_MMAP_THRESHOLD, _SMALL)
+    return heap
+
+
+@cache
+def _mallopt() -> Callable[[int, int], int] | None:
+    try:
+        function: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return None
+    return function
 
 
 def _volume(graph: Graph) -> tuple[int, int]:

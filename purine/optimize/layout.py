@@ -82,7 +82,47 @@ def _laid_out(graph: Graph) -> set[str]:
         op = graph.ops[name]
         if _role(op) is Role.COPY and op.inputs[0] in laid_out:
             laid_out.add(op.outputs[0])
-    return laid_out
+    return laid_out | _gradients_between_hosts(graph, laid_out)
+
+
+def _gradients_between_hosts(graph: Graph, laid_out: set[str]) -> set[str]:
+    """Gradients of filters that are laid out, where they go to another host, at both ends.
+
+    Convolutions make them in the layout of the filter, but what is sent has that of its blob. In
+    another one it would be put in order first, and averages of both would take long. A host may
+    have only its end of the way, so ways are followed in both directions.
+    """
+    next_to: dict[str, list[str]] = {}
+    known, copies = list[str](), set[str]()
+    joins = (op for op in graph.ops.values() if _role(op) is Role.CONCATENATION)
+    filters = laid_out.union(*(op.outputs for op in joins if laid_out.issuperset(op.inputs)))
+    for op in graph.ops.values():
+        for one, other in _passed_on(op):
+            next_to.setdefault(one, []).append(other)
+            next_to.setdefault(other, []).append(one)
+        if _role(op) is Role.CONVOLUTION_BACKWARD and filters.intersection(op.inputs):
+            known += (name for name in op.outputs if name != NOTHING)
+        if _role(op) is Role.ELEMENTWISE_UPDATE and laid_out.intersection(op.inputs):
+            known += (name for name in op.inputs if name not in graph.states)
+        if op.kind == "Copy" and _is_image(graph, op.outputs[0]):
+            source, target = (graph.blobs[name].location for name in (*op.inputs, *op.outputs))
+            copies |= {*op.inputs, *op.outputs} if source.host != target.host else set()
+    found = set[str]()
+    while known:
+        name = known.pop()
+        if name not in found:
+            found.add(name)
+            known += next_to.get(name, ())
+    return found & copies
+
+
+def _passed_on(op: Op) -> Iterator[tuple[str, str]]:
+    """The pairs of an input and an output of an op that have the same values, or rows or means."""
+    if op.kind == "Copy" or op.kind == "aten.split_with_sizes":
+        yield from ((op.inputs[0], name) for name in op.outputs)
+    elif op.kind in ("Average", "Reduce"):
+        count = len(op.outputs)
+        yield from ((name, op.outputs[k % count]) for k, name in enumerate(op.inputs))
 
 
 def _filters(graph: Graph) -> Iterator[str]:

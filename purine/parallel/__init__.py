@@ -4,6 +4,7 @@ from purine.analysis.memory import peak_memory
 from purine.parallel.accumulate import accumulate
 from purine.parallel.compress import compress
 from purine.parallel.cut import balanced_cut, cut_at, times_of_step
+from purine.parallel.delay import delay
 from purine.parallel.floating import floating
 from purine.parallel.hybrid import hybrid
 from purine.parallel.pipeline import pipeline
@@ -38,6 +39,7 @@ __all__ = [
     "bytes_moved",
     "compress",
     "cut_at",
+    "delay",
     "devices_of",
     "floating",
     "gather_values",

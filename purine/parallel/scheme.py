@@ -28,7 +28,7 @@ Setting: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...
 
 _NUMBERS = {
     **dict.fromkeys(("workers", "data", "pipeline", "model", "micro", "chunks"), 1),
-    **dict.fromkeys(("bucket", "unit"), 0),
+    **dict.fromkeys(("bucket", "unit", "staleness"), 0),
 }
 """By setting that is a whole number, the least."""
 _MOST = 4096  # parts of anything: a schedule has an entry for each
@@ -54,6 +54,7 @@ class Scheme:
     replica's batch is cut into, by default twice the pipeline's devices. `recompute` is a number
     of blocks or their names, `cut` the names with which the stages behind the first begin. With
     `floating`, whichever device is free computes the next micro-batch, with the same result.
+    With `staleness`, forward and backward read parameters so many iterations late.
     Gradients of at most `bucket` bytes are reduced together; between hosts, parameters are reduced
     and sent back in units of about `unit` bytes. With `shared`, hosts are processes of one machine
     and read parameters in memory that they share.
@@ -71,6 +72,7 @@ class Scheme:
     model: int = 1
     hybrid: bool = False
     floating: bool = False
+    staleness: int = 0
     schedule: str | None = None
     micro: int | None = None
     chunks: int | None = None
@@ -114,7 +116,7 @@ class Scheme:
                 remedy = f"give asynchronous={'|'.join(RULES)}, or data instead of workers"
                 raise ConfigError(what, "asynchronous=NAME with workers", found, remedy)
             return
-        for name, least in (("model", 1), ("floating", False)):
+        for name, least in (("model", 1), ("floating", False), ("staleness", 0)):
             if getattr(self, name) != least:
                 raise ConfigError(
                     f"workers cannot train with {name}",
@@ -209,7 +211,9 @@ class Scheme:
         named = given.get("asynchronous")
         if isinstance(named, str):
             given["asynchronous"] = Asynchronous.of(named, own)
-        elif own:
+        elif "staleness" in own:
+            given["staleness"] = own.pop("staleness")
+        if own and not isinstance(named, str):
             raise _without_workers(next(iter(own)))
         if isinstance(given.get("shares"), tuple):  # there is a replica for each
             given.setdefault("data", max(1, len(given["shares"])))
@@ -218,7 +222,7 @@ class Scheme:
     @classmethod
     def refuse_unknown(cls, key: str) -> None:
         """Raise `ConfigError` unless this is the name of a setting."""
-        known = [*(item.name for item in fields(cls)), *Asynchronous.names()]
+        known = list(dict.fromkeys([*(item.name for item in fields(cls)), *Asynchronous.names()]))
         if key not in known:
             what, expected = (
                 f"there is no setting {key!r} of parallelism",

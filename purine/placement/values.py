@@ -112,7 +112,7 @@ def wholes_of(graph: Graph) -> dict[str, Blob]:
 
 
 def starts(graph: Graph) -> dict[str, str]:
-    """By state of a worker the state of the net whose value it has, or starts with."""
+    """By state beside those of the net, as workers have, the one whose value it has or takes."""
     names = {
         name: state.shared or drawn_as(state.filler) or name for name, state in graph.states.items()
     }

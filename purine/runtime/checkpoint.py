@@ -26,7 +26,7 @@ from torch import Tensor
 from purine.arguments import at_least
 from purine.errors import CheckpointError
 from purine.graph import Graph
-from purine.graph.names import of_worker
+from purine.graph.names import is_late, of_worker
 from purine.lowering.workers import has_workers
 from purine.placement.values import shards_of, starts, wholes_of
 from purine.registry.aten import dtype_name, dtype_of
@@ -156,6 +156,7 @@ def match(checkpoint: Checkpoint, graph: Graph) -> None:
         }
         wholes = {n: blob for n, blob in wholes.items() if n in forms or n in parameters}
         forms = {n: form for n, form in forms.items() if n in wholes}
+    forms = {n: form for n, form in forms.items() if n in wholes or not is_late(n)}
     for name, blob in wholes.items():
         if name not in forms:
             expected, found = f"a value for {blob}", manifests.some_names(checkpoint.forms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ from purine.runtime.program import Program, compile_program
 from purine.runtime.values import LARGEST_SEED, Values, at_home, initial_states
 from purine.transports.world import World, host_lost
 
-__all__ = ["compute", "means_over_test_set"]
+__all__ = ["compute", "means_over_test_set", "outputs_over_test_set"]
 
 
 @checked
@@ -149,10 +149,36 @@ def _sums_over_test_set(
     share: tuple[int, int] = (0, 1),
     between: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """The sum of each output over the samples of a share (number, of how many) of the batches.
+    """The sum of each output over the samples of a share (number, of how many) of the batches."""
+    sums: dict[int, dict[str, float]] = {}
+    batches = outputs_over_test_set(
+        graph, data, values, seed, settings, share=share, between=between
+    )
+    for size, outputs in batches:
+        of_size = sums.setdefault(size, dict.fromkeys(graph.outputs, 0.0))
+        for name, value in outputs.items():
+            of_size[name] += float(value)
+    totals = dict.fromkeys(graph.outputs, 0.0)
+    for size, of_size in sums.items():
+        for name, total in of_size.items():
+            totals[name] += total * size
+    return totals
 
-    The smaller batch at the end belongs to the first share. `between` is called between two
-    batches.
+
+def outputs_over_test_set(
+    graph: Graph,
+    data: DataSet,
+    values: Mapping[str, Tensor],
+    seed: int,
+    settings: Settings,
+    *,
+    share: tuple[int, int] = (0, 1),
+    between: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+    """The size and the outputs of each batch of the test part of `data`, in order.
+
+    Of several shares (number, of how many) each has some of the batches; the smaller one at the end
+    belongs to the first. `between` is called between two batches.
     """
     assert data.test is not None
     batch, count = batch_of(graph, data_ops(graph)[0]), len(data.test)
@@ -160,7 +186,6 @@ def _sums_over_test_set(
     number, shares = share
     own = range(whole * number // shares, whole * (number + 1) // shares)
     last = range(1 if rest and number == 0 else 0)
-    totals = dict.fromkeys(graph.outputs, 0.0)
     for size, start, batches in ((batch, 0, own), (rest, count - rest, last)):
         if batches:
             sized = graph if size == batch else with_batch(graph, size)
@@ -173,28 +198,24 @@ def _sums_over_test_set(
             if ITERATION in sized.states:
                 given[ITERATION] = torch.tensor(batches.start)
             program = compile_program(lower(sized), read_rows(sized, data, start))
-            sums = _sums(program, _first_states(sized, seed, given), batches, settings, between)
-            for name, total in sums.items():
-                totals[name] += total * size
-    return totals
+            states = _first_states(sized, seed, given)
+            for outputs in _outputs(program, states, batches, settings, between):
+                yield size, outputs
 
 
-def _sums(
+def _outputs(
     program: Program,
     states: Mapping[str, Tensor],
     batches: range,
     settings: Settings,
     between: Callable[[], None],
-) -> dict[str, float]:
-    """The sums of the outputs over some batches, whose numbers are their iterations."""
-    totals = dict.fromkeys(program.graph.outputs, 0.0)
+) -> Iterator[Mapping[str, Tensor]]:
+    """The outputs of some batches, whose numbers are their iterations."""
     with Executor(program, states=states, start=batches.start, settings=settings) as executor:
         for iteration in batches:
             between()
             executor.extend(min(batches.stop, iteration + settings.credit))
-            for name, value in executor.wait(iteration).items():
-                totals[name] += float(value)
-    return totals
+            yield executor.wait(iteration)
 
 
 def _first_states(graph: Graph, seed: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from purine.dispatch.threads import COMPUTE, threads_of_lanes, with_peers
 from purine.errors import RunError, StallError
 from purine.graph import Graph, Location
 from purine.graph.nodes import computes, floats
+from purine.machine.collector import leave_out, take_in
 from purine.machine.cores import available, pin, threads_of_all
 from purine.machine.settings import hold, let_go
 from purine.machine.threads import set_kernel_threads
@@ -116,11 +117,13 @@ class Executor:
         self._run = run if exchange is None else exchange.running(run)
         if seat is not None:
             self._run = seat.running(self.buffers)
+            if exchange is not None:
+                self._run = exchange.running(self._run)
         self._seat = seat
         self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start
         self._failure: RunError | None = None
-        self._holds = self._stopped = False
+        self._holds = self._stopped = self._left_out = False
         self._process = os.getpid()
         self._lock = threading.Lock() if seat is None else seat.lock
         self._host = threading.Condition(self._lock) if seat is None else seat.host
@@ -188,6 +191,7 @@ class Executor:
         """Start the threads, once. Holds the lock."""
         if self._threads or self._stopped:
             return
+        self._left_out = leave_out()
         for index, (location, lane) in enumerate(self._workers):
             name = f"{location} {lane}"
             target = self._receive if index == self._receiver else self._lane
@@ -309,6 +313,9 @@ class Executor:
             self._exchange.close()
         with self._lock:
             self._let_go_if_idle()
+            if self._left_out:
+                self._left_out = False
+                take_in()
         if self._streams is not None and self._failure is None:
             with self._gpu_errors():
                 self._streams.synchronize()

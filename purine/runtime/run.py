@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,26 +23,29 @@ from purine.autodiff import reported_losses
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
-from purine.graph import Graph
-from purine.graph.names import copied_from, of_worker
+from purine.graph import ROUND, Graph
+from purine.graph.names import copied_from, of_worker, worker_of
 from purine.lowering import Options, lower, options_for
 from purine.lowering.hosts import part_of
-from purine.lowering.workers import has_workers, worker_parts
+from purine.lowering.workers import has_workers, here, worker_parts
 from purine.machine.cores import cores_of, on_gpus
-from purine.machine.heap import tune_heap
+from purine.machine.heap import FIRST, tune_heap
 from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import unknown_name
 from purine.placement.values import gather_values, shard_values, shards_of
+from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint, checkpoint_hosts
 from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
 from purine.runtime.checkpoint import Checkpoint
-from purine.runtime.compute import means_over_test_set
+from purine.runtime.compute import means_over_test_set, outputs_over_test_set
+from purine.runtime.couriers import parts_on
 from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
-from purine.runtime.feeding import read_stream
+from purine.runtime.feeding import data_ops, read_stream
 from purine.runtime.fused_kernels import FusedKernels
+from purine.runtime.greeter import Greeter, Seat
 from purine.runtime.program import compile_program
 from purine.runtime.record import Record
 from purine.runtime.result import Result, Results
@@ -54,6 +57,7 @@ from purine.runtime.run_checks import (
 )
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.runtime.worker_states import (
+    beside_net,
     each_worker,
     empty_record,
     for_all_workers,
@@ -61,12 +65,12 @@ from purine.runtime.worker_states import (
     past_of,
     refuse_workers,
     save_record,
-    workers_own,
 )
 from purine.runtime.workers import Reached, Workers, open_workers
 from purine.trace.gather import gather
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
+from purine.transports.open_world import OpenWorld
 from purine.transports.world import World, unheard
 
 __all__ = ["Run"]
@@ -136,20 +140,22 @@ class Run:
         self.threads = threads
         self.record = record
         self.world = world
-        self._part = part = self.graph if world is None else part_of(self.graph, world.host)
+        self._part = part = _part(self.graph, world)
         """What runs here: the graph, or this host's part of it."""
         refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
         held = held_tf32(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
         self._settings = Settings(self.credit, threads, cores, held, bool(record))
         self._gpus = on_gpus(part)
-        self._parts = tuple(worker_parts(part).values()) if has_workers(part) else ()
-        """The graphs of the workers, where the graph has any."""
+        self._parts = _parts(self.graph, world) if has_workers(self.graph) else {}
+        """The graphs of the workers here, by number, where the graph has any. Couriers have ops on
+        two hosts."""
         self._replay = replay
         refuse_workers(self.graph, world, replay)
         if self._replay is not None:
             self._settings = replace(self._settings, credit=self._replay.credit)
-        self._ahead = self._settings.credit * max(1, len(self._parts))
+        own = sum(not any(op.kind == ROUND for op in p.ops.values()) for p in self._parts.values())
+        self._ahead = self._settings.credit * max(1, own)
         """How many iterations may be in flight."""
         self._losses = tuple(dict.fromkeys(map(of_worker, reported_losses(self.graph))))
         self._sources = read_stream(part, self.data)
@@ -159,8 +165,10 @@ class Run:
             world.compare({**facts, "record": str(record)})
             world.compare_step(self.graph)
         self._begin()
-        if not self._gpus:
-            tune_heap(self.graph)
+        self._heap = None if self._gpus else tune_heap(self.graph)
+        """How to use malloc once the first iterations are complete; None from then on."""
+        self._mapping = FIRST
+        """How many of the first iterations are left."""
 
     def _begin(self) -> None:
         """The state of a run that has not stepped yet."""
@@ -175,6 +183,8 @@ class Run:
         self._reached, self._states = Reached(), dict[str, Tensor]()
         """Without lanes: the number of complete iterations, and the states after them. A state
         that is missing has the value of its filler."""
+        self.greeter: Greeter | None = None
+        """At the server: lets workers join."""
         self._past: Record | None = None
         """What workers did before the lanes last began."""
         self._recorded = Trace()
@@ -217,6 +227,10 @@ class Run:
                 with self._noting_failure():
                     result = self._result(executor, self.iteration)
             self.iteration += 1
+            self._mapping -= 1
+            if self._heap is not None and self._mapping <= 0:
+                self._heap.settle()
+                self._heap = None
             return result
 
     def _result(self, executor: Executor | Workers, iteration: int) -> Result:
@@ -304,18 +318,40 @@ class Run:
         with self._serving():
             graph = check(graph)
             tested = self.data if data is None else as_dataset(data, test=data)
-            shards = shards_of(self.graph)
-            wanted = [
-                name
-                for name in self.graph.states
-                if name in graph.states or (name in shards and shards[name][0] in graph.states)
-            ]
-            states = self._gathered(self._settled()[1], wanted)
-            values = {**states, **gather_values(self.graph, states)}
-            cores = {core for own in self._settings.cores.values() for core in own}
-            tf32 = tf32_of(graph, bool(self._settings.tf32))
-            settings = Settings(self.credit, len(cores) or self.threads, tf32=tf32)
-            return means_over_test_set(graph, tested, values, self.seed, settings, world=self.world)
+            values, settings = self._for_measuring(graph)
+            shared = None if self._parts else self.world
+            return means_over_test_set(graph, tested, values, self.seed, settings, world=shared)
+
+    @checked
+    def predictions(self, graph: Graph) -> Iterator[Mapping[str, Tensor]]:
+        """The outputs of a graph for each batch of the test set, in the order of its samples.
+
+        As for `evaluate`, but outputs may have any shape. The last batch may be smaller. One host
+        computes all of them.
+        """
+        with self._serving():
+            graph = check(graph)
+            if self.data is None or self.data.test is None or not data_ops(graph):
+                what, expected = "there is nothing to predict", "data with a test part"
+                remedy = "give the run data with a test part, and a graph with a Data op"
+                raise ConfigError(what, expected, "none", remedy)
+            values, settings = self._for_measuring(graph)
+        batches = outputs_over_test_set(graph, self.data, values, self.seed, settings)
+        return (outputs for _, outputs in batches)
+
+    def _for_measuring(self, graph: Graph) -> tuple[dict[str, Tensor], Settings]:
+        """The values of this run for the states of another graph, and how that is to be run."""
+        shards = shards_of(self.graph)
+        wanted = [
+            name
+            for name in self.graph.states
+            if name in graph.states or (name in shards and shards[name][0] in graph.states)
+        ]
+        states = self._gathered(self._settled()[1], wanted)
+        values = {**states, **gather_values(self.graph, states)}
+        cores = {core for own in self._settings.cores.values() for core in own}
+        tf32 = tf32_of(graph, bool(self._settings.tf32))
+        return values, Settings(self.credit, len(cores) or self.threads, tf32=tf32)
 
     @checked
     def save(
@@ -329,7 +365,7 @@ class Run:
         at_least("keep", keep, 1)
         with self._serving():
             iteration, values = self._settled()
-            if self.world is not None:
+            if self.world is not None and not self._parts:
                 return checkpoint_hosts.save(
                     Path(folder),
                     world=self.world,
@@ -341,8 +377,13 @@ class Run:
                     keep=keep,
                 )
             whole = gather_values(self.graph, values)
+            if self._parts and self.world is not None:
+                shared = {state.shared for state in self._part.states.values()}
+                whole = {name: value for name, value in whole.items() if name in shared}
+            else:
+                each = self._reached_now(iteration).each if self._parts else ()
+                whole |= beside_net(self.graph, values, each)
             if self._parts:
-                whole |= workers_own(self.graph, values, self._reached_now(iteration).each)
                 save_record(self._record_now(), Path(folder))
             return checkpoint.save(
                 Path(folder),
@@ -407,7 +448,9 @@ class Run:
 
     def _record_now(self) -> Record:
         now = self._executor.record if isinstance(self._executor, Workers) else None
-        return joined(self._past, now) or empty_record(self.graph, self._reached, self._parts)
+        return joined(self._past, now) or empty_record(
+            self.graph, self._reached, tuple(self._parts.values())
+        )
 
     def gathered_trace(self) -> Trace | None:
         """The events of all hosts since the run was made, on the clock of the first host.
@@ -483,7 +526,7 @@ class Run:
 
     def _gathered(self, own: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
         """The values of the named states, also of those that other hosts have."""
-        if self.world is None:
+        if self.world is None or self._parts:
             return own
         return self.world.gather(self.graph, own, list(names))
 
@@ -521,6 +564,9 @@ class Run:
         if self._executor is not None:
             executor, self._executor = self._executor, None
             self._abandoned.detach()
+            if self.greeter is not None:
+                self.greeter.close()
+                self.greeter = None
             executor.close()
             if isinstance(executor, Workers):
                 self._past = joined(self._past, executor.record)
@@ -532,6 +578,8 @@ class Run:
         replay = self._replay
         if replay is not None:
             replay = replay.split(self._reached.all)[1]
+        if isinstance(self.world, OpenWorld) and self.world.begin:
+            self._begin_at(self.world.begin)
         workers = self._executor = open_workers(
             self._parts,
             self._states,
@@ -541,10 +589,77 @@ class Run:
             digest=self.graph.digest,
             reached=self._reached,
             replay=replay,
+            host=self._host,
         )
         self._abandoned = weakref.finalize(self, workers.close)
         self._abandoned.atexit = False
         self._states = {}
+        if isinstance(self.world, OpenWorld):
+            self._meet(workers, self.world)
+        return workers
+
+    def _begin_at(self, iteration: int) -> None:
+        """Let the worker of this host begin where another one in its seat has come to."""
+        calls = [any(op.kind == ROUND for op in p.ops.values()) for p in self._parts.values()]
+        each = tuple(0 if call else iteration for call in calls)
+        for number, call in zip(self._parts, calls, strict=True):
+            name = worker_of(number, ITERATION)
+            if not call and name in self._states:
+                self._states[name] = torch.tensor(iteration)
+        self._reached = Reached(self._reached.all, each)
+
+    @property
+    def _host(self) -> str:
+        return "" if self.world is None else self.world.host
+
+    def _meet(self, workers: Workers, world: OpenWorld) -> None:
+        """Connect this host with the server, or let workers join where it is the server."""
+        for place, post in workers.posts.items():
+            if post.peer is None:
+                workers.occupy(place, None)
+            elif post.carrier.of is not None:
+                world.ready(self.graph.digest)
+                workers.occupy(place, world.link())
+        if world.host == world.server:
+            seats = {
+                number: Seat(place, post.peer)
+                for number, (place, post) in enumerate(workers.posts.items())
+                if post.peer is not None
+            }
+            self.greeter = Greeter(world, workers, seats, self.graph.digest)
+
+    def serve(self, until: Callable[[Run], bool], *, look: float = 0.05) -> None:
+        """Serve workers on other hosts, which may join and leave, until something is so.
+
+        `until` is asked now and then. The run is that of a server: its world is
+        `OpenWorld.serving`. It is not closed here, so its states can still be read.
+        """
+        workers = self._served()
+        while not until(self):
+            with self._noting_failure():
+                workers.pause(look)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """How many updates each state has had that workers share, also by those that are gone."""
+        return self._served().core.versions()
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the couriers of all workers have completed here."""
+        return self._served().core.rounds
+
+    @property
+    def rounds_begun(self) -> int:
+        """How many rounds the couriers that go now have begun here, each since it came."""
+        return self._served().begun
+
+    def _served(self) -> Workers:
+        with self._serving():
+            workers = self._started()
+        if not isinstance(workers, Workers):
+            what, expected = "the run has no workers", "a graph of parallel.serve"
+            raise RunError(what, expected, "another graph", "call steps")
         return workers
 
     def _started(self) -> Executor | Workers:
@@ -593,3 +708,17 @@ class Run:
                 with self._noting_failure():
                     self._readings.append(self.world.clock())
         return self._executor
+
+
+def _part(graph: Graph, world: World | None) -> Graph:
+    """What of a graph runs on a host, without the ends of what couriers carry."""
+    if world is None:
+        return graph
+    return here(graph, world.host) if has_workers(graph) else part_of(graph, world.host)
+
+
+def _parts(graph: Graph, world: World | None) -> dict[int, Graph]:
+    """The graphs of the workers and couriers that run on a host, by number."""
+    if world is None:
+        return dict(worker_parts(graph))
+    return parts_on(graph, world.host)

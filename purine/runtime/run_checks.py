@@ -9,6 +9,7 @@ from purine.lowering.together import Group, groups_of
 from purine.machine.cores import on_gpus
 from purine.machine.settings import tf32_of
 from purine.transports.communicator import Communicator
+from purine.transports.open_world import OpenWorld
 from purine.transports.world import World
 
 __all__ = ["communicators_of", "held_tf32", "refuse_hosts", "refuse_inputs"]
@@ -21,6 +22,8 @@ def refuse_hosts(graph: Graph, world: World | None) -> None:
         what = f"the step is on {len(hosts)} hosts, and this process is alone"
         remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
         raise ConfigError(what, "a process for each of " + ", ".join(hosts), "one process", remedy)
+    if isinstance(world, OpenWorld):
+        return  # they come when they like
     if world is not None and not set(hosts) <= set(world.hosts):
         expected, found = "devices of " + ", ".join(world.hosts), "devices of " + ", ".join(hosts)
         remedy = "name devices of all hosts, or start as many hosts as are named"

@@ -23,10 +23,12 @@ from purine.runtime import checkpoint
 from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.record import Record
 from purine.runtime.workers import Reached
+from purine.transports.open_world import OpenWorld
 from purine.transports.world import World
 
 __all__ = [
     "RECORD",
+    "beside_net",
     "each_worker",
     "empty_record",
     "for_all_workers",
@@ -35,7 +37,6 @@ __all__ = [
     "record_of",
     "refuse_workers",
     "save_record",
-    "workers_own",
 ]
 
 RECORD = "updates.record"
@@ -49,10 +50,13 @@ def refuse_workers(graph: Graph, world: World | None, replay: Record | None) -> 
             what, remedy = "there is nothing to replay", "leave replay out: results are the same"
             raise ConfigError(what, "a graph with workers", "a graph without", remedy)
         return
-    if world is not None or on_gpus(graph):
-        found = "several hosts" if world is not None else "ops on GPUs"
-        what, expected = "workers cannot run here", "CPU devices of one process"
-        raise ConfigError(what, expected, found, "name CPU devices of one host")
+    if on_gpus(graph):
+        what, expected = "workers cannot run here", "CPU devices"
+        raise ConfigError(what, expected, "ops on GPUs", "name CPU devices")
+    if world is not None and not isinstance(world, OpenWorld):
+        what, expected = "workers on several hosts come and go", "a world that lets them"
+        remedy = "make one by OpenWorld.serving, and OpenWorld.joining on other hosts"
+        raise ConfigError(what, expected, type(world).__name__, remedy)
     if replay is not None and replay.digest != graph.digest:
         what, expected = "the record to replay is of another graph", f"digest {graph.digest[:12]}"
         remedy = "make the graph with the same net, batch, devices and scheme"
@@ -71,10 +75,11 @@ def for_all_workers(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Ten
     return {**values, **others}
 
 
-def workers_own(
-    graph: Graph, values: Mapping[str, Tensor], each: Sequence[int]
+def beside_net(
+    graph: Graph, values: Mapping[str, Tensor], each: Sequence[int] = ()
 ) -> dict[str, Tensor]:
-    """What a checkpoint has besides the states of the net: those of each worker."""
+    """What a checkpoint has besides the states of the net: parameters of earlier iterations, and
+    what each worker has to itself, with the number of iterations that it has completed."""
     own = {name: values[name] for name in starts(graph) if not graph.states[name].shared}
     counts = {worker_of(number, _COMPLETED): torch.tensor(n) for number, n in enumerate(each)}
     return own | counts

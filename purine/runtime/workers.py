@@ -10,29 +10,36 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from torch import Tensor
 
 from purine.analysis.aliasing import Aliasing
-from purine.errors import ConfigError, RunError
+from purine.core import Core
+from purine.dispatch.host_core import HostCore
+from purine.errors import ConfigError, HostLostError, RunError
 from purine.graph import Graph
 from purine.lowering import Options, lower, options_for
 from purine.registry.kind import Kernel
 from purine.runtime.buffers import Buffers
+from purine.runtime.couriers import Post, posts_of
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.program import Program, compile_program
 from purine.runtime.record import Record
 from purine.runtime.workers_core import Finished, Member, WorkersCore, member_of
 from purine.trace.trace import Trace
+from purine.transports.base import Transport
 
 __all__ = ["Reached", "Workers", "open_workers"]
 
+_LOOK = 0.01
+"""Seconds between two looks at a shared state that is being changed."""
+
 
 def open_workers(
-    parts: Sequence[Graph],
+    parts: Mapping[int, Graph],
     states: Mapping[str, Tensor],
     sources: Mapping[str, Kernel],
     settings: Settings,
@@ -41,10 +48,20 @@ def open_workers(
     digest: str,
     reached: Reached,
     replay: Record | None = None,
+    host: str = "",
 ) -> Workers:
-    """The execution of a graph of which these are the workers; `single` runs ops one by one."""
-    programs, members = [], []
-    for part in parts:
+    """The execution of a graph of which these are the workers; `single` runs ops one by one.
+
+    Of a graph on several hosts it is that of `host`, whose couriers have not begun.
+    """
+    programs: list[Program | None] = []
+    members = []
+    posts = posts_of(parts, host, tuple(parts))
+    for place, part in enumerate(parts.values()):
+        if place in posts:
+            programs.append(None)
+            members.append(posts[place].member)
+            continue
         lowered = lower(part, Options() if single else options_for(part))
         program = compile_program(lowered, sources)
         programs.append(program)
@@ -58,6 +75,8 @@ def open_workers(
         digest=digest,
         reached=reached,
         replay=replay,
+        numbers=tuple(parts),
+        posts=posts,
     )
 
 
@@ -74,12 +93,13 @@ class Workers:
 
     `states` gives the value of every state; of a shared one, that under any of its names. `reached`
     says where it begins. With `replay` everything that was recorded happens again in the same
-    order.
+    order. A courier, which has a post, has no program before it goes. `numbers` are those of the
+    workers in the graph.
     """
 
     def __init__(
         self,
-        programs: Sequence[Program],
+        programs: Sequence[Program | None],
         members: Sequence[Member],
         *,
         states: Mapping[str, Tensor],
@@ -87,8 +107,12 @@ class Workers:
         digest: str,
         reached: Reached | None = None,
         replay: Record | None = None,
+        numbers: Sequence[int] = (),
+        posts: Mapping[int, Post] | None = None,
     ) -> None:
         reached = reached or Reached()
+        self.posts = dict(posts or {})
+        self._numbers = tuple(numbers) or tuple(range(len(programs)))
         self.lock = threading.Lock()
         self.host = threading.Condition(self.lock)
         starts = reached.each or (0,) * len(programs)
@@ -99,32 +123,99 @@ class Workers:
             credit=settings.credit,
             replay=replay,
             digest=digest,
+            carriers={place: post.carrier for place, post in self.posts.items()},
         )
         self._cuts = None if replay is None else replay.cuts
         self._failure: RunError | None = None
         self._process = os.getpid()
+        graphs = [program.graph for program in programs if program is not None]
+        graphs += [post.plain for post in self.posts.values()]
         self._shared = {
             name: state.shared
-            for program in programs
-            for name, state in program.graph.states.items()
+            for graph in graphs
+            for name, state in graph.states.items()
             if state.shared
         }
         self.store: dict[str, Tensor] = {}
         """The newest version of each shared state. A push replaces it or writes over it."""
         for name, shared in self._shared.items():
             self.store.setdefault(shared, states[name])
-        self.seats = [_Seat(self, worker, program) for worker, program in enumerate(programs)]
-        self.executors = [
-            Executor(
-                program,
-                states={n: v for n, v in states.items() if n in own and n not in self._shared},
-                start=begin,
-                settings=settings,
-                seat=seat,
+        self._settings = settings
+        self._first = {
+            place: post.states({n: v for n, v in states.items() if n in post.plain.states})
+            for place, post in self.posts.items()
+        }
+        self._leaving: dict[int, threading.Thread] = {}
+        """By courier that goes no more the thread that ends its lanes."""
+        self._executors: dict[int, Executor] = {}
+        for worker, (program, begin) in enumerate(zip(programs, starts, strict=True)):
+            if program is not None:
+                own = program.graph.states
+                self._executors[worker] = Executor(
+                    program,
+                    states={n: v for n, v in states.items() if n in own and n not in self._shared},
+                    start=begin,
+                    settings=settings,
+                    seat=_Seat(self, worker, program),
+                )
+
+    @property
+    def executors(self) -> list[Executor]:
+        """Those of all workers, and of the couriers that go."""
+        return list(self._executors.values())
+
+    def occupy(self, place: int, transport: Transport | None) -> None:
+        """Let a courier go, over a transport that connects with the other end meanwhile."""
+        leaving = self._leaving.get(place)
+        if leaving is not None:
+            leaving.join()
+        post = self.posts[place]
+        program, exchange = post.connected(transport)
+        if exchange is None:
+            core: Core | HostCore = Core(program.plan, credit=1)
+        else:
+            core = exchange.open(program.plan, start=0, credit=1)
+        states = {name: value.clone() for name, value in self._first[place].items()}
+        with self.lock:
+            self._raise_if_stopped()
+            self.core.cores[place] = core
+            seat = _Seat(self, place, program)
+            settings = replace(self._settings, credit=1)
+            executor = Executor(
+                program, states=states, settings=settings, exchange=exchange, seat=seat
             )
-            for program, begin, seat in zip(programs, starts, self.seats, strict=True)
-            for own in [program.graph.states]
-        ]
+            self._executors[place] = executor
+            self._push(self.core.occupy(place, core))
+            executor._start()
+            self.host.notify_all()
+
+    def lost(self, place: int, failure: RunError) -> None:
+        """A worker on another host is gone, and its courier goes no more. Holds the lock."""
+        executor = self._executors.pop(place, None)
+        if executor is None:
+            return
+        self._push(self.core.vacate(place))
+        thread = threading.Thread(target=executor.close, name="leaving", daemon=True)
+        self._leaving[place] = thread
+        thread.start()
+        self.host.notify_all()
+
+    @property
+    def begun(self) -> int:
+        """How many rounds the couriers that go have begun."""
+        with self.lock:
+            return sum(self.core.cores[place].opened for place in self.posts)
+
+    def away(self, place: int) -> bool:
+        """Whether a courier does not go."""
+        return place not in self._executors
+
+    def _push(self, tokens: Iterable[tuple[int, int]]) -> None:
+        """Give tokens to the executors of their workers. Holds the lock."""
+        for worker, token in tokens:
+            executor = self._executors.get(worker)
+            if executor is not None:
+                executor._push((token,))
 
     def extend(self, limit: int) -> None:
         """Let workers open iterations while fewer than `limit` of them all are open.
@@ -134,8 +225,7 @@ class Workers:
         if self._cuts is not None:
             limit = self._next_cut(limit)
         with self.lock:
-            for worker, token in self.core.extend(limit):
-                self.executors[worker]._push((token,))
+            self._push(self.core.extend(limit))
             for executor in self.executors:
                 executor._start()
 
@@ -155,7 +245,8 @@ class Workers:
                 self._raise_if_stopped()
                 self.host.wait()
             done = self.core.finished.popleft()
-        return done, self.executors[done.worker].wait(done.iteration)
+        found = self._executors[done.worker].wait(done.iteration)
+        return replace(done, worker=self._numbers[done.worker]), found
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
@@ -163,18 +254,43 @@ class Workers:
             while not self.core.idle:
                 self._raise_if_stopped()
                 self.host.wait()
+            while not self.core.carried:
+                self._raise_if_stopped()
+                self._push(self.core.flush())
+                self.host.wait()
             self.core.cut()
             return self.core.completed
 
+    def pause(self, seconds: float) -> None:
+        """Wait until something happens, or for some time."""
+        with self.lock:
+            self._raise_if_stopped()
+            self.host.wait(seconds)
+
     def states(self) -> dict[str, Tensor]:
         """The values of all states after `drain`: not copies, they change when the run goes on."""
-        own = {n: v for executor in self.executors for n, v in executor.states().items()}
-        return own | {name: self.store[shared] for name, shared in self._shared.items()}
+        own = {n: v for first in self._first.values() for n, v in first.items()}
+        for place, executor in self._executors.items():
+            if place not in self.posts:
+                own |= executor.states()
+        if not self.posts:
+            return own | {name: self.store[shared] for name, shared in self._shared.items()}
+        copies = {shared: self._copied(shared) for shared in dict.fromkeys(self._shared.values())}
+        return own | {name: copies[shared] for name, shared in self._shared.items()}
+
+    def _copied(self, shared: str) -> Tensor:
+        """A copy of a shared state while couriers may change it."""
+        with self.lock:
+            while self.core.locked(shared):
+                self._raise_if_stopped()
+                self.host.wait(_LOOK)
+            return self.store[shared].clone()
 
     @property
     def reached(self) -> Reached:
         """What is complete now."""
-        return Reached(self.core.completed, tuple(core.completed for core in self.core.cores))
+        cores = [core for place, core in enumerate(self.core.cores) if place not in self.posts]
+        return Reached(self.core.completed, tuple(core.completed for core in cores))
 
     @property
     def record(self) -> Record:
@@ -226,6 +342,7 @@ class _Seat:
     """The place of one worker's executor; see `Seat`."""
 
     def __init__(self, workers: Workers, worker: int, program: Program) -> None:
+        """The core of the worker is there already."""
         self._workers, self._worker = workers, worker
         self._core = workers.core
         self._own = workers.core.cores[worker]
@@ -261,7 +378,7 @@ class _Seat:
 
     @property
     def idle(self) -> bool:
-        return self._core.idle or not self._workers.asleep()
+        return self._core.idle or bool(self._workers.posts) or not self._workers.asleep()
 
     def extend(self, limit: int) -> NoReturn:
         raise AssertionError("workers are extended together")
@@ -294,16 +411,18 @@ class _Seat:
 
     def complete(self, token: int) -> list[int]:
         op = token % self.size
+        if self._own is not self._core.cores[self._worker]:
+            return []  # another life of the courier has begun
         if op in self._writes:
             self._store(op, token // self.size)
-        ready = []
-        executors = self._workers.executors
-        for worker, item in self._core.complete(self._worker, token):
-            if worker == self._worker:
-                ready.append(item)
+        ready, others = [], []
+        for item in self._core.complete(self._worker, token):
+            if item[0] == self._worker:
+                ready.append(item[1])
             else:
-                executors[worker]._push((item,))
-        if self._core.finished or self._core.idle:
+                others.append(item)
+        self._workers._push(others)
+        if self._core.finished or self._core.idle or self._worker in self._workers.posts:
             self.host.notify_all()
         return ready
 
@@ -318,4 +437,9 @@ class _Seat:
         return self._core.waiting(self._worker)
 
     def failed(self, failure: RunError) -> None:
-        self._workers.failed(failure)
+        workers, place = self._workers, self._worker
+        carrier = self._core.carriers.get(place)
+        if carrier is not None and carrier.of is None and isinstance(failure, HostLostError):
+            workers.lost(place, failure)
+        else:
+            workers.failed(failure)

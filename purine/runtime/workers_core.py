@@ -22,10 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from purine.core import Core, Plan
+from purine.dispatch.host_core import HostCore
 from purine.graph import FETCH, Graph
 from purine.runtime.record import COMPLETES, CUT, OPENS, Record
 
-__all__ = ["Finished", "Member", "WorkersCore", "member_of"]
+__all__ = ["Carrier", "Finished", "Member", "WorkersCore", "member_of"]
 
 Ready = tuple[int, int]
 """A worker and one of its tokens."""
@@ -109,6 +110,26 @@ class Finished:
 
 
 @dataclass
+class Carrier:
+    """A courier: a member that carries between hosts what another one, `of`, has to tell.
+
+    Without `of` its worker is on another host, and it goes whenever values come from there. It
+    begins a round when its worker has completed `pace` iterations since the last one began, and the
+    worker may be `bound` iterations ahead of what has been carried.
+    """
+
+    of: int | None
+    pace: int = 1
+    bound: int | None = None
+    begun: int = 0
+    """What its worker had completed when the last round began."""
+    carried: int = 0
+    """The same for the last round that is complete."""
+    rounds: int = 0
+    """Complete rounds, of all lives of the worker together."""
+
+
+@dataclass
 class _State:
     """A shared state: `done` is, by worker that pushes it, the iterations whose pushes are in."""
 
@@ -137,14 +158,24 @@ class WorkersCore:
         credit: int = 2,
         replay: Record | None = None,
         digest: str = "",
+        carriers: Mapping[int, Carrier] | None = None,
     ) -> None:
         starts = tuple(starts or [0] * len(members))
         self.members, self.credit = tuple(members), credit
-        self.cores = [
+        self.carriers = dict(carriers or {})
+        self._carrier_of = {c.of: number for number, c in self.carriers.items()}
+        self.applied: list[Counter[str]] = [Counter() for _ in members]
+        """By worker how many pushes it has made of each state, in all of its lives."""
+        self._handed: set[Ready] = set()
+        """The fetches and pushes of couriers that may run and have not begun."""
+        self.cores: list[Core | HostCore] = [
             Core(member.plan, start=begin, credit=credit)
             for member, begin in zip(members, starts, strict=True)
         ]
-        self.active = [True] * len(members)
+        self.active = [number not in self.carriers for number in range(len(members))]
+        for carrier in self.carriers.values():
+            if carrier.of is not None:
+                carrier.begun = carrier.carried = starts[carrier.of]
         self.opened = self.limit = start
         """How many iterations of all workers are open, and how many may be."""
         self.completed = start
@@ -185,6 +216,67 @@ class WorkersCore:
         self.limit = max(self.limit, limit)
         return self._open()
 
+    def occupy(self, courier: int, core: Core | HostCore) -> list[Ready]:
+        """A courier begins to go, with a core of its own."""
+        assert not self.active[courier], "it goes already"
+        self.cores[courier], self.active[courier] = core, True
+        carrier = self.carriers[courier]
+        if carrier.of is None:
+            return self._admitted(courier, core.extend(core.completed + self.credit))
+        return self._carry(courier)
+
+    def vacate(self, courier: int) -> list[Ready]:
+        """A courier goes no more; what it was about to do with shared states is left undone."""
+        self.active[courier] = False
+        size, member, names = self.cores[courier].size, self.members[courier], list[str]()
+        for number, token in [ready for ready in self._handed if ready[0] == courier]:
+            self._handed.discard((number, token))
+            op = token % size
+            if op in member.fetches:
+                self._states[member.fetches[op][0]].coming -= 1
+            for name in member.pushes.get(op, ()):
+                self._states[name].locked = False
+                names.append(name)
+        for state in self._states.values():
+            state.waiting = [ready for ready in state.waiting if ready[0] != courier]
+        self._held[courier].clear()
+        self._seen[courier].clear()
+        return self._woken(names)
+
+    def _carry(self, courier: int, *, last: bool = False) -> list[Ready]:
+        """Let a courier begin a round, if there is enough to carry or this is the `last` one."""
+        carrier, core = self.carriers[courier], self.cores[courier]
+        if carrier.of is None or not self.active[courier] or not core.idle:
+            return []
+        done = self.cores[carrier.of].completed
+        new, first = done - carrier.begun, core.completed == 0
+        if not (first or new >= carrier.pace or (last and new)):
+            return []
+        carrier.begun = done
+        return self._admitted(courier, core.extend(core.completed + 1))
+
+    def flush(self) -> list[Ready]:
+        """Nothing is in flight of the workers: let couriers carry what is left."""
+        return [ready for courier in self.carriers for ready in self._carry(courier, last=True)]
+
+    @property
+    def carried(self) -> bool:
+        """Whether the couriers of workers that are here have carried everything."""
+        return all(
+            self.cores[courier].idle and carrier.carried == self.cores[carrier.of].completed
+            for courier, carrier in self.carriers.items()
+            if carrier.of is not None and self.active[courier]
+        )
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds of couriers are complete."""
+        return sum(carrier.rounds for carrier in self.carriers.values())
+
+    def locked(self, name: str) -> bool:
+        """Whether a push of a state is under way."""
+        return self._states[name].locked
+
     def cut(self) -> None:
         """Note in the record that nothing is in flight, if that is so."""
         if self.idle and self.record.events and self.record.events[-1] != CUT:
@@ -203,7 +295,9 @@ class WorkersCore:
         core = self.cores[worker]
         assert not self.active[worker], "it has not left"
         assert core.idle, "it has iterations in flight"
-        open_ones = (own.limit for own, here in zip(self.cores, self.active, strict=True) if here)
+        open_ones = (
+            _limit_of(own) for own, here in zip(self.cores, self.active, strict=True) if here
+        )
         begin = max((core.completed, *open_ones))
         self.cores[worker] = Core(core.plan, start=begin, credit=self.credit)
         for state in self._states.values():
@@ -216,6 +310,7 @@ class WorkersCore:
         """A fetch or a push begins; the states whose newest version a push may write over."""
         member, core = self.members[worker], self.cores[worker]
         iteration, op = divmod(token, core.size)
+        self._handed.discard((worker, token))
         if op in member.fetches:
             self._fetch(worker, op, iteration)
             return ()
@@ -249,8 +344,8 @@ class WorkersCore:
 
     def _newest(self, state: _State, worker: int, iteration: int) -> int:
         """Below which iteration the pushes of all other workers are in."""
-        active = self.active
-        done = (n for other, n in state.done.items() if other != worker and active[other])
+        here = (other for other in state.done if self.active[other] and other not in self.carriers)
+        done = (state.done[other] for other in here if other != worker)
         return min(done, default=iteration)
 
     def complete(self, worker: int, token: int) -> list[Ready]:
@@ -266,14 +361,35 @@ class WorkersCore:
             self._release(worker, op, iteration)
         before = core.completed
         ready = core.complete(token)
+        if worker in self.carriers and not self.active[worker]:
+            return self._woken(touched)  # it goes no more, and only ends what it has begun
+        if core.completed != before and worker in self.carriers:
+            woken = self._woken(touched) + self._admitted(worker, ready)
+            return woken + self._arrived(worker, core.completed - before)
         if core.completed != before:
             for complete in range(before, core.completed):
                 self._finish(worker, complete)
+            if worker in self._carrier_of:
+                ready_there = self._carry(self._carrier_of[worker])
+                woken = self._woken(touched) + ready_there
+                return woken + self._admitted(worker, ready) + self._open()
             woken = self._woken(touched)
             return woken + self._admitted(worker, ready) + self._open()
         if not (touched or ready):
             return []
         return self._woken(touched) + self._admitted(worker, ready)
+
+    def _arrived(self, courier: int, count: int) -> list[Ready]:
+        """A courier has completed rounds."""
+        carrier, core = self.carriers[courier], self.cores[courier]
+        carrier.rounds += count
+        self._measured[courier].clear()
+        carrier.carried = carrier.begun
+        if carrier.of is not None:
+            return self._carry(courier) + self._open()
+        if not self.active[courier]:
+            return []
+        return self._admitted(courier, core.extend(core.completed + self.credit))
 
     def _push(self, worker: int, op: int, iteration: int) -> tuple[str, ...]:
         """A push is complete, or was left out of its iteration; returns its states."""
@@ -283,6 +399,7 @@ class WorkersCore:
             state = self._states[name]
             state.done[worker] = iteration + 1
             if runs:
+                self.applied[worker][name] += 1
                 state.version += 1
                 state.locked = state.overwritten = False
                 state.readers = 0
@@ -309,7 +426,7 @@ class WorkersCore:
                     state.readers -= 1
 
     def _finish(self, worker: int, iteration: int) -> None:
-        measured = self._measured[worker].pop(iteration, (0, 0))
+        measured = self._measured[worker].pop(iteration, [0, 0])
         done = Finished(worker, iteration, *measured)
         self._note(worker, COMPLETES)
         results = [done] if self._script is None else self._script.results(done)
@@ -321,7 +438,8 @@ class WorkersCore:
         measured[which] = max(measured[which], value)
 
     def _note(self, worker: int, what: str) -> None:
-        self.record.events.append(self._number[worker, what])
+        if not self.carriers:  # of several hosts no one could replay
+            self.record.events.append(self._number[worker, what])
 
     def _runs(self, worker: int, op: int, iteration: int) -> bool:
         every, phase = self.members[worker].turns.get(op, (1, 0))
@@ -351,6 +469,7 @@ class WorkersCore:
                 state.waiting.append((worker, token))
                 return False
             state.coming += 1
+            self._hand_out(worker, token)
             return True
         states = [self._states[name] for name in member.pushes[op]]
         for state in states:
@@ -359,7 +478,12 @@ class WorkersCore:
                 return False
         for state in states:
             state.locked = True
+        self._hand_out(worker, token)
         return True
+
+    def _hand_out(self, worker: int, token: int) -> None:
+        if worker in self.carriers:
+            self._handed.add((worker, token))
 
     def _woken(self, names: Iterable[str]) -> list[Ready]:
         """The tokens that waited for one of these states and may run now."""
@@ -381,7 +505,10 @@ class WorkersCore:
             core = self.cores[worker]
             self.opened += 1
             self._note(worker, OPENS)
-            ready += self._admitted(worker, core.extend(core.limit + 1))
+            if worker in self._carrier_of:
+                carried = self.carriers[self._carrier_of[worker]].carried
+                self._measure(worker, _limit_of(core), 0, _limit_of(core) - carried)
+            ready += self._admitted(worker, core.extend(_limit_of(core) + 1))
         return ready
 
     def _next_worker(self) -> int | None:
@@ -392,24 +519,35 @@ class WorkersCore:
             if may:
                 self._script.opens.popleft()
             return worker if may else None
-        able = [w for w in range(len(self.cores)) if self._may_open(w)]
-        flight = {w: self.cores[w].limit - self.cores[w].completed for w in able}
-        return min(able, key=lambda w: (flight[w], self.cores[w].limit), default=None)
+        able = [w for w in range(len(self.cores)) if w not in self.carriers and self._may_open(w)]
+        limits = {w: _limit_of(self.cores[w]) for w in able}
+        flight = {w: limits[w] - self.cores[w].completed for w in able}
+        return min(able, key=lambda w: (flight[w], limits[w]), default=None)
 
     def _has_credit(self, worker: int) -> bool:
         core = self.cores[worker]
-        return core.limit < core.completed + self.credit
+        return _limit_of(core) < core.completed + self.credit
+
+    def _is_supplied(self, worker: int) -> bool:
+        """Whether the courier of a worker has been there, and is not too far behind."""
+        courier = self._carrier_of.get(worker)
+        if courier is None:
+            return True
+        carrier, core = self.carriers[courier], self.cores[courier]
+        behind = _limit_of(self.cores[worker]) - carrier.carried
+        return core.completed > 0 and (carrier.bound is None or behind <= carrier.bound)
 
     def _may_open(self, worker: int) -> bool:
         """Whether a worker has credit left, and what its next iteration waits for is open."""
-        bound, limit = self.members[worker].bound, self.cores[worker].limit
+        bound, limit = self.members[worker].bound, _limit_of(self.cores[worker])
         return (
             self.active[worker]
             and self._has_credit(worker)
+            and self._is_supplied(worker)
             and (
                 bound is None
                 or all(
-                    core.limit >= limit - bound
+                    _limit_of(core) >= limit - bound
                     for core, here in zip(self.cores, self.active, strict=True)
                     if here
                 )
@@ -425,6 +563,11 @@ class WorkersCore:
                     iteration, op = divmod(token, core.size)
                     own.append((iteration, core.plan.ops[op], 0))
         return core.waiting() + own
+
+
+def _limit_of(core: Core | HostCore) -> int:
+    """Below which iteration those of a core may start."""
+    return core.core.limit if isinstance(core, HostCore) else core.limit
 
 
 def _is_next(state: _State, worker: int, op: int) -> bool:

@@ -289,9 +289,7 @@ class Engine:
                 end = group.end()
                 if end != math.inf:
                     self._sequence += 1
-                    heappush(
-                        self._calendar, (end, self._sequence, _GROUP, number, group.version)
-                    )
+                    heappush(self._calendar, (end, self._sequence, _GROUP, number, group.version))
         self._changed.clear()
 
     def _ended(self, number: int, worker: int) -> None:

@@ -63,6 +63,9 @@ class Machine:
     network: Network = field(default_factory=Network)
     machine_of: Mapping[str, str] = field(default_factory=dict)
     slow: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    weights: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By pair of hosts by how much more is sent than the graph says, where hosts stand for
+    others."""
 
     def cores_of(self, host: str, device: str) -> tuple[int, ...]:
         """The cores of a device; () where it has all that `threads` says."""

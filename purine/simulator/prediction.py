@@ -107,7 +107,7 @@ def predict(
         other,
         {name: size / iterations for name, size in engine.flows.carried.items()},
         {pair: size / iterations for pair, size in engine.wires.bytes.items()},
-        _memory(lowered) if memory else {},
+        _memory(lowered, credit) if memory else {},
         engine.events,
         shares,
     )
@@ -223,9 +223,9 @@ def shares_of(trace: Trace, skip: int = _SKIP) -> dict[str, tuple[float, float, 
     }
 
 
-def _memory(lowered: Mapping[str | None, Lowered]) -> dict[Location, int]:
+def _memory(lowered: Mapping[str | None, Lowered], credit: int) -> dict[Location, int]:
     peaks: dict[Location, int] = {}
     for host, one in lowered.items():
-        found = one.peak_memory()
+        found = one.peak_memory(credit=credit)
         peaks |= {at: size for at, size in found.items() if host in (None, at.host)}
     return peaks

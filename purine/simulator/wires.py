@@ -80,7 +80,7 @@ class Wires:
     ) -> Change:
         """A value is put; the change tells with `over` whether the put is over at once."""
         connection, change = self._connection(source, target), Change()
-        size += 16.0
+        size = (size + 16.0) * self._machine.weights.get((source, target), 1.0)
         self.bytes[source, target] = self.bytes.get((source, target), 0.0) + size
         if connection.flow < 0 and size <= _SMALL:
             rate = min((x.rate for x in self._machine.network.route(source, target)), default=1e12)

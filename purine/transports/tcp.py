@@ -17,7 +17,7 @@ import hmac
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from ctypes import c_ubyte
+from ctypes import Array, c_ubyte
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -53,6 +53,8 @@ _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
+_PORTION = 1 << 18
+"""Bytes of a payload for which a read waits at most, so that it goes on beside what sends."""
 _NOTHING = memoryview(bytearray())
 
 
@@ -69,6 +71,15 @@ class _Incoming:
     """Where the rest of a payload goes that comes before this header."""
     arrived: Arrived | None = None
     """What to report when that is here."""
+    awaited: int = 1
+    """How many bytes have to be there before the system tells."""
+
+    def sleep(self) -> None:
+        """Let the system tell no sooner than the payload or a portion of it is there."""
+        count = min(len(self.payload), _PORTION) or 1
+        if count != self.awaited:
+            self.awaited = count
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 class TcpTransport(Transport):
@@ -85,6 +96,8 @@ class TcpTransport(Transport):
         self._outgoing: Mapping[str, Region] = {}
         self._slots: dict[str, Slots] = {}
         self._bytes: dict[str, memoryview] = {}
+        self._sizes: dict[int, type[Array[c_ubyte]]] = {}
+        """By size the type of so many bytes. To make one takes as long as to send 64 KiB."""
         self._lost: set[str] = set()
         self._closed = False
         self._inbox = Inbox(self._write)
@@ -120,7 +133,8 @@ class TcpTransport(Transport):
         parts: list[Any] = [header]
         if value is not None and (size := value.nbytes):
             payload = self._outgoing[peer].ordered(channel, value)
-            parts.append((c_ubyte * size).from_address(payload.data_ptr()))
+            block = self._sizes.get(size) or self._sizes.setdefault(size, c_ubyte * size)
+            parts.append(block.from_address(payload.data_ptr()))
         with suppress(OSError):  # `wait` reports that the peer is gone
             sent = connection.sendmsg(parts)
             if sent < len(header):
@@ -176,12 +190,14 @@ class TcpTransport(Transport):
                     break
                 if count < missing:
                     state.payload = state.payload[count:]
+                    state.sleep()
                     return events
                 if state.arrived is not None:
                     events.append(state.arrived)
                     state.payload, state.arrived = _NOTHING, None
                 state.read += count - missing
                 if state.read < MESSAGE.size:
+                    state.sleep()
                     return events
                 state.read = 0
                 channel, sent, number = MESSAGE.unpack(state.header)
@@ -195,6 +211,7 @@ class TcpTransport(Transport):
                 else:
                     events.append(arrived)
         except BlockingIOError:
+            state.sleep()
             return events
         except OSError as error:
             why = error.strerror or str(error)

@@ -156,3 +156,19 @@ def test_the_forecast_includes_what_segments_hold_inside(name: str) -> None:
     held, forecast = held_and_forecast(name, segments=True)
     assert held <= forecast
     assert 1.0 <= forecast / held_and_forecast(name, segments=False)[1] <= 1.1
+
+
+def test_batches_that_are_read_ahead_count() -> None:
+    net, _ = net_of("lenet")
+    step = pu.check(pu.solvers.sgd(pu.backward(with_batch(net, 64)), lr=0.1, momentum=0.9))
+    (reader,) = (op for op in step.ops.values() if op.kind == "Data")
+    batch = sum(size_in_bytes(step.blobs[name]) for name in reader.outputs if name)
+    (alone,) = peak_memory(step).values()
+    (ahead,) = peak_memory(step, credit=3).values()
+    assert ahead == pytest.approx(alone + 2 * batch, abs=64)  # and the clock of each
+
+
+def test_credit_changes_nothing_where_nothing_is_read_ahead() -> None:
+    graph = chain("Softmax", "Softmax", "Softmax").graph()
+    assert peak_memory(graph, credit=1) == {HERE: 3 * 400}
+    assert peak_memory(graph, credit=3)[HERE] <= 3 * 3 * 400

@@ -23,7 +23,8 @@ from tests.forked import python
 
 def test_version_and_help() -> None:
     assert call("--version").out.startswith(f"purine {pu.__version__} ")
-    for command in ("train", "test", "check", "show", "status", "trace", "replay"):
+    looks = ("plot", "runs", "compare", "infer", "export")
+    for command in ("train", "test", "check", "show", "status", "trace", "replay", *looks):
         shown = call(command, "--help")
         assert shown.code == 0
         assert f"purine {command}" in shown.out

@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[list[str], object]] = {
     "log_every": (["2"], 2),
     "trace": ([], True),
     "trace_iters": (["9"], 9),
+    "tensorboard": ([], True),
     "layout": (["contiguous"], "contiguous"),
     "compile": ([], True),
     "mean": (["1,2,3"], (1.0, 2.0, 3.0)),

@@ -135,7 +135,8 @@ def test_devices_without_a_number_of_workers_are_shared_out_to_them() -> None:
             {"parallel": "workers=3,asynchronous=ssp"},
             "the scheme is for 3 devices, and 4 are named",
         ),
-        ({"devices": "cuda:0-3"}, "share no memory"),
+        ({"devices": "cuda:0-3"}, "workers cannot be on GPUs"),
+        ({"devices": "host0-3:cpu:0"}, "the workers of a job are on one host"),
         ({"batch": 9}, "a batch of 9 cannot be cut by workers 4"),
     ],
 )

@@ -12,7 +12,10 @@ _SCRIPT = """
 import resource, purine, torch
 from purine.machine.heap import tune_heap
 net = purine.zoo.{net}
-tuned = tune_heap(purine.backward(net))
+heap = tune_heap(purine.backward(net))
+tuned = heap is not None and heap.mapped
+if heap is not None:
+    heap.settle()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
     torch.ones(4 << 20)
@@ -49,7 +52,7 @@ def test_a_setting_of_the_user_stays() -> None:
 @pytest.mark.multiprocess
 def test_a_step_that_computes_little_with_each_byte_keeps_its_heap() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(net="resnet50(batch=8)")],
+        [sys.executable, "-c", _SCRIPT.format(net="resnet50(batch=8, width=16)")],
         capture_output=True,
         text=True,
         check=True,

@@ -16,6 +16,7 @@ from purine.errors import ConfigError, GraphError
 from purine.graph import CHANNELS_LAST, Builder, Graph, Location, from_yaml, to_yaml
 from purine.kinds import Net, conv
 from purine.kinds.fused import FUSED, body_of
+from purine.lowering.host_rules import host_problems
 from purine.parallel import hybrid, pipeline, replicate, shard
 from purine.parallel.accumulate import accumulate
 from purine.placement.copies import insert_copies
@@ -240,3 +241,17 @@ def test_filters_of_joined_convolutions_are_laid_out_too() -> None:
     found = pu.layout(pu.join(net.graph()), "channels-last")
     for name in ("a/weight", "b/weight"):
         assert found.blobs[name].layout == "channels-last"
+
+
+@pytest.mark.parametrize("only", [None, "host0", "host1"])
+def test_gradients_between_hosts_lie_as_their_filters_do(only: str | None) -> None:
+    step = replicate(step_of(lenet()), "host0-1:cpu:0", unit=1 << 14, only=only)
+    laid_out = laid(step)
+    copies = [op for op in laid_out.ops.values() if op.kind == "Copy"]
+    ends = [(laid_out.blobs[op.inputs[0]], laid_out.blobs[op.outputs[0]]) for op in copies]
+    between = [pair for pair in ends if pair[0].location.host != pair[1].location.host]
+    assert all(one.layout == other.layout for one, other in between)
+    filters = [one for one, _ in between if len(one.shape or ()) == 4]
+    assert {blob.layout for blob in filters} == {CHANNELS_LAST}
+    assert sum("grad" in blob.name for blob in filters) >= 3
+    assert only or not host_problems(laid_out)

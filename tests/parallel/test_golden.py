@@ -19,6 +19,8 @@ from purine.optimize import evaluation, prune, recompute
 from purine.parallel import (
     accumulate,
     compress,
+    delay,
+    floating,
     hybrid,
     insert_copies,
     pipeline,
@@ -86,7 +88,9 @@ TRANSFORMS: dict[str, Callable[[], Graph]] = {
     "compress_bf16": lambda: compress(on_hosts(), "bf16"),
     "compress_int8": lambda: compress(on_hosts(), "int8"),
     "compress_topk": lambda: compress(on_hosts(), "topk", parameters="fp16"),
+    "delay": lambda: delay(step(), 2),
     "evaluation": lambda: evaluation(net()),
+    "floating": lambda: floating(replicate(accumulate(step(), 2, chained=False), "cpu:0-1")),
     "hybrid": lambda: hybrid(net(), "cpu:0-1"),
     "insert_copies": lambda: insert_copies(without_copies()),
     "pipeline": lambda: pipeline(step(), devices="cpu:0-1", micro=2, cut=["relu"]),

@@ -103,6 +103,22 @@ def test_two_hosts_train_as_one_device(scheme: str, tmp_path: Path) -> None:
         assert torch.equal(value, saved[name])
 
 
+def test_gradients_that_are_laid_out_arrive_as_they_are() -> None:
+    half = float64(pu.zoo.lenet(batch=4))
+    step = solver(pu.solvers.clip_by_norm(pu.backward(half), 0.5))
+    step = pu.layout(pu.parallel.replicate(step, "host0-1:cpu:0", unit=1 << 14))
+
+    def work(world: InprocWorld) -> Trained:
+        with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
+            losses = [result.loss for result in run.steps(5)]
+            states = run.states()
+        return Trained(losses, dict(pu.parallel.gather_values(step, states)))
+
+    for found in on_hosts(work):
+        assert isinstance(found, Trained), found
+        agree(found, serial())
+
+
 @pytest.mark.parametrize(
     ("net", "scheme", "hosts"),
     [

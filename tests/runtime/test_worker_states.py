@@ -11,7 +11,7 @@ import purine as pu
 from purine.errors import ConfigError
 from purine.graph import Builder, Graph, Location
 from purine.runtime import checkpoint
-from purine.runtime.worker_states import for_all_workers, past_of, refuse_workers, workers_own
+from purine.runtime.worker_states import beside_net, for_all_workers, past_of, refuse_workers
 
 DATA = pu.data.fashion_mini()
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_has_what_is_shared_once_and_the_rest_for_each(tmp_path: Pa
 def test_counts_are_those_of_each_worker() -> None:
     graph = graph_of("easgd")
     values = {name: torch.zeros(()) for name in graph.states}
-    own = workers_own(graph, values, (3, 4))
+    own = beside_net(graph, values, (3, 4))
     assert [int(own[f"worker{number}/completed"]) for number in (0, 1)] == [3, 4]
     assert "worker0/fc1/weight" in own
     assert not any("center" in name for name in own)

@@ -19,7 +19,15 @@ from purine.errors import ConfigError, FormatError
 from purine.files import write_whole
 from purine.importers.caffe.files import read_bytes
 
-__all__ = ["Slot", "StoredLayer", "read_file", "read_mean", "read_weights", "write_weights"]
+__all__ = [
+    "Slot",
+    "StoredLayer",
+    "read_file",
+    "read_mean",
+    "read_weights",
+    "weights_bytes",
+    "write_weights",
+]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _LARGEST = 2**31 - 1
@@ -100,6 +108,17 @@ def write_weights(
     path: Path, name: str, layers: Sequence[StoredLayer], states: Mapping[str, Tensor]
 ) -> None:
     """Write the values of states as a caffemodel, which appears whole or not at all."""
+    write_whole(path, weights_bytes(name, layers, states, where=path))
+
+
+def weights_bytes(
+    name: str,
+    layers: Sequence[StoredLayer],
+    states: Mapping[str, Tensor],
+    *,
+    where: Path | None = None,
+) -> bytes:
+    """The values of states as the content of a caffemodel."""
     message = new_message("NetParameter")
     message.name = _encoded(name)
     size = 0
@@ -111,12 +130,13 @@ def write_weights(
             if size > _LARGEST:
                 what = "the net is too large for a caffemodel"
                 remedy = "write a checkpoint instead"
-                raise ConfigError(what, f"at most {_LARGEST:,} bytes", "more", remedy, where=path)
+                raise ConfigError(what, f"at most {_LARGEST:,} bytes", "more", remedy, where=where)
             blob = entry.blobs.add()
             blob.shape.dim.extend(slot.shape)
             field = blob.double_data if value.dtype == torch.float64 else blob.data
             append(field, value.numpy())
-    write_whole(path, message.SerializeToString())
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def _stored(path: Path) -> list[tuple[str, Sequence[Message]]]:

@@ -22,12 +22,18 @@ Clock: TypeAlias = Literal["tickets", "steps"]
 
 RULES: Mapping[str, Mapping[str, Setting | None]] = {
     "ssp": {"staleness": 3, "stale_rate": False},
-    "downpour": {"staleness": "any", "push": 1, "fetch": 1, "stale_rate": False},
+    "downpour": {"staleness": "any", "push": 1, "fetch": 1, "stale_rate": False, "servers": 0},
     "hogwild": {"staleness": "any", "stale_rate": False},
-    "easgd": {"every": 4, "alpha": None},
+    "easgd": {"every": 4, "alpha": None, "servers": 0},
     "gossip": {"every": 1, "partners": 0},
-    "local": {"staleness": "any", "every": 8},
-    "diloco": {"staleness": "any", "every": 16, "outer_lr": 0.5, "outer_momentum": 0.5},
+    "local": {"staleness": "any", "every": 8, "servers": 0},
+    "diloco": {
+        "staleness": "any",
+        "every": 16,
+        "outer_lr": 0.5,
+        "outer_momentum": 0.5,
+        "servers": 0,
+    },
 }
 """By scheme its own settings and their defaults; None is decided by the number of workers."""
 
@@ -52,6 +58,7 @@ class Asynchronous:
 
     Where all workers update one value, an update has the rate over the number of workers. With
     `stale_rate` it is divided by 1 + the number of updates since the parameters were read instead.
+    Over hosts the first device has what is shared, and with `servers=1` no worker of its own.
     Policies of rates count `tickets`, the batches of all workers, or a worker's `steps`.
 
     >>> Asynchronous(scheme="ssp", staleness=2).value("staleness")
@@ -70,6 +77,7 @@ class Asynchronous:
     outer_momentum: float | None = None
     stale_rate: bool | None = None
     partners: int | None = None
+    servers: int | None = None
     rates: Clock = "tickets"
 
     def __post_init__(self) -> None:
@@ -79,7 +87,7 @@ class Asynchronous:
         bound = self.staleness
         if not (bound is None or bound == "any" or (type(bound) is int and 0 <= bound <= _MOST)):
             raise wrong_value(ConfigError, "staleness", bound, "a whole number, 0 or more, or any")
-        for name in (*_COUNTS, "partners"):
+        for name in (*_COUNTS, "partners", "servers"):
             value, least = getattr(self, name), int(name in _COUNTS)
             if value is not None and not (type(value) is int and least <= value <= _MOST):
                 raise wrong_value(ConfigError, name, value, f"a whole number, {least} or more")
@@ -165,7 +173,7 @@ def _read(name: str, value: Any) -> Any:
     """A setting's value from what people write."""
     if not isinstance(value, str):
         return value
-    if name in ("staleness", "partners", *_COUNTS):
+    if name in ("staleness", "partners", "servers", *_COUNTS):
         return int(value) if value.isdecimal() and len(value) < 18 else value
     if name in _FRACTIONS:
         try:

@@ -17,11 +17,12 @@ from purine.graph import Graph, Location
 from purine.graph.nodes import floats
 from purine.kinds.loss_scale import FINITE
 from purine.parallel.replicate import replicate
+from purine.parallel.serve.across import over_hosts
 from purine.parallel.serve.downpour import downpour
 from purine.parallel.serve.easgd import easgd
 from purine.parallel.serve.gossip import gossip
 from purine.parallel.serve.local_sgd import diloco, local
-from purine.parallel.serve.rule import Asynchronous
+from purine.parallel.serve.rule import RULES, Asynchronous
 from purine.parallel.serve.ssp import hogwild, ssp
 from purine.parallel.serve.worker import Worker, join_workers
 from purine.placement.copies import insert_copies, without_copies
@@ -79,27 +80,34 @@ def serve(
     own = devices_of(base)
     if rule.synchronous:
         return replicate(step, places)
-    _refuse_places(places, own)
+    across = len({place.host for place in places}) > 1
+    servers = rule.count("servers") if "servers" in RULES[rule.scheme] else 0
+    _refuse_places(places, own, servers if across else 0)
     _refuse_step(base)
+    if servers and not across:
+        what, expected = "a server is for workers on several hosts", "devices of several hosts"
+        raise ConfigError(what, expected, f"servers={servers}", "leave servers out")
+    _refuse_untrained(Worker(base, 0, 1, rule))
+    if across:
+        return check(over_hosts(base, own, places, rule))
     count = len(places) // len(own)
     workers = []
     for number in range(count):
         onto = places[number * len(own) : (number + 1) * len(own)]
         placed = without_copies(to_devices(base, dict(zip(own, onto, strict=True))))
         workers.append(Worker(placed, number, count, rule))
-        _refuse_untrained(workers[-1])
         _SCHEMES[rule.scheme](workers[-1])
     return check(insert_copies(join_workers(workers)))
 
 
-def _refuse_places(places: Sequence[Location], own: Sequence[Location]) -> None:
-    if not places or len(places) % len(own):
+def _refuse_places(places: Sequence[Location], own: Sequence[Location], servers: int) -> None:
+    if len(places) <= servers or (len(places) - servers) % len(own):
         what = f"workers of a step on {len(own)} devices cannot be laid over {len(places)}"
         remedy = f"name {len(own)} devices for each worker"
         raise wrong_devices(what, f"a multiple of {len(own)} devices", places, remedy)
     refuse_repeated(places)
-    if len({place.host for place in places}) > 1 or not all(map(is_cpu, places)):
-        what, expected = "workers share no memory", "CPU devices of one host"
+    if not all(map(is_cpu, places)):
+        what, expected = "workers cannot be on GPUs", "CPU devices"
         remedy = "name such devices, or train synchronously: replicate(step, devices)"
         raise wrong_devices(what, expected, places, remedy)
 

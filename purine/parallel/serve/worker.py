@@ -172,6 +172,31 @@ class Worker:
         if not any(ITERATION in op.inputs for op in builder.ops.values() if not _counts(op)):
             self._drop_clock()
 
+    def take_own_tickets(self) -> None:
+        """Let the batch of an iteration be one that nobody else has, without asking anybody.
+
+        Of each `count` batches a worker takes that of its number. Rates count its own iterations.
+        """
+        once = {op.name for op in self.halves.once}
+        readers = [op for op in self.step.consumers[ITERATION] if op.name not in once]
+        if self.count == 1 or not readers:
+            return
+        turn, ticket = self.blob("turn", ITERATION), self.blob(_TICKET, ITERATION)
+        times: dict[str, Attribute] = {"other": self.count}
+        self.op(turn, "aten.mul.Scalar", [ITERATION], [turn], times, of=ITERATION)
+        place: dict[str, Attribute] = {"other": self.number}
+        self.op(ticket, "aten.add.Scalar", [turn], [ticket], place, of=ITERATION)
+        for name in (turn, ticket):
+            self.builder.ops[name] = replace(self.builder.ops[name], lane="io", origin=None)
+        for reader in readers:
+            op = self.builder.ops[reader.name]
+            self.builder.ops[reader.name] = op.renamed({ITERATION: ticket})
+
+    def name_filler(self, state: str) -> None:
+        """Let a state that is shared under another name start as it does in the step."""
+        one = self.builder.states[state]
+        self.builder.states[state] = replace(one, filler=with_name(one.filler, state))
+
     def _rounds(self, ticket: str) -> str:
         """The iteration of synchronous training that a ticket belongs to."""
         if self.count == 1:

@@ -172,7 +172,7 @@ def test_schemes_read_back(text: str) -> None:
     ("text", "message"),
     [
         ("workers=2", "there are workers without a scheme"),
-        ("staleness=2", "staleness is given, and no asynchronous scheme"),
+        ("push=2", "push is given, and no asynchronous scheme"),
         ("asynchronous=spp", "did you mean 'ssp'"),
         ("asynchronous=ssp,push=2", "push is no setting of ssp"),
         ("asynchronous=ssp,staleness=-1", "0 or more, or any"),
@@ -197,8 +197,9 @@ def test_settings_are_refused_by_name(text: str, message: str) -> None:
     [
         (lambda: serve(pu.backward(pu.zoo.mlp(batch=4)), "cpu:0-1"), GraphError, "no solver"),
         (lambda: serve(pu.zoo.mlp(batch=4), "cpu:0-1"), GraphError, "no gradients"),
-        (lambda: serve(plain(), "cuda:0-1"), ConfigError, "share no memory"),
-        (lambda: serve(plain(), "host0-1:cpu:0"), ConfigError, "share no memory"),
+        (lambda: serve(plain(), "cuda:0-1"), ConfigError, "cannot be on GPUs"),
+        (lambda: serve(plain(), "host0-1:cpu:0"), ConfigError, "ssp does not go over hosts"),
+        (lambda: serve(plain(), "cpu:0-1", "easgd", servers=1), ConfigError, "several hosts"),
         (lambda: serve(serve(plain(), "cpu:0-1"), "cpu:0-3"), GraphError, "workers already"),
         (lambda: serve(replicate(plain(), "cpu:0-1"), "cpu:0-2"), ConfigError, "multiple of 2"),
         (lambda: serve(_sharded(), "cpu:0-3"), ConfigError, "cut over devices"),

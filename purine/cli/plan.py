@@ -1,0 +1,190 @@
+"""`purine plan`: which scheme trains a net fastest on some devices, before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from purine.cli.parameters import given, parameter
+from purine.cli.predict import job_options
+from purine.cli.train import job_parameters
+
+if TYPE_CHECKING:
+    from purine.job.search import Searched
+
+__all__ = ["plan"]
+
+
+def plan(
+    job: Path | None,
+    *,
+    out: Path | None = None,
+    memory: str | None = None,
+    link: str | None = None,
+    latency: str | None = None,
+    transport: str | None = None,
+    allow: str | None = None,
+    from_trace: Path | None = None,
+    profile: Path | None = None,
+    simulate: int = 24,
+    seconds: float = 300.0,
+    measure: float = 30.0,
+    trial: float = 5.0,
+    json: bool = False,
+    **options: object,
+) -> None:
+    """Search the schemes for a job's devices, and write the best one as a job that runs.
+
+    Replicas, pipelines, cut layers and their products, with micro-batches, schedules, topologies
+    and recomputation. The cost model orders them, the most promising ones are simulated. Times of
+    ops come from a trace, or are measured in this process where the devices are cores of this
+    machine, or come from the profile. The devices need not exist.
+
+    \b
+    purine plan --net googlenet --devices all --out job.yaml && purine train job.yaml
+    purine plan --net gpt2 --devices host0-7:cuda:0-7 --link 10gbit --memory 80gb
+    purine plan --net lenet --devices host0-1:cpu:0-1 --link 1gbit --allow compression
+    """
+    from purine.analysis.cost import PROFILE, load_profile
+    from purine.job.automatic import base_plan, with_devices
+    from purine.job.candidates import check_allowed
+    from purine.job.config import merge
+    from purine.job.file import job_text
+    from purine.job.foresee import read_source, refuse_workers
+    from purine.job.launch import job_layers
+    from purine.job.search import Search, search
+    from purine.job.sizes import parse_size
+    from purine.job.what_if import parse_what_if
+
+    items = {"link": link, "latency": latency, "transport": transport}
+    what_if, _ = parse_what_if([f"{key}={value}" for key, value in items.items() if value])
+    layers = with_devices(job_layers(job, job_options(options)))
+    chosen = merge(*({**layer, "parallel": None} for layer in layers), {"out": None})
+    base = base_plan(chosen)
+    refuse_workers(base)
+    told = Search(
+        allow=check_allowed(allow.split(",") if allow else ()),
+        what_if=what_if,
+        profile=PROFILE if profile is None else load_profile(profile),
+        source=None if from_trace is None else read_source(from_trace),
+        memory=None if memory is None else parse_size(memory),
+        most=simulate,
+        seconds=seconds,
+        measuring=measure,
+        trial=trial,
+        progress=(lambda text: None) if json else lambda text: typer.echo(text, err=True),
+    )
+    found = search(base, told)
+    if out is not None:
+        _write(out, job_text(replace(found.job, out=None)))
+    typer.echo(_as_json(found) if json else _text(found, out))
+
+
+def _write(path: Path, text: str) -> None:
+    from purine.errors import ConfigError
+    from purine.files import write_whole
+
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        what = f"the job cannot be written to {str(path)!r}"
+        expected, remedy = "a file in a folder that is there", "name another with --out"
+        raise ConfigError(what, expected, str(error), remedy) from error
+
+
+def _text(found: Searched, out: Path | None) -> str:
+    """The ten best plans, what fell out, and what is recommended."""
+    from purine.job.placing import megabytes
+    from purine.job.search import ERROR
+
+    lines = ["     a step     at the peak  scheme"]
+    lines += [
+        f"{number:>2}  {_time(one.seconds):>9}  {megabytes(one.peak):>12}  {one.candidate}"
+        + ("" if one.tried is None else f" ({_time(one.tried)} when it ran)")
+        for number, one in enumerate(found.plans[:10], 1)
+    ]
+    if len(found.plans) > 10:
+        lines.append(f"    and {len(found.plans) - 10} that are slower")
+    reasons: dict[str, list[str]] = {}
+    for candidate, why in found.out:
+        reasons.setdefault(why, []).append(str(candidate))
+    for why, which in list(reasons.items())[:20]:
+        more = f" and {len(which) - 3} others" if len(which) > 3 else ""
+        lines.append(f"out: {'; '.join(which[:3])}{more}: {why}")
+    if len(reasons) > 20:
+        lines.append(f"out for other reasons: {sum(map(len, list(reasons.values())[20:]))}")
+    if found.ties:
+        names = "; ".join(str(one.candidate) for one in found.ties[:3])
+        lines.append(
+            f"note: {len(found.ties)} differ from the best by less than the error of predictions, "
+            f"{ERROR:.0%}: {names}"
+        )
+    lines.append(
+        f"{found.basis}; {len(found.plans)} plans simulated in {found.seconds:.1f} s, "
+        f"{found.measured:.1f} s of it to measure"
+    )
+    lines.append(f"recommended: {found.best.candidate}")
+    if out is not None:
+        lines.append(f"written to {out}: purine train {out}")
+    return "\n".join(lines)
+
+
+def _as_json(found: Searched) -> str:
+    from json import dumps
+
+    return dumps(
+        {
+            "plans": [
+                {
+                    "scheme": str(one.candidate.scheme),
+                    "devices": list(one.candidate.devices[:16]),
+                    "compress": one.candidate.compress,
+                    "seconds": one.seconds,
+                    "peak": one.peak,
+                }
+                for one in found.plans
+            ],
+            "out": [{"candidate": str(one), "why": why} for one, why in found.out],
+            "ties": len(found.ties),
+            "basis": found.basis,
+            "seconds": found.seconds,
+            "measured": found.measured,
+        }
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def _option(name: str, annotation: object, text: str, metavar: str, default: object) -> Parameter:
+    return parameter(name, annotation, given(text, metavar=metavar), default)
+
+
+def _signature() -> Signature:
+    ours = [
+        _option("out", Path | None, "Write the best plan as a job file.", "FILE", None),
+        _option("memory", str | None, "What each device has: 16gb.", "SIZE", None),
+        _option("link", str | None, "The link of each host: 10gbit.", "RATE", None),
+        _option("latency", str | None, "From host to host: 50us.", "TIME", None),
+        _option("transport", str | None, "What hosts would use: tcp, shm.", "NAME", None),
+        _option(
+            "allow", str | None, "What changes numbers: compression, staleness.", "NAME,...", None
+        ),
+        _option("from_trace", Path | None, "Times of ops: a run or a trace.", "RUN|FILE", None),
+        _option("profile", Path | None, "The machine's profile.", "FILE", None),
+        _option("simulate", int, "Candidates that are simulated at most.", "N", 24),
+        _option("seconds", float, "Seconds of the search at most.", "S", 300.0),
+        _option("measure", float, "Seconds to measure the net here at most.", "S", 30.0),
+        _option("trial", float, "Seconds to run equally good plans here.", "S", 5.0),
+        parameter("json", bool, typer.Option("--json", help="Print one JSON object."), False),
+    ]
+    taken = {one.name for one in ours} | {"parallel"}
+    return Signature([*(one for one in job_parameters() if one.name not in taken), *ours])
+
+
+plan.__dict__["__signature__"] = _signature()

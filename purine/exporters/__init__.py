@@ -1,0 +1,1 @@
+"""Trained nets for other tools: PyTorch, ONNX and Caffe."""

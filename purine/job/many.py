@@ -1,0 +1,52 @@
+"""The prediction of a job on more devices than are simulated one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from purine.analysis.cost import Profile
+from purine.job.automatic import base_plan
+from purine.job.candidates import Candidate
+from purine.job.config import Job
+from purine.job.foresee import Foresight, WhatIf, foresight, refuse_workers
+from purine.job.on_paper import fold_for, refuse_many, smaller
+from purine.job.placing import scheme_of
+from purine.job.plan import JobPlan
+from purine.job.search import MANY, with_candidate
+from purine.parallel import Scheme
+from purine.placement.devices import parse_devices
+
+__all__ = ["MANY", "foresight_of_many"]
+
+
+def foresight_of_many(
+    job: Job, *, what_if: WhatIf, profile: Profile | None
+) -> tuple[JobPlan, Foresight]:
+    """The plan of a job without its step, and the prediction of that step.
+
+    A few replicas stand for all, if the scheme has so many that do the same.
+    """
+    scheme = scheme_of(job) or Scheme()
+    base = base_plan(job)
+    base = replace(base, job=replace(base.job, parallel=str(scheme)))
+    refuse_workers(base)
+    one = Candidate(parse_devices(job.devices), scheme)
+    fold = fold_for(base, one)
+    if fold is None:
+        refuse_many(one)
+        return base, foresight(with_candidate(base, one), what_if=what_if, profile=profile)
+    own, kept = smaller(base, one, fold)
+    hosts = list(kept.hosts)
+    found = foresight(
+        with_candidate(own, kept),
+        what_if=what_if,
+        profile=profile,
+        shape=lambda machine: fold.machine(machine, hosts),
+    )
+    note = f"{fold.kept} of {fold.data} replicas were simulated and stand for all"
+    return base, replace(
+        found,
+        samples_per_second=base.samples_per_iteration / found.prediction.seconds,
+        seconds_in_all=base.iterations * found.prediction.seconds,
+        notes=(*found.notes, note),
+    )

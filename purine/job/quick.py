@@ -1,0 +1,119 @@
+"""Times of a net's ops on this machine, from a few steps in this process.
+
+A plan compares schemes on devices that are here. What an op takes while all devices compute is
+measured by plain data parallel over as many devices, for each size of batch that a device gets.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from purine.analysis.infer import with_batch
+from purine.errors import PurineError
+from purine.job.foresee import Source
+from purine.job.plan import JobPlan, make_plan
+from purine.machine.cores import available
+from purine.placement.devices import as_locations, is_cpu
+from purine.runtime.run import Run
+
+__all__ = ["measurable", "measured", "tried"]
+
+_TURNS = 10
+_STEPS = 2
+"""Steps of a turn. Sizes take turns, so whatever else the machine does slows all of them."""
+
+
+def measurable(plan: JobPlan) -> bool:
+    """Whether all devices of a plan are cores of this machine, so many that each has its own."""
+    locations = as_locations(plan.job.devices)
+    threads = plan.job.threads or 1
+    return all(map(is_cpu, locations)) and len(locations) * threads <= len(available())
+
+
+def measured(
+    plan: JobPlan, sizes: Collection[tuple[int, int]], *, seconds: float
+) -> tuple[Source, ...]:
+    """Traces of the net of a plan on this machine, for pairs (devices, samples of each)."""
+    plans: list[JobPlan] = []
+    for devices, samples in sizes:
+        try:
+            plans.append(_plain(plan, devices, samples))
+        except PurineError:  # a batch that the net cannot be made for
+            continue
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                Run(
+                    own.step,
+                    data=own.data,
+                    seed=own.job.seed or 0,
+                    threads=own.job.threads,
+                    compiled=False,
+                    record=True,
+                )
+            )
+            for own in plans
+        ]
+        ends = perf_counter() + seconds
+        for turn in range(_TURNS):
+            for run in runs:
+                for _ in run.steps(_STEPS):
+                    pass
+            if turn > 1 and perf_counter() > ends:
+                break
+        return tuple(
+            Source(Path("measured"), run.trace, own) for run, own in zip(runs, plans, strict=True)
+        )
+
+
+def tried(plans: Sequence[JobPlan], *, seconds: float) -> list[float]:
+    """Seconds of a step of each of these plans, run here: they take turns, medians count."""
+    spent: list[list[float]] = [[] for _ in plans]
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                Run(
+                    own.step,
+                    data=own.data,
+                    seed=own.job.seed or 0,
+                    threads=own.job.threads,
+                    prefetch=own.job.prefetch,
+                    compiled=False,
+                )
+            )
+            for own in plans
+        ]
+        ends = perf_counter() + seconds
+        counts: list[int] = []
+        for run in runs:
+            start = perf_counter()
+            for _ in run.steps(_STEPS):
+                pass
+            step = (perf_counter() - start) / _STEPS
+            counts.append(max(_STEPS, round(seconds / len(runs) / _TURNS / step)))
+        while perf_counter() < ends or not spent[-1]:
+            for run, count, own_times in zip(runs, counts, spent, strict=True):
+                start = perf_counter()
+                for _ in run.steps(count):
+                    pass
+                own_times.append((perf_counter() - start) / count)
+    return [statistics.median(times) for times in spent]
+
+
+def _plain(plan: JobPlan, devices: int, samples: int) -> JobPlan:
+    """Plain data parallel on devices of this machine, with so many samples on each."""
+    job = replace(
+        plan.job,
+        devices=f"cpu:0-{devices - 1}" if devices > 1 else "cpu:0",
+        parallel=f"data={devices}" if devices > 1 else None,
+        threads=plan.job.threads if devices > 1 else None,
+        batch=None,
+        compress=None,
+        accumulate=1,
+    )
+    return make_plan(job, net=with_batch(plan.net, devices * samples), elsewhere=True)

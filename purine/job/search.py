@@ -1,0 +1,357 @@
+"""The plan of a job: which scheme, before anything starts.
+
+Candidates are enumerated, ordered by the cost model, and simulated from the most promising one on.
+One that no longer can be the best, because even its compute alone takes longer, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from purine.analysis.cost import PROFILE, Profile
+from purine.analysis.infer import check, size_in_bytes
+from purine.data.prepare import MEAN_IMAGE
+from purine.errors import ConfigError, PurineError
+from purine.graph import Location
+from purine.job.caffe import caffe_solver
+from purine.job.candidates import Candidate, Work, candidates, spans
+from purine.job.config import Job
+from purine.job.foresee import Source, WhatIf, foresee
+from purine.job.on_paper import foresee_folded
+from purine.job.placing import megabytes, threads_for
+from purine.job.plan import JobPlan, prepared, recipe_of
+from purine.job.quick import measurable, measured, tried
+from purine.machine.capacity import available_memory
+from purine.parallel import Scheme
+from purine.placement.devices import is_cpu, parse_devices
+from purine.recipe import make_step
+from purine.simulator.machine import Machine
+from purine.simulator.prediction import Prediction
+
+__all__ = ["ERROR", "MANY", "Planned", "Search", "Searched", "search", "with_candidate"]
+
+ERROR = 0.08
+"""How far predictions may be from a run where times are measured: plans that differ by less are
+equally good."""
+MANY = 64
+"""Above so many devices hosts that do the same are simulated once."""
+_TIES = 5
+"""How many plans are run at most to choose between them."""
+_SIZES = 6
+"""How many sizes of batches are measured."""
+_ONE = Scheme()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A candidate that was simulated: seconds of a step, its range, and the peak of each device.
+
+    `tried` are the seconds of a step that ran.
+    """
+
+    candidate: Candidate
+    seconds: float
+    low: float
+    high: float
+    peaks: Mapping[Location, int]
+    tried: float | None = None
+
+    @property
+    def peak(self) -> int:
+        """The bytes of the device that needs most."""
+        return max(self.peaks.values(), default=0)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search found: plans, the best first, and why other candidates fell out.
+
+    `job` is that of the best plan. `seconds` are those of the search, of which `measured` went into
+    measuring the net.
+    """
+
+    job: Job
+    plans: tuple[Planned, ...]
+    out: tuple[tuple[Candidate, str], ...]
+    basis: str
+    seconds: float
+    measured: float
+    memory: int
+
+    @property
+    def best(self) -> Planned:
+        return self.plans[0]
+
+    @property
+    def ties(self) -> tuple[Planned, ...]:
+        """The plans that differ from the best by less than the error of predictions."""
+        if self.best.tried is not None:
+            return ()
+        most = self.best.seconds * (1 + ERROR)
+        return tuple(one for one in self.plans[1:] if one.seconds < most)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search is told beside the job.
+
+    `memory` are the bytes of each device, or None for what this machine has, shared by its CPU
+    devices. `most` bounds how many candidates are simulated, `seconds` how long the search takes,
+    `measuring` how many seconds of it measuring may take. With a `source` nothing is measured.
+    For `trial` seconds, plans that are as good as the best run here, if they can.
+    """
+
+    allow: Collection[str] = ()
+    what_if: WhatIf = field(default_factory=WhatIf)
+    profile: Profile = PROFILE
+    source: Source | None = None
+    memory: int | None = None
+    most: int = 24
+    seconds: float = 300.0
+    measuring: float = 30.0
+    trial: float = 0.0
+    progress: Callable[[str], None] = lambda text: None
+
+
+def search(plan: JobPlan, told: Search) -> Searched:
+    """The best schemes for the devices of a plan; raises if none fits into their memory."""
+    return _Searching(plan, told).run()
+
+
+def with_candidate(plan: JobPlan, candidate: Candidate) -> JobPlan:
+    """The plan with the scheme of a candidate; it may need more than this machine has."""
+    scheme, all_devices = candidate.scheme, parse_devices(plan.job.devices)
+    same = candidate.devices == all_devices
+    alone = len(candidate.devices) == 1 and scheme.micro_batches == 1 and scheme.recompute is None
+    job = replace(
+        plan.job,
+        devices=plan.job.devices if same else spans(candidate.devices),
+        parallel=None if alone else str(scheme),
+        compress=candidate.compress or plan.job.compress,
+    )
+    if not same:
+        job = replace(job, threads=threads_for(job))
+    caffe, image = caffe_solver(job), plan.values.get(MEAN_IMAGE)
+    with_samples = prepared(job, plan.net, plan.data.train, image)
+    step = check(make_step(with_samples, recipe_of(job, caffe, plan.iterations)))
+    return replace(plan, job=job, step=step)
+
+
+class _Searching:
+    """One search."""
+
+    def __init__(self, plan: JobPlan, told: Search) -> None:
+        self.plan, self.told = plan, told
+        self.devices = parse_devices(plan.job.devices)
+        self.memory = told.memory or available_memory("cpu:0")
+        self.sources: tuple[Source, ...] = ()
+        self.measuring = 0.0
+        self.plans: list[Planned] = []
+        self.out: list[tuple[Candidate, str]] = []
+        self.start = perf_counter()
+
+    def run(self) -> Searched:
+        assert self.plan.job.batch is not None
+        batch = self.plan.job.batch
+        net = self.plan.net
+        todo = list(
+            candidates(
+                self.devices,
+                batch,
+                allow=self.told.allow,
+                shared=self.told.what_if.transport == "shm",
+                layers=max(1, len(net.ops) - 1),
+                inner=any(op.kind == "InnerProduct" for op in net.ops.values()),
+            )
+        )
+        if self.told.source is None and self.told.measuring > 0 and measurable(self.plan):
+            start = perf_counter()
+            sizes = _sizes(todo, batch)
+            self.sources = measured(self.plan, sizes, seconds=self.told.measuring)
+            self.measuring = perf_counter() - start
+        work = self._work()
+        todo = _ordered(todo, work)
+        tried = 0
+        while todo:
+            one = todo.pop(0)
+            why = self._left_out(one, work, tried)
+            if why:
+                self.out.append((one, why))
+                continue
+            tried += 1
+            smaller = self._try(one)
+            if smaller is not None:
+                todo.insert(0, smaller)
+        return self._searched()
+
+    def _work(self) -> Work:
+        """What a step has to do, by the times of one device."""
+        one = with_candidate(self.plan, Candidate(self.devices[:1], _ONE))
+        found = self._foresee(one)
+        sizes = (size_in_bytes(one.step.blobs[name]) for name in one.step.states)
+        solver_states = 2 if self.plan.job.momentum else 1
+        link = self.told.what_if.link
+        rate = float("inf") if link is None else link.rate
+        blobs = sum(size_in_bytes(blob) for blob in self.plan.net.blobs.values())
+        return Work(
+            found.seconds,
+            sum(sizes) // solver_states,
+            rate,
+            self.plan.job.accumulate or 1,
+            float(blobs),
+            max(1, len(self.plan.net.ops)),
+        )
+
+    def _left_out(self, one: Candidate, work: Work, tried: int) -> str:
+        """Why a candidate is not simulated, if it is not."""
+        if one.scheme.asynchronous is not None:
+            return "workers that do not wait for each other are not simulated"
+        estimate = work.estimate(one)
+        if tried and tried >= self.told.most:
+            return f"{self.told.most} others are more promising: about {_time(estimate)} a step"
+        if tried and perf_counter() - self.start > self.told.seconds:
+            return f"no time was left for it: about {_time(estimate)} a step"
+        best = min((plan.seconds for plan in self.plans), default=float("inf"))
+        least = 0.7 * work.compute(one)
+        if least > best:
+            return f"its compute alone takes {_time(least)}, the best step {_time(best)}"
+        return ""
+
+    def _try(self, one: Candidate) -> Candidate | None:
+        """Simulate a candidate; returns one that needs less memory if it does not fit."""
+        try:
+            if len(self.devices) > MANY:
+                found = foresee_folded(self.plan, one, with_candidate, self._foresee)
+            else:
+                found = self._foresee(with_candidate(self.plan, one))
+        except PurineError as error:
+            self.out.append((one, error.what))
+            return None
+        planned = Planned(one, found.seconds, found.low, found.high, found.memory)
+        over = self._too_much(planned)
+        if over:
+            self.out.append((one, over))
+            if one.scheme.recompute is None and self.plan.job.compile is not True:
+                return replace(one, scheme=replace(one.scheme, recompute=8))
+            return None
+        self.plans.append(planned)
+        self.told.progress(f"{one}: {_time(planned.seconds)} a step")
+        return None
+
+    def _foresee(
+        self, plan: JobPlan, shape: Callable[[Machine], Machine] | None = None
+    ) -> Prediction:
+        told = self.told
+        source = told.source
+        if source is None and self.sources:
+            first, *others = _nearest_first(self.sources, plan)
+            source = replace(first, others=tuple(others))
+        return foresee(
+            plan,
+            source=source,
+            what_if=told.what_if,
+            profile=told.profile,
+            iterations=8,
+            shape=shape,
+        )
+
+    def _too_much(self, planned: Planned) -> str:
+        """Why a plan does not fit, if it does not: devices of a host may share one memory."""
+        if self.told.memory is None:
+            shared: dict[str, int] = {}
+            for at, size in planned.peaks.items():
+                where = at.host if is_cpu(at) else str(at)
+                shared[where] = shared.get(where, 0) + size
+            worst = max(shared.values(), default=0)
+        else:
+            worst = planned.peak
+        if worst <= self.memory:
+            return ""
+        return f"it needs {megabytes(worst)} of {megabytes(self.memory)}"
+
+    def _searched(self) -> Searched:
+        if not self.plans:
+            needs = [why for _, why in self.out if why.startswith("it needs")]
+            raise ConfigError(
+                "no scheme fits into the memory of the devices",
+                expected=f"at most {megabytes(self.memory)}",
+                found=min(needs, key=lambda why: (len(why), why), default="no scheme that works"),
+                remedy="name more devices, lower --batch, or give --memory what devices have",
+            )
+        plans = self._tried(sorted(self.plans, key=lambda one: one.seconds))
+        basis = (
+            "times are measured here, in this process"
+            if self.sources
+            else "times are those of the trace"
+            if self.told.source is not None
+            else f"times are the profile {self.told.profile.name!r}"
+        )
+        return Searched(
+            with_candidate(self.plan, plans[0].candidate).job
+            if len(self.devices) <= MANY
+            else replace(
+                self.plan.job,
+                parallel=str(plans[0].candidate.scheme),
+                compress=plans[0].candidate.compress or self.plan.job.compress,
+            ),
+            plans,
+            tuple(self.out),
+            basis,
+            perf_counter() - self.start,
+            self.measuring,
+            self.memory,
+        )
+
+    def _tried(self, plans: list[Planned]) -> tuple[Planned, ...]:
+        """The plans with those first that are equally good and ran, the quickest of these first."""
+        most = plans[0].seconds * (1 + ERROR)
+        ties = [one for one in plans if one.seconds < most][:_TIES]
+        several = len({host for one in ties for host in one.candidate.hosts}) > 1
+        if self.told.trial <= 0 or len(ties) < 2 or several or not measurable(self.plan):
+            return tuple(plans)
+        start = perf_counter()
+        steps = [with_candidate(self.plan, one.candidate) for one in ties]
+        times = tried(steps, seconds=self.told.trial)
+        self.measuring += perf_counter() - start
+        ran = [replace(one, tried=time) for one, time in zip(ties, times, strict=True)]
+        ran.sort(key=lambda one: one.tried or 0.0)
+        return (*ran, *(one for one in plans if one not in ties))
+
+
+def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:
+    """Candidates by their estimate: plain data parallel, then the best of each product of numbers
+    of replicas, stages and parts of layers, then the rest."""
+    ordered = sorted(todo, key=lambda one: (not one.plain, work.estimate(one)))
+    first: dict[object, Candidate] = {}
+    for one in ordered:
+        scheme = one.scheme
+        key = scheme.data, scheme.pipeline, scheme.model, scheme.hybrid, scheme.asynchronous
+        first.setdefault(key, one)
+    firsts = list(first.values())
+    return [*firsts, *(one for one in ordered if one not in firsts)]
+
+
+def _sizes(todo: Collection[Candidate], batch: int) -> list[tuple[int, int]]:
+    """What to measure: devices and samples of each at a time, by how many candidates need it.
+
+    Plain data parallel and one device alone come first.
+    """
+    count: dict[tuple[int, int], float] = {}
+    for one in todo:
+        scheme = one.scheme
+        key = len(one.devices), batch // (scheme.data * scheme.micro_batches)
+        if key[1]:
+            alone = one.plain or len(one.devices) == 1
+            count[key] = count.get(key, 0) + (1000 if alone else 1)
+    return sorted(count, key=lambda key: (-count[key], key))[:_SIZES]
+
+
+def _nearest_first(sources: Collection[Source], plan: JobPlan) -> list[Source]:
+    """The traces with that of the very job first, whose times need nothing else."""
+    return sorted(sources, key=lambda source: source.plan is None or source.plan.step != plan.step)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -1,0 +1,405 @@
+"""Asynchronous training over hosts: a worker on each host, and a courier for each worker.
+
+A worker trains parameters that only its own host has, and never waits for another host. A *courier*
+is a worker of the graph as well, with iterations (*rounds*) of its own, and its ops are on two
+hosts: it takes what the worker has to tell to the server, where the shared parameters live, and
+brings back what has become of these. Both ends are states that it shares, with the worker on one
+host and with all other couriers on the other. What crosses between the hosts are plain copies, so
+lowering makes puts and arrivals of them.
+
+How often a courier goes is decided where the graph runs: at most once in `pace` iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import purine.kinds.asynchronous
+import purine.kinds.versions  # noqa: F401  (registers the kinds)
+from purine.errors import ConfigError
+from purine.graph import FETCH, ROUND, Attribute, Builder, Filler, Graph, Location, Origin
+from purine.graph.names import worker_of
+from purine.parallel.serve.rule import RULES, Asynchronous
+from purine.parallel.serve.server import share_of
+from purine.parallel.serve.worker import Worker, join_workers
+from purine.placement.copies import insert_copies, without_copies
+from purine.placement.devices import wrong_devices
+from purine.placement.place import to_devices
+from purine.registry.clock import ITERATION
+from purine.registry.fillers import with_name
+
+__all__ = ["over_hosts", "pace_of"]
+
+_PUSHES = "pushes"
+
+
+def pace_of(rule: Asynchronous) -> int:
+    """After how many iterations of a worker its courier goes again."""
+    return rule.count("push" if rule.scheme == "downpour" else "every")
+
+
+def over_hosts(
+    base: Graph, own: Sequence[Location], places: Sequence[Location], rule: Asynchronous
+) -> Graph:
+    """The graph of a worker on each host, with a courier for each; `own` are the devices of `base`.
+
+    The first device has the shared parameters. With `servers=1` no worker is there.
+    """
+    courier = _SCHEMES.get(rule.scheme)
+    if courier is None:
+        what = f"{rule.scheme} does not go over hosts"
+        expected, found = "one of " + ", ".join(_SCHEMES), rule.scheme
+        remedy = "choose another scheme, or name devices of one host"
+        raise ConfigError(what, expected, found, remedy)
+    push, fetch = (rule.value(name) for name in ("push", "fetch"))
+    if rule.fetch is not None and fetch != push:
+        what, expected = "over hosts, downpour pushes and fetches in turns", f"fetch={push}"
+        raise ConfigError(what, expected, f"fetch={fetch}", "leave fetch out, or give both alike")
+    servers = rule.count("servers")
+    for name, value in (("stale_rate", rule.value("stale_rate")), ("servers", servers > 1)):
+        if value:
+            what, remedy = f"{name} does not go over hosts like that", f"leave {name} out"
+            found = str(rule.value(name))
+            raise ConfigError(what, "one server, and rates by its updates", found, remedy)
+    server, working = places[0], places[servers:]
+    teams = [working[at : at + len(own)] for at in range(0, len(working), len(own))]
+    hosts = [server.host] * servers + [team[0].host for team in teams]
+    if any(len({at.host for at in team}) > 1 for team in teams) or len(set(hosts)) < len(hosts):
+        what, expected = "workers on these devices share hosts", "each worker on a host of its own"
+        remedy = f"name {len(own)} devices of each host"
+        raise wrong_devices(what, expected, places, remedy)
+    workers = []
+    for number, onto in enumerate(teams):
+        placed = without_copies(to_devices(base, dict(zip(own, onto, strict=True))))
+        workers.append(Worker(placed, number, len(teams), rule))
+    builder = Builder()
+    for worker in workers:
+        going = Courier(worker, server, builder)
+        going.goes()
+        courier(worker, going)
+    joined = Builder(join_workers(workers))
+    for blob in builder.blobs.values():
+        joined.add(blob)
+    for op in builder.ops.values():
+        joined.add(op)
+    for state in builder.states.values():
+        joined.add(state)
+    joined.control |= builder.control
+    return _counted_late(insert_copies(joined.graph()))
+
+
+def _counted_late(graph: Graph) -> Graph:
+    """Pushes counted when they come: a number is taken once the first value of a round is there."""
+    builder = Builder(graph)
+    for op in graph.ops.values():
+        if op.kind == "Take" and op.worker:
+            came = (
+                other.name
+                for other in graph.ops.values()
+                if other.kind == "Copy"
+                and other.worker == op.worker
+                and other.location == op.location
+                and graph.blobs[other.inputs[0]].location.host != op.location.host
+            )
+            first = next(came, None)
+            if first is not None:
+                builder.control.add((first, op.name))
+    return builder.graph()
+
+
+@dataclass
+class Courier:
+    """The graph of one courier while it is built."""
+
+    worker: Worker
+    server: Location
+    builder: Builder
+    known: dict[str, str] = field(default_factory=dict)
+    """By blob of the worker's step that is computed at the server its name there."""
+
+    @property
+    def number(self) -> int:
+        """The number of the courier among all workers of the graph."""
+        return self.worker.count + self.worker.number
+
+    def name(self, name: str) -> str:
+        return worker_of(self.number, name)
+
+    def local(self, name: str) -> str:
+        """What a state is called that the courier shares with its worker alone."""
+        return f"at{self.worker.number}/{name}"
+
+    def blob(self, name: str, like: str, at: Location | None = None) -> str:
+        """Add a blob that is typed as one of the step; at the server, unless said otherwise."""
+        blob = self.worker.step.blobs[like]
+        made = replace(blob, name=self.name(name), location=at or self.server, where=None)
+        self.builder.add(made)
+        return made.name
+
+    def home(self, parameter: str) -> Location:
+        """Where the worker has a parameter."""
+        return self.worker.step.blobs[parameter].location
+
+    def state(
+        self,
+        name: str,
+        like: str,
+        at: Location | None = None,
+        *,
+        first: str | None = None,
+        shared: str = "",
+        following: str | None = None,
+    ) -> str:
+        """Add a state and return its name; it begins as 0, or as the state `first` of the step."""
+        read = self.blob(name, like, at)
+        filler = Filler()
+        if first is not None:
+            filler = with_name(self.worker.step.states[first].filler, first)
+        next = following or self.blob(f"{name}/next", like, at)
+        bound = None if shared else 0
+        self.builder.state(read, next, filler, staleness=bound, shared=shared)
+        return read
+
+    def op(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> str:
+        """Add an op at the place of its first output, and return its name."""
+        at = self.builder.blobs[outputs[0]].location
+        name = self.name(name)
+        self.builder.op(
+            name,
+            kind,
+            inputs,
+            outputs,
+            attributes,
+            location=at,
+            origin=Origin(outputs[0], "update"),
+            worker=self.number,
+        )
+        return name
+
+    def fetch(self, name: str, state: str, like: str, *, after: str | None = None) -> str:
+        """Add an op that reads the newest version of a state."""
+        read = self.blob(name, like, self.builder.blobs[state].location)
+        fetch = self.op(name, FETCH, [state], [read])
+        if after is not None:
+            self.builder.control.add((after, fetch))
+        return read
+
+    def taken(self, parameter: str) -> tuple[str, str]:
+        """The state in which the worker has a parameter, and what the courier reads of it."""
+        at = self.home(parameter)
+        here = self.state(
+            f"{parameter}/here", parameter, at, first=parameter, shared=self.local(parameter)
+        )
+        return here, self.fetch(f"{parameter}/before", here, parameter)
+
+    def deliver(self, parameter: str, here: str, before: str, after: str) -> None:
+        """Let the worker's parameter move as what was taken of it did."""
+        self.op(f"{parameter}/deliver", "Rebase", [here, before, after], [f"{here}/next"])
+
+    def clocked(self, name: str) -> str:
+        """A scalar of the step that depends on the clock alone, computed at the server by the
+        rounds of all couriers: one of each stands for `pace` iterations."""
+        if name in self.known:
+            return self.known[name]
+        step, builder = self.worker.step, self.builder
+        if name == ITERATION:
+            return self._clock()
+        if name in step.states:
+            constant = step.states[name]
+            made = self.blob(name, name)
+            filler = with_name(constant.filler, name)
+            builder.state(made, made, filler)
+        else:
+            op = step.producers[name]
+            inputs = tuple(self.clocked(read) for read in op.inputs)
+            outputs = tuple(self.blob(written, written) for written in op.outputs)
+            renamed = replace(op, name=self.name(op.name), inputs=inputs, outputs=outputs)
+            builder.add(replace(renamed, location=self.server, worker=self.number))
+            made = outputs[op.outputs.index(name)]
+        self.known[name] = made
+        return made
+
+    def goes(self) -> None:
+        """Say when the courier goes."""
+        rule = self.worker.rule
+        bound = rule.bound if "staleness" in RULES[rule.scheme] else None
+        called = {"of": self.worker.number, "pace": pace_of(rule), "bound": bound}
+        home = self.home(self.worker.parameters[0])
+        self.builder.op(
+            self.name("round"), ROUND, (), (), called, location=home, worker=self.number
+        )
+
+    def pushes(self) -> str:
+        """The number of pushes that the server has had before this one."""
+        if _PUSHES not in self.known:
+            count = self.state(_PUSHES, ITERATION, shared=_PUSHES)
+            taken = self.blob(f"{_PUSHES}/taken", ITERATION)
+            self.op(f"{_PUSHES}/taken", "Take", [count], [taken, f"{count}/next"])
+            self.known[_PUSHES] = taken
+        return self.known[_PUSHES]
+
+    def _clock(self) -> str:
+        """The iteration of synchronous training that a push belongs to."""
+        passed = self.blob("passed", ITERATION)
+        pace: dict[str, Attribute] = {"other": pace_of(self.worker.rule)}
+        self.op("passed", "aten.mul.Scalar", [self.pushes()], [passed], pace)
+        clock = self.blob("clock", ITERATION)
+        count: dict[str, Attribute] = {"other": self.worker.count, "rounding_mode": "floor"}
+        self.op("clock", "aten.div.Scalar_mode", [passed], [clock], count)
+        self.known[ITERATION] = clock
+        return clock
+
+    def rounds(self) -> str:
+        """How often this courier has gone before."""
+        if "rounds" not in self.known:
+            following = self.blob("rounds/next", ITERATION)
+            rounds = self.state("rounds", ITERATION, following=following)
+            self.op("rounds", "aten.add.Scalar", [rounds], [following], {"other": 1})
+            self.known["rounds"] = rounds
+        return self.known["rounds"]
+
+
+def _trained_here(worker: Worker) -> None:
+    """Let a worker train parameters that its courier reads and moves."""
+    worker.take_own_tickets()
+    for parameter in worker.parameters:
+        worker.share(parameter, bound=None, under=f"at{worker.number}/{parameter}")
+        worker.name_filler(parameter)
+        newest = worker.fetch(parameter, of=parameter)
+        worker.read_as(parameter, newest, but=[worker.updates[parameter]])
+
+
+def _downpour(worker: Worker, courier: Courier) -> None:
+    """Gradients are added up and sent; meanwhile the worker takes plain steps along them."""
+    rates = {parameter: worker.rate(parameter) for parameter in worker.parameters}
+    updates = {parameter: worker.builder.ops[worker.updates[parameter]] for parameter in rates}
+    memories = {parameter: worker.memories(parameter) for parameter in rates}
+    _trained_here(worker)
+    for parameter, update in updates.items():
+        shared = courier.local(f"accrued/{parameter}")
+        _accrue(worker, parameter, rates[parameter], memories[parameter], under=shared)
+        at = courier.home(parameter)
+        accrued = courier.state(f"accrued/{parameter}", parameter, at, shared=shared)
+        sent = courier.blob(f"sent/{parameter}", parameter, at)
+        courier.op(f"sent/{parameter}", "Collect", [accrued], [sent, f"{accrued}/next"])
+        here, before = courier.taken(parameter)
+        served = courier.state(parameter, parameter, first=parameter, shared=parameter)
+        read: dict[str, str] = {parameter: served, worker.step.ops[update.name].inputs[1]: sent}
+        written = {worker.step.states[parameter].next: f"{served}/next"}
+        for memory in memories[parameter]:
+            read[memory] = courier.state(memory, memory, first=memory, shared=memory)
+            written[worker.step.states[memory].next] = f"{read[memory]}/next"
+        inputs = []
+        for number, name in enumerate(worker.step.ops[update.name].inputs):
+            if name == rates[parameter] and number == 2 + len(memories[parameter]):
+                inputs.append(_share(courier, name))
+            elif name == ITERATION:
+                inputs.append(courier.pushes())
+            else:
+                inputs.append(read[name])
+        outputs = [written[name] for name in worker.step.ops[update.name].outputs]
+        pushed = courier.op(
+            f"{parameter}/push", update.kind, inputs, outputs, dict(update.attributes)
+        )
+        fresh = courier.fetch(f"{parameter}/fresh", served, parameter, after=pushed)
+        courier.deliver(parameter, here, before, fresh)
+
+
+def _accrue(
+    worker: Worker, parameter: str, own_rate: str, memories: Sequence[str], *, under: str
+) -> None:
+    """Let a worker add up gradients in place of its solver, and take a plain step along each."""
+    builder, step = worker.builder, worker.step
+    rate = share_of(worker, own_rate)
+    update, gradient = builder.ops.pop(worker.updates[parameter]), worker.gradient(parameter)
+    for memory in memories:
+        for name in {memory, builder.states.pop(memory).next}:
+            del builder.blobs[name]
+    name = f"accrued/{parameter}"
+    following = worker.state(name, parameter)
+    worker.share(name, bound=None, under=under)
+    worker.op(f"{name}/add", "aten.add.Tensor", [name, gradient], [following], of=parameter)
+    known = ("lr_mult", "weight_decay")
+    settings = {name: update.attributes[name] for name in known if name in update.attributes}
+    inputs, outputs = [parameter, gradient, rate], [step.states[parameter].next]
+    worker.op(update.name, "SgdUpdate", inputs, outputs, settings, of=parameter)
+
+
+def _share(courier: Courier, rate: str) -> str:
+    """The server's rate for a push: that of the step, over the number of workers."""
+    whole, count = courier.clocked(rate), courier.worker.count
+    share = f"{rate}/share"
+    if share not in courier.known:
+        courier.known[share] = courier.blob(share, rate)
+        settings: dict[str, Attribute] = {"other": 1.0 / count}
+        courier.op(share, "aten.mul.Scalar", [whole], [courier.known[share]], settings)
+    return courier.known[share]
+
+
+def _easgd(worker: Worker, courier: Courier) -> None:
+    """The worker and the center move towards each other."""
+    given, rule = worker.rule.value("alpha"), worker.rule
+    alpha = 0.9 / worker.count if given is None else rule.number("alpha")
+    _trained_here(worker)
+    for parameter in worker.parameters:
+        here, before = courier.taken(parameter)
+        center = courier.state(parameter, parameter, first=parameter, shared=parameter)
+        moved = courier.blob(f"{parameter}/moved", parameter)
+        courier.op(
+            f"{parameter}/push",
+            "ElasticMeet",
+            [center, before, courier.rounds()],
+            [f"{center}/next", moved],
+            {"alpha": alpha},
+        )
+        courier.deliver(parameter, here, before, moved)
+
+
+def _local(worker: Worker, courier: Courier) -> None:
+    """The shared parameters move by the mean way of the workers."""
+    _ways(worker, courier, 1.0 / worker.count, None)
+
+
+def _diloco(worker: Worker, courier: Courier) -> None:
+    """The shared parameters move along the ways of the workers, with Nesterov momentum."""
+    rule = worker.rule
+    _ways(worker, courier, rule.number("outer_lr") / worker.count, rule.number("outer_momentum"))
+
+
+def _ways(worker: Worker, courier: Courier, rate: float, momentum: float | None) -> None:
+    """A worker tells how far it has come since it told so last."""
+    _trained_here(worker)
+    for parameter in worker.parameters:
+        at = courier.home(parameter)
+        here, before = courier.taken(parameter)
+        served = courier.state(parameter, parameter, first=parameter, shared=parameter)
+        way = courier.blob(f"{parameter}/way", parameter, at)
+        settings: dict[str, Attribute] = {"rate": rate}
+        inputs, outputs, kind = [served, way], [f"{served}/next"], "OuterWay"
+        if momentum is not None:
+            name = f"outer_momentum/{parameter}"
+            velocity = courier.state(name, parameter, shared=name)
+            inputs.append(velocity)
+            outputs.append(f"{velocity}/next")
+            settings["momentum"], kind = momentum, "OuterWayMomentum"
+        pushed = courier.op(f"{parameter}/push", kind, inputs, outputs, settings)
+        fresh = courier.fetch(f"{parameter}/fresh", served, parameter, after=pushed)
+        start = courier.state(f"start/{parameter}", parameter, at, first=parameter, following=fresh)
+        courier.op(f"{parameter}/way", "aten.sub.Tensor", [before, start], [way])
+        courier.deliver(parameter, here, before, fresh)
+
+
+_SCHEMES: Mapping[str, Callable[[Worker, Courier], None]] = {
+    "downpour": _downpour,
+    "easgd": _easgd,
+    "local": _local,
+    "diloco": _diloco,
+}

@@ -1,0 +1,102 @@
+"""The couriers of a host: how each is run, and over which transport it goes.
+
+A courier has a graph on two hosts, and a transport of its own between them, which lives as long as
+its worker does. At the server's end it begins anew with each worker that comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from purine.analysis.aliasing import Aliasing
+from purine.core import compile_plan
+from purine.graph import ROUND, Graph
+from purine.lowering import Options, lower
+from purine.lowering.hosts import hosts_of
+from purine.lowering.lowered import Lowered
+from purine.lowering.workers import alone, worker_parts
+from purine.registry.kind import Kernel
+from purine.runtime.exchange import Exchange
+from purine.runtime.program import Program, compile_program
+from purine.runtime.workers_core import Carrier, Member, member_of
+from purine.transports.base import Transport
+
+__all__ = ["Post", "parts_on", "posts_of"]
+
+
+def parts_on(graph: Graph, host: str) -> dict[int, Graph]:
+    """The graphs of the workers and couriers of which a host has a part, by number."""
+    return {
+        number: alone(part) if len(hosts_of(part)) > 1 else part
+        for number, part in worker_parts(graph).items()
+        if host in hosts_of(part)
+    }
+
+
+@dataclass(frozen=True)
+class Post:
+    """A host's end of a courier. `peer` is the host at the other end, if there is another."""
+
+    number: int
+    lowered: Lowered
+    host: str
+    peer: str | None
+    carrier: Carrier
+    """When it goes, as it is at the start."""
+
+    @property
+    def plain(self) -> Graph:
+        """The ops that run here."""
+        return self.lowered.graph
+
+    @property
+    def member(self) -> Member:
+        """What it does to shared states."""
+        plain = self.plain
+        return member_of(plain, compile_plan(plain), Aliasing(plain).family)
+
+    def connected(self, transport: Transport | None) -> tuple[Program, Exchange | None]:
+        """The program of a life, and its exchange with the other end, not yet open."""
+        sources: dict[str, Kernel] = {
+            op.name: _nothing for op in self.plain.ops.values() if op.kind == ROUND
+        }
+        exchange = None
+        if transport is not None:
+            assert self.peer is not None
+            exchange = Exchange(self.plain, self.host, (self.peer,), transport)
+            sources |= exchange.kernels
+        return compile_program(self.lowered, sources), exchange
+
+    def states(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of what the courier has to itself."""
+        own = (name for name, state in self.plain.states.items() if not state.shared)
+        return {name: values[name].clone() for name in own}
+
+
+def posts_of(parts: Mapping[int, Graph], host: str, places: Sequence[int]) -> dict[int, Post]:
+    """The posts of a host by their place among `places`, the numbers of all that run there."""
+    posts = {}
+    for place, number in enumerate(places):
+        part = parts[number]
+        hosts = hosts_of(part)
+        rounds = [op for op in part.ops.values() if op.kind == ROUND]
+        if not rounds:
+            continue
+        (called,) = rounds
+        carrier = Carrier(None, called.whole("pace"))
+        if called.location.host == host:
+            bound = called.attributes["bound"]
+            assert bound is None or isinstance(bound, int)
+            carrier = Carrier(places.index(called.whole("of")), carrier.pace, bound)
+        peers = [other for other in hosts if other != host]
+        lowered = lower(part, Options(host=host if peers else None))
+        posts[place] = Post(number, lowered, host, peers[0] if peers else None, carrier)
+    return posts
+
+
+def _nothing() -> tuple[Tensor, ...]:
+    """A round only says when it begins."""
+    return ()

@@ -1,0 +1,245 @@
+"""A world in which hosts come and go: a server, and workers that join and leave while it runs.
+
+The server keeps the store where everybody meets. A worker asks there for a *seat*; the server
+answers with its name, the iteration it begins at, and the number of the *link* between the two.
+Both then open a transport of their own, which ends with the worker. No host waits for another one
+but these two, and nobody knows how many will come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic, sleep
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from purine.errors import ConfigError, RunError
+from purine.graph import Graph
+from purine.lowering.together import Group
+from purine.nearest import unknown_name
+from purine.transports.base import Transport
+from purine.transports.clock import Reading
+from purine.transports.communicator import Communicator
+from purine.transports.shm import ShmTransport
+from purine.transports.tcp import TcpTransport
+from purine.transports.torchdist import TorchTransport
+from purine.transports.world import World
+
+__all__ = ["LINKS", "OpenWorld", "Question"]
+
+LINKS = ("shm", "tcp", "torchdist")
+"""The transports of which two hosts can have one for themselves."""
+_PATIENCE = timedelta(seconds=60)
+_NEVER = timedelta(days=365)
+"""A receive may wait as long as it takes: hosts tell each other that they are alive."""
+_LOOK = 0.05
+"""Seconds between two looks for an answer."""
+_OVER = "over"
+_LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a host that wants to join says: the `link` that it asks for, its seat, if it wants one
+    alone, and the transport."""
+
+    link: int
+    seat: int | None
+    transport: str
+
+
+class OpenWorld(World):
+    """The hosts as one of them sees it; made by `serving` or `joining`."""
+
+    def __init__(self, store: TCPStore, host: str, server: str, address: str) -> None:
+        super().__init__()
+        self._store, self.host, self.server, self._address = store, host, server, address
+        self.hosts = (host,) if host == server else (server, host)
+        self.begin = 0
+        """The iteration at which the worker of this host begins."""
+        self._question: Question | None = None
+
+    @classmethod
+    def serving(cls, address: str = "127.0.0.1", port: int = 0, host: str = "host0") -> OpenWorld:
+        """The world of the server, which is at this address; port 0 takes any that is free."""
+        return cls(_connected(address, port, master=True), host, host, address)
+
+    @classmethod
+    def joining(
+        cls, address: str, port: int, *, transport: str = "tcp", seat: int | None = None
+    ) -> OpenWorld:
+        """The world of a worker that the server has given a seat; it waits for a free one."""
+        if transport not in LINKS:
+            raise unknown_name(ConfigError, "transport of workers that join", transport, LINKS)
+        store = _connected(address, port, master=False)
+        link = int(store.add("asked", 1))
+        question = {"seat": seat, "transport": transport}
+        store.set(f"question{link}", json.dumps(question))
+        key = f"answer{link}"
+        try:
+            while not store.check([key]):
+                sleep(_LOOK)
+            answer = json.loads(store.get(key))
+        except RuntimeError as error:
+            found, remedy = "none: it has ended", "start the server, and then its workers"
+            raise RunError("the server gave no answer", "a seat", found, remedy) from error
+        if "refused" in answer:
+            expected, remedy = "a free seat", "join a job with room for another worker"
+            raise RunError("the server has no seat for this worker", expected, "none", remedy)
+        world = cls(store, answer["host"], answer["server"], _own_address(address, port))
+        world.begin = answer["begin"]
+        world._question = Question(link, seat, transport)
+        return world
+
+    @property
+    def port(self) -> int:
+        """Where the store listens."""
+        return int(self._store.port)
+
+    @property
+    def number(self) -> int:
+        """The number of this worker's link; 0 at the server."""
+        return 0 if self._question is None else self._question.link
+
+    @property
+    def over(self) -> bool:
+        """Whether the server has ended the job, or told this host to leave."""
+        keys = [_OVER] if self._question is None else [_OVER, f"{_LEAVE}{self._question.link}"]
+        try:
+            return any(self._store.check([key]) for key in keys)
+        except (RuntimeError, dist.DistNetworkError):
+            return True  # the server is gone
+
+    def end(self) -> None:
+        """Tell all workers that the job is over."""
+        self._store.set(_OVER, "1")
+
+    def dismiss(self, link: int) -> None:
+        """Tell the worker of a link to leave."""
+        self._store.set(f"{_LEAVE}{link}", "1")
+
+    def questions(self, asked: int) -> list[Question]:
+        """The questions of hosts that want to join, from number `asked` + 1 on."""
+        found: list[Question] = []
+        while self._store.check([f"question{asked + len(found) + 1}"]):
+            link = asked + len(found) + 1
+            told = json.loads(self._store.get(f"question{link}"))
+            found.append(Question(link, told["seat"], told["transport"]))
+        return found
+
+    def answer(self, question: Question, *, host: str, begin: int) -> None:
+        """Give a host a seat, by the name that it has from now on."""
+        told = {"host": host, "server": self.server, "begin": begin}
+        self._store.set(f"answer{question.link}", json.dumps(told))
+
+    def refuse(self, question: Question) -> None:
+        """Tell a host that there is no seat for it."""
+        self._store.set(f"answer{question.link}", json.dumps({"refused": True}))
+
+    def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
+        """Wait until the worker of a link is ready to connect; False if it does not come, or has
+        another graph, which it is told."""
+        key, ends = f"ready{question.link}", monotonic() + _PATIENCE.total_seconds()
+        while not self._store.check([key]):
+            if monotonic() > ends or not still():
+                return False
+            sleep(_LOOK)
+        fits = self._store.get(key).decode() == digest
+        self._store.set(f"go{question.link}", "1" if fits else digest)
+        return fits
+
+    def ready(self, digest: str) -> None:
+        """Tell the server that this host has built its graph; an error if that has another."""
+        assert self._question is not None
+        link = self._question.link
+        self._store.set(f"ready{link}", digest)
+        told = self._store.get(f"go{link}").decode()
+        if told != "1":
+            raise ConfigError(
+                "the server has another graph than this worker",
+                expected=f"digest {told[:12]}",
+                found=f"digest {digest[:12]}",
+                remedy="start all hosts with the same net, data and scheme",
+            )
+
+    def link(self, question: Question | None = None, peer: str | None = None) -> Transport:
+        """A new transport between the server and a worker, to be opened by both: at the server
+        that of a question, with the worker `peer`."""
+        asked = question or self._question
+        assert asked is not None
+        connection = self._store.clone()  # type: ignore[attr-defined]  # missing in the stubs
+        store = PrefixStore(f"link{asked.link}", connection)
+        if asked.transport == "torchdist":
+            ranks = {self.server: 0, (peer or self.host): 1}
+            group: object = dist.ProcessGroupGloo(store, ranks[self.host], 2, _NEVER)
+            assert isinstance(group, dist.ProcessGroup)
+            return TorchTransport(ranks, group)
+        key = "secret"
+        if self.host == self.server:
+            store.set(key, os.urandom(32).hex())
+        secret = hashlib.sha256(store.get(key)).digest()
+        if asked.transport == "shm":
+            return ShmTransport(self.host, store, secret)
+        return TcpTransport(self.host, store, secret, self._address)
+
+    def transport(self) -> Transport:
+        raise AssertionError("hosts that come and go have a link each")
+
+    def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
+        return [None for _ in groups]
+
+    def all_gather(
+        self, text: str, *, op: str = "compare", blob: str = "settings"
+    ) -> dict[str, str]:
+        return dict.fromkeys(self.hosts, text)
+
+    def compare_step(self, step: Graph) -> None:
+        """Both ends of a link compare their graphs when it is made."""
+
+    def gather(
+        self, graph: Graph, values: Mapping[str, Tensor], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        return {name: values[name] for name in names if name in values}
+
+    def collect(self, text: str) -> list[str]:
+        return [text]
+
+    def clock(self) -> Reading:
+        return Reading(self.now(), 0, 0)
+
+    def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
+        return wanted or self.over
+
+    def barrier(self) -> None:
+        """Nobody waits for anybody."""
+
+    def close(self) -> None:
+        """The store ends with the process of the server."""
+
+
+def _connected(address: str, port: int, *, master: bool) -> TCPStore:
+    try:
+        return TCPStore(address, port, is_master=master, timeout=_PATIENCE, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        what = "the server cannot be reached" if not master else "the server cannot listen there"
+        found = " ".join(str(error).split())[:200]
+        expected = f"a server at {address}:{port}" if not master else f"{address}:{port} to be free"
+        raise RunError(what, expected, found, "see that address and port are right") from error
+
+
+def _own_address(address: str, port: int) -> str:
+    """The address of this host in the network that leads to the server."""
+    told = os.environ.get("PURINE_ADDRESS")
+    if told:
+        return told
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((address, port))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,298 @@
+// The graph of a page: boxes that open, search, details, heat. `mountGraph` is what the page calls.
+
+import { bytesText, timeText } from "./dom.js";
+import { arrange } from "./graph_arrange.js";
+import { Camera } from "./graph_camera.js";
+import { details, textElement, withUnit } from "./graph_details.js";
+import { arrowHead, draw, legend, svgElement } from "./graph_draw.js";
+import { endsOf, seen } from "./graph_edges.js";
+import { totals } from "./graph_heat.js";
+import { commonName, namesOf, numbersByName } from "./graph_names.js";
+
+const SOURCE = "graph";
+const UNITS = {
+  work: (value) => `${withUnit(value, 1000)}FLOP`, bytes: bytesText, memory: bytesText, time: timeText, waiting: timeText,
+};
+const OWN = ["work", "bytes"];
+
+// Show a graph document in an element. `bus` links it to other views; without one it stands alone.
+export function mountGraph(element, graph, bus = null) {
+  return new GraphView(element, graph, bus);
+}
+
+class GraphView {
+  constructor(element, graph, bus) {
+    Object.assign(this, { graph, bus, selected: null, found: [], at: -1, heats: new Map() });
+    this.ends = endsOf(graph.nodes);
+    this.byName = numbersByName(graph);
+    this.open = new Set(graph.open);
+    this.heats.set("work", new Map(graph.nodes.map((node, at) => [at, node.type === "op" ? node.flops ?? 0 : 0])));
+    this.heats.set("bytes", new Map(graph.nodes.map((node, at) => [at, node.type === "op" ? node.bytes : 0])));
+    this.build(element);
+    this.render();
+    this.start();
+    new ResizeObserver(([entry]) => {
+      if (!this.width && entry.contentRect.width) this.start();
+      this.width = entry.contentRect.width;
+    }).observe(this.svg);
+    bus?.onSelect((name, source) => source !== SOURCE && this.follow(name));
+    bus?.onHeat((kind, values) => this.addHeat(kind, values));
+  }
+
+  start() {
+    const [x, w] = this.picture.columns[Math.max(0, this.graph.columns.indexOf("forward"))];
+    this.camera.start(this.picture, x + w / 2);
+  }
+
+  build(element) {
+    const { graph } = this;
+    this.root = make("div", "pg pg-view");
+    this.viewport = svgElement("g");
+    this.svg = svgElement("svg", { class: "pg-canvas", role: "group", tabindex: 0 }, arrowHead(), this.viewport);
+    this.svg.setAttribute("aria-label",
+      `Graph of ${graph.ops} ops and ${graph.blobs} blobs. Arrow keys go from box to box, Enter opens a group, ` +
+      "plus and minus zoom.");
+    this.camera = new Camera(this.svg, (to) => this.viewport.setAttribute("transform", to), (target) => this.tap(target));
+    this.svg.addEventListener("keydown", (event) => this.key(event));
+    this.panel = make("aside", "pg-details");
+    this.panel.setAttribute("aria-label", "Details");
+    const main = make("div", "pg-main");
+    main.append(this.svg, this.panel);
+    this.root.append(this.toolbar(), legend(graph), main);
+    element.append(this.root);
+    this.tell();
+  }
+
+  toolbar() {
+    const bar = make("div", "pg-bar");
+    bar.setAttribute("role", "toolbar");
+    bar.setAttribute("aria-label", "Graph");
+    this.search = make("input", "pg-search");
+    Object.assign(this.search, { type: "search", placeholder: "Name or kind" });
+    this.search.setAttribute("aria-label", "Search by name or kind; Enter goes to the next");
+    this.search.addEventListener("input", () => this.find());
+    this.search.addEventListener("keydown", (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1));
+    this.count = make("span", "pg-count");
+    this.count.setAttribute("role", "status");
+    this.heat = make("select", "pg-heat");
+    this.heat.setAttribute("aria-label", "Heat");
+    this.heat.addEventListener("change", () => this.paint());
+    for (const [value, text] of [["", "Colours: role"], ["work", "Heat: work"], ["bytes", "Heat: bytes moved"]]) this.option(value, text);
+    const buttons = [
+      ["Open all", () => this.openAll()], ["Close all", () => this.closeAll()],
+      ["+", () => this.camera.zoom(1.3), "Zoom in"], ["\u2212", () => this.camera.zoom(1 / 1.3), "Zoom out"],
+      ["Fit", () => this.camera.fit(this.picture)],
+    ].map(([text, action, name]) => {
+      const button = textElement("button", text);
+      button.type = "button";
+      if (name) button.setAttribute("aria-label", name);
+      button.addEventListener("click", action);
+      return button;
+    });
+    this.hottest = make("span", "pg-count");
+    bar.append(this.search, this.count, this.heat, this.hottest, ...buttons);
+    return bar;
+  }
+
+  option(value, text) {
+    const option = textElement("option", text);
+    option.value = value;
+    this.heat.append(option);
+  }
+
+  render() {
+    this.picture = arrange(this.graph, this.open);
+    this.drawn = draw(this.graph, this.picture, this.ends);
+    this.viewport.replaceChildren(this.drawn.element);
+    this.paint();
+  }
+
+  // Open or close a group, and keep it where it is on the screen.
+  toggle(number) {
+    const before = this.picture.boxes.get(number);
+    if (!this.open.delete(number)) this.open.add(number);
+    this.render();
+    const after = this.picture.boxes.get(number);
+    this.camera.pan((before.x - after.x) * this.camera.scale, (before.y - after.y) * this.camera.scale);
+  }
+
+  openAll() {
+    this.graph.nodes.forEach((node, at) => node.type === "group" && at && this.open.add(at));
+    this.render();
+    this.camera.fit(this.picture);
+  }
+
+  closeAll() {
+    this.open.clear();
+    this.render();
+    this.camera.fit(this.picture);
+  }
+
+  tap(target) {
+    const box = target.closest?.("[data-node]");
+    if (!box) return this.select(null);
+    const number = Number(box.dataset.node);
+    if (this.graph.nodes[number].type === "group") this.toggle(number);
+    return this.select(number);
+  }
+
+  // Mark a node and show what is known of it; other views are told, unless they asked.
+  select(number, { name = null, quiet = false } = {}) {
+    this.selected = number;
+    this.tell();
+    this.paint();
+    const node = number === null ? null : this.graph.nodes[number];
+    if (quiet || node?.type === "group") return;
+    this.bus?.select(node === null ? null : name ?? namesOf(this.graph, node)[0], SOURCE);
+  }
+
+  // Open what a node is in, show it and mark it.
+  go(number, options = {}) {
+    let shown = number;
+    if (this.graph.nodes[number].parent === undefined) [shown = 0] = this.ends.makers.get(number) ?? [];
+    for (let at = this.graph.nodes[shown].parent; at; at = this.graph.nodes[at].parent) this.open.add(at);
+    this.render();
+    if (this.picture.boxes.has(shown)) this.camera.show(this.picture.boxes.get(shown), this.camera.scale < 0.4);
+    this.select(number, options);
+  }
+
+  // What another view selected.
+  follow(name) {
+    if (name === null) return this.select(null, { quiet: true });
+    const number = this.byName.get(name);
+    return number === undefined ? undefined : this.go(number, { quiet: true });
+  }
+
+  tell() {
+    if (this.selected === null) {
+      const { ops, blobs, templates, shown } = this.graph;
+      const folded = templates < shown ? ` Without replicas and copies: ${templates.toLocaleString("en")} ops.` : "";
+      this.panel.replaceChildren(textElement("p", `${ops.toLocaleString("en")} ops and ${blobs.toLocaleString("en")} blobs.${folded}`),
+        textElement("p", "Click a box to see what it is; groups open and close."));
+      return;
+    }
+    const choose = (name) => this.bus?.select(name, SOURCE);
+    const told = details(this.graph, this.ends, this.selected, (to) => this.go(to), choose);
+    const measured = [...this.heats].filter(([kind]) => !OWN.includes(kind)).map(([kind, values]) => {
+      const value = totals(this.graph, values).get(this.selected);
+      return value === undefined ? null : textElement("p", `${kind}: ${heatText(kind, value)}`);
+    });
+    this.panel.replaceChildren(told, ...measured.filter((line) => line !== null));
+  }
+
+  find() {
+    const text = this.search.value.trim().toLowerCase();
+    const has = (value) => String(value ?? "").toLowerCase().includes(text);
+    this.found = [];
+    this.at = -1;
+    if (text) {
+      this.graph.nodes.forEach((node, at) => {
+        if (node.type === "group" || node.parent === undefined) return;
+        if (has(commonName(this.graph, node)) || has(node.kind) || namesOf(this.graph, node).some(has)) this.found.push(at);
+      });
+    }
+    const rank = (at) => { // what is called exactly so comes first
+      const { label, pieces, type } = this.graph.nodes[at];
+      const exact = [label, pieces.join("")].some((name) => name.toLowerCase() === text);
+      return (exact ? 0 : 2) + (type === "op" ? 0 : 1);
+    };
+    this.found.sort((a, b) => rank(a) - rank(b) || a - b);
+    this.count.textContent = text ? `${this.found.length} found` : "";
+    this.paint();
+  }
+
+  next(step) {
+    if (!this.found.length) return;
+    this.at = (this.at + step + this.found.length) % this.found.length;
+    this.go(this.found[this.at]);
+    this.count.textContent = `${this.at + 1} of ${this.found.length}`;
+  }
+
+  addHeat(kind, values) {
+    const of = new Map();
+    for (const [name, value] of values) {
+      const number = this.byName.get(name);
+      if (number !== undefined) of.set(number, (of.get(number) ?? 0) + value);
+    }
+    if (!this.heats.has(kind)) this.option(kind, `Heat: ${kind}`);
+    this.heats.set(kind, of);
+    this.paint();
+  }
+
+  // Marks of selection, search and heat on what is drawn.
+  paint() {
+    const { boxes, edges } = this.drawn;
+    let marked = this.selected;
+    if (marked !== null && this.graph.nodes[marked].parent === undefined) [marked = null] = this.ends.makers.get(marked) ?? [];
+    if (marked !== null) marked = seen(this.graph, this.picture, marked);
+    const hits = new Set();
+    for (const number of this.found) {
+      for (let at = number; at; at = this.graph.nodes[at].parent) hits.add(at);
+    }
+    const heat = this.heat.value ? totals(this.graph, this.heats.get(this.heat.value)) : null;
+    const shown = heat && Math.max(1e-30, ...[...boxes.keys()].filter((n) => !this.picture.boxes.get(n).isOpen).map((n) => heat.get(n) ?? 0));
+    for (const [number, box] of boxes) {
+      box.classList.toggle("pg-marked", number === marked);
+      box.classList.toggle("pg-dim", this.found.length > 0 && !hits.has(number));
+      box.setAttribute("tabindex", number === (marked ?? boxes.keys().next().value) ? 0 : -1);
+      const value = heat && !this.picture.boxes.get(number).isOpen ? heat.get(number) ?? 0 : null;
+      for (const shape of box.querySelectorAll(":scope > .pg-shape")) {
+        const part = value === null ? 0 : Math.round(70 * Math.sqrt(value / shown));
+        shape.style.fill = value === null ? "" : `color-mix(in srgb, var(--pg-hot) ${part}%, var(--pg-paper))`;
+      }
+    }
+    for (const edge of edges) {
+      edge.line.classList.toggle("pg-edge-marked", marked !== null && (edge.source === marked || edge.target === marked));
+    }
+    this.hottest.textContent = heat ? `hottest: ${heatText(this.heat.value, shown)}` : "";
+  }
+
+  key(event) {
+    const camera = this.camera;
+    const focused = event.target.closest?.("[data-node]");
+    const number = focused ? Number(focused.dataset.node) : null;
+    const arrows = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key in arrows && (event.shiftKey || this.picture.boxes.size === 0)) camera.pan(...arrows[event.key].map((v) => -60 * v));
+    else if (event.key in arrows) this.step(number, arrows[event.key]);
+    else if ((event.key === "Enter" || event.key === " ") && number !== null) {
+      this.tap(focused);
+      this.drawn.boxes.get(number)?.focus();
+    } else if (event.key === "+" || event.key === "=") camera.zoom(1.2);
+    else if (event.key === "-") camera.zoom(1 / 1.2);
+    else if (event.key === "0") camera.fit(this.picture);
+    else if (event.key === "/") this.search.focus();
+    else if (event.key === "Escape") this.select(null);
+    else return;
+    event.preventDefault();
+  }
+
+  // Go to the nearest box in a direction.
+  step(number, [dx, dy]) {
+    const from = number === null ? null : this.picture.boxes.get(number);
+    let best = null, least = Infinity;
+    for (const [other, box] of this.picture.boxes) {
+      if (other === number) continue;
+      const x = from ? box.x + box.w / 2 - from.x - from.w / 2 : box.x;
+      const y = from ? box.y + box.h / 2 - from.y - from.h / 2 : box.y;
+      const ahead = x * dx + y * dy, aside = Math.abs(x * dy) + Math.abs(y * dx);
+      const cost = from ? ahead + 2.5 * aside : x + y;
+      if ((!from || ahead > 1) && cost < least) [best, least] = [other, cost];
+    }
+    if (best === null) return;
+    this.camera.show(this.picture.boxes.get(best));
+    for (const [other, box] of this.drawn.boxes) box.setAttribute("tabindex", other === best ? 0 : -1);
+    this.drawn.boxes.get(best).focus({ preventScroll: true });
+  }
+
+}
+
+function heatText(kind, value) {
+  return Object.hasOwn(UNITS, kind) ? UNITS[kind](value) : withUnit(value, 1000);
+}
+
+function make(tag, name) {
+  const element = document.createElement(tag);
+  element.className = name;
+  return element;
+}

@@ -1,0 +1,62 @@
+// A page of a run that is going on: asks its own server for news, and shows what the hosts do.
+
+import { el, short } from "./dom.js";
+
+const EVERY = 1000; // ms
+const PATIENCE = 5;
+
+export function follow(page, live) {
+  let [rows, version, failed] = [live.rows, live.version, 0];
+  const ask = async () => {
+    if (document.hidden) return EVERY; // nobody looks
+    const found = await fetch(`state?token=${live.token}`);
+    if (!found.ok) throw new Error(`the server answered ${found.status}`);
+    const news = await found.json();
+    if (news.version !== version) {
+      [rows, version] = [news.rows, news.version];
+      const fresh = await fetch(`document?token=${live.token}`);
+      if (fresh.ok) refresh(page, await fresh.json());
+    } else if (news.rows !== rows) {
+      rows = news.rows;
+      const fresh = await fetch(`curves?token=${live.token}`);
+      if (fresh.ok) page.renew((await fresh.json()).curves);
+    }
+    showStatus(page.status, news);
+    failed = 0;
+    return news.ended ? null : EVERY;
+  };
+  const turn = async () => {
+    let next = EVERY;
+    try {
+      next = await ask();
+    } catch {
+      failed++;
+      page.status.replaceChildren(el("p", { class: "note" }, "The run does not answer: it has ended, or its machine cannot be reached."));
+      if (failed >= PATIENCE) next = null;
+    }
+    if (next !== null) setTimeout(turn, next);
+  };
+  setTimeout(turn, EVERY / 4);
+}
+
+/** Show a newer document, without losing the tab or the marked node. */
+function refresh(page, content) {
+  const marked = page.bus.selected;
+  const scroll = scrollY;
+  page.show(content);
+  if (marked !== null) page.bus.select(marked, "page");
+  scrollTo(0, scroll);
+}
+
+function showStatus(element, news) {
+  const lines = news.hosts.map((host) => {
+    const does = host.status ? host.status.does : ["did not answer"];
+    const at = host.status ? `iteration ${host.status.iteration}` : "";
+    const item = el("li", {}, el("strong", {}, short(host.host, 40)), ` ${at}: ${short(does[0], 200)}`);
+    if (does.length > 1) item.append(el("ul", {}, ...does.slice(1).map((line) => el("li", {}, short(line, 200)))));
+    return item;
+  });
+  const head = news.ended ? "The run has ended." : `Running: ${news.iteration} iterations are complete.`;
+  const stuck = news.stuck > 10 ? ` Nothing was completed for ${Math.round(news.stuck)} s; see what the hosts wait for.` : "";
+  element.replaceChildren(el("p", { class: stuck ? "note" : "" }, head + stuck), el("ul", { class: "hosts" }, ...lines));
+}

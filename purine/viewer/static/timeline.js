@@ -1,0 +1,272 @@
+// The timeline of one trace: a canvas with its view, what the pointer and keys do, and its texts.
+
+import { el, placeText, short, table, timeText } from "./dom.js";
+import { readEvents } from "./events.js";
+import { AXIS, draw, palette, ROW } from "./timeline_draw.js";
+import { listen } from "./timeline_input.js";
+
+const HELP =
+  "Wheel: zoom. Drag: move. Shift and drag: select a stretch of time. Keys: arrows move, + and - zoom, " +
+  "0 shows all, N and P go along a row, Up and Down change it, Escape lets go.";
+const SWITCHES = { path: "critical path", waits: "waits", arrows: "transfers" };
+const NEVER = 100; // ns: less is not shown
+
+export async function mountTimeline(element, part, bus) {
+  const events = await readEvents(part.timeline);
+  const timeline = new Timeline(element, events, bus, part.name);
+  return timeline;
+}
+
+export class Timeline {
+  constructor(element, events, bus, name) {
+    this.events = events;
+    this.bus = bus;
+    this.shown = { path: true, waits: true, arrows: false, marked: null, event: -1, range: null };
+    this.view = { from: 0, to: Math.max(events.span, 1), top: 0 };
+    this.canvas = el("canvas", { class: "timeline", tabindex: 0, role: "img", "aria-label": this._spoken(name) });
+    this.canvas.timeline = this;
+    this.details = el("div", { class: "details", "aria-live": "polite" }, el("p", { class: "quiet" }, HELP));
+    element.append(this._bar(), this._legend(), el("div", { class: "canvas" }, this.canvas), this.details, this._lanes());
+    this.context = this.canvas.getContext("2d");
+    this.colours = palette(events.roles);
+    listen(this);
+    new ResizeObserver(() => this.resize()).observe(this.canvas.parentElement);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.colours = palette(events.roles);
+      this.redraw();
+    });
+    this.node = null;
+    bus.onSelect((node, source) => this.mark(node, source === this));
+    this.mark(bus.selected, false);
+    this.resize();
+  }
+
+  _spoken(name) {
+    const { count, rows, iterations, span } = this.events;
+    return `Timeline of ${short(name, 80)}: ${count} events of ${iterations.length} iterations in ${rows.length} rows, ${timeText(span)}. The table below has the rows.`;
+  }
+
+  _bar() {
+    const button = (text, label, act) => el("button", { type: "button", "aria-label": label, click: act }, text);
+    const bar = el(
+      "div",
+      { class: "bar-of-tools", role: "toolbar", "aria-label": "timeline" },
+      button("+", "zoom in", () => this.zoom(0.5)),
+      button("−", "zoom out", () => this.zoom(2)),
+      button("all", "show all", () => this.fit()),
+    );
+    for (const [key, text] of Object.entries(SWITCHES)) {
+      const change = (event) => {
+        this.shown[key] = event.target.checked;
+        this.redraw();
+      };
+      const box = el("input", { type: "checkbox", checked: this.shown[key], change });
+      bar.append(el("label", {}, box, ` ${text}`));
+    }
+    return bar;
+  }
+
+  _legend() {
+    const { events } = this;
+    const used = new Set(events.role);
+    const roles = events.roles.filter((_, at) => used.has(at));
+    const items = roles.map((role) => el("li", {}, el("span", { class: `swatch ${role}` }), role));
+    const sorts = [...new Set(events.waits.sort)].map((at) => events.waits.sorts[at]);
+    const waits = sorts.map((sort) => el("li", {}, el("span", { class: `swatch thin wait-${sort}` }), `waits: ${sort}`));
+    return el("ul", { class: "legend" }, ...items, ...waits);
+  }
+
+  _lanes() {
+    const { events } = this;
+    const rows = events.rows.map((row, at) => {
+      const busy = events.busy[events.first[at + 1]] - events.busy[events.first[at]];
+      const share = `${((100 * busy) / events.span).toFixed(1)}%`;
+      return [`${placeText(row.location)}, ${short(row.lane, 40)}`, String(row.count), timeText(busy), share];
+    });
+    const lanes = table("Rows of the timeline", ["lane", "events", "busy", "of all"], rows, { class: "plain" });
+    return el("details", {}, el("summary", {}, "Lanes as a table"), lanes);
+  }
+
+  resize() {
+    const width = this.canvas.parentElement.clientWidth;
+    if (!width) return;
+    const wanted = AXIS + this.events.rows.length * ROW + 4;
+    const height = Math.max(120, Math.min(wanted, Math.round(innerHeight * 0.66)));
+    const ratio = devicePixelRatio || 1;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    this.canvas.style.height = `${height}px`;
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.box = { width, height, gutter: width < 560 ? 74 : 168 };
+    this.draw();
+  }
+
+  redraw() {
+    if (this._asked) return;
+    this._asked = requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this._asked = null;
+    if (!this.box) return;
+    draw(this.context, this.events, this.view, this.box, this.colours, this.shown);
+  }
+
+  fit() {
+    this.look(0, this.events.span, 0);
+  }
+
+  /** Show the times between two, and the rows from a number of pixels on. */
+  look(from, to, top = this.view.top) {
+    const { span } = this.events;
+    const width = Math.min(Math.max(to - from, NEVER), Math.max(span * 1.04, NEVER));
+    const begin = Math.min(Math.max(from, -0.02 * span), Math.max(span * 1.02 - width, -0.02 * span));
+    const most = Math.max(0, AXIS + this.events.rows.length * ROW + 4 - (this.box?.height ?? 0));
+    this.view = { from: begin, to: begin + width, top: Math.min(Math.max(0, top), most) };
+    this.redraw();
+  }
+
+  /** Zoom by a factor around a time, by default the middle. */
+  zoom(factor, around = (this.view.from + this.view.to) / 2) {
+    const { from, to } = this.view;
+    const width = Math.min(Math.max((to - from) * factor, NEVER), Math.max(this.events.span * 1.04, NEVER));
+    const share = (around - from) / (to - from);
+    this.look(around - share * width, around + (1 - share) * width);
+  }
+
+  /** Move by a share of what is visible. */
+  pan(share) {
+    const width = this.view.to - this.view.from;
+    this.look(this.view.from + share * width, this.view.to + share * width);
+  }
+
+  timeAt(x) {
+    const { gutter, width } = this.box;
+    return this.view.from + ((x - gutter) / (width - gutter)) * (this.view.to - this.view.from);
+  }
+
+  /** The event at a point of the canvas, or -1; a few pixels beside one count. */
+  eventAt(x, y) {
+    const row = Math.floor((y - AXIS + this.view.top) / ROW);
+    if (x < this.box.gutter || y < AXIS || row < 0 || row >= this.events.rows.length) return -1;
+    const near = this.timeAt(x + 2) - this.timeAt(x);
+    const time = this.timeAt(x);
+    const at = this.events.firstBehind(row, time - near);
+    return at < this.events.first[row + 1] && this.events.start[at] <= time + near ? at : -1;
+  }
+
+  /** Choose an event, which marks its op everywhere; -1 lets go. */
+  choose(event) {
+    this.shown.event = event;
+    if (event < 0) this.bus.select(null, this);
+    else this.bus.select(this.events.node(this.events.op[event]), this);
+    if (event >= 0) this.tell(event);
+    else this.details.replaceChildren(el("p", { class: "quiet" }, HELP));
+    this.redraw();
+  }
+
+  /** Mark the events of a node; if another view asked, show the first one after warm-up. */
+  mark(node, own) {
+    if (node === this.node && !own) return;
+    this.node = node;
+    const ops = this.events.matching(node);
+    this.shown.marked = ops.length ? new Uint8Array(this.events.names.length) : null;
+    for (const op of ops) this.shown.marked[op] = 1;
+    if (!own) {
+      const settled = this.events.iterations[this.events.warmUp]?.[0] ?? 0;
+      const every = ops.length ? this.events.eventsOf[ops[0]] : [];
+      const event = every.find((at) => this.events.iteration[at] >= settled) ?? every[0] ?? -1;
+      this.shown.event = event;
+      if (event >= 0) {
+        this.tell(event, ops);
+        this.reveal(event);
+      } else this.details.replaceChildren(el("p", { class: "quiet" }, node === null ? HELP : "No event of this node."));
+    }
+    this.redraw();
+  }
+
+  /** Move the view so that an event can be seen. */
+  reveal(event) {
+    const { start, end } = this.events;
+    const length = Math.max(end[event] - start[event], NEVER);
+    const row = this.events.rowOf(event);
+    let { from, to, top } = this.view;
+    if (start[event] < from || end[event] > to || length < (to - from) / 400) {
+      const width = Math.min(to - from, length * 60);
+      from = start[event] - width / 3;
+      to = from + width;
+    }
+    const visible = (this.box?.height ?? 0) - AXIS;
+    if (row * ROW < top || (row + 1) * ROW > top + visible) top = row * ROW - visible / 2;
+    this.look(from, to, top);
+  }
+
+  /** The next or the previous event of the row of the chosen one, or the first that is visible. */
+  step(by) {
+    const { event } = this.shown;
+    const { events } = this;
+    if (event < 0) return this.choose(Math.min(events.firstBehind(0, this.view.from), events.count - 1));
+    const row = events.rowOf(event);
+    const next = Math.min(Math.max(event + by, events.first[row]), events.first[row + 1] - 1);
+    this.choose(next);
+    return this.reveal(next);
+  }
+
+  /** The event of another row at the time of the chosen one. */
+  stepRow(by) {
+    const { events } = this;
+    if (this.shown.event < 0) return this.step(0);
+    const row = events.rowOf(this.shown.event) + by;
+    if (row < 0 || row >= events.rows.length) return null;
+    const at = Math.min(events.firstBehind(row, events.start[this.shown.event]), events.first[row + 1] - 1);
+    this.choose(at);
+    return this.reveal(at);
+  }
+
+  /** Tell what an event is. */
+  tell(event, ops = [this.events.op[event]]) {
+    const { events } = this;
+    const op = events.op[event];
+    const row = events.rows[events.rowOf(event)];
+    const facts = [
+      ["kind", short(events.kinds[events.kind[op]])],
+      ["role", events.roles[events.role[op]]],
+      ["iteration", String(events.iteration[event])],
+      ["where", `${placeText(row.location)}, ${short(row.lane, 40)}`],
+      ["starts", timeText(events.start[event])],
+      ["takes", timeText(events.end[event] - events.start[event])],
+    ];
+    const same = ops.flatMap((one) => events.eventsOf[one]);
+    const times = same.map((at) => events.end[at] - events.start[at]).sort((a, b) => a - b);
+    const median = times[times.length >> 1];
+    facts.push(["all of it", `${same.length} events, median ${timeText(median)}`]);
+    if (events.onPath[event]) facts.push(["critical", "on the critical path"]);
+    const list = el("dl", { class: "facts" }, ...facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
+    const cause = events.cause[event];
+    const waited = cause >= 0 ? this._jump("waited for", cause) : null;
+    this.details.replaceChildren(el("h3", {}, short(events.names[op])), list, waited ?? "");
+  }
+
+  _jump(text, event) {
+    const go = () => {
+      this.choose(event);
+      this.reveal(event);
+    };
+    const name = short(this.events.names[this.events.op[event]], 80);
+    return el("p", {}, `${text} `, el("button", { type: "button", class: "link", click: go }, name));
+  }
+
+  /** Select the time between two moments, and tell the sum by kind of all visible rows. */
+  selectRange(from, to) {
+    this.shown.range = from === to ? null : [Math.min(from, to), Math.max(from, to)];
+    if (this.shown.range) {
+      const rows = this.events.rows.map((_, at) => at);
+      const sums = this.events.sums(...this.shown.range, rows);
+      const total = sums.reduce((sum, row) => sum + row[1], 0);
+      const cells = sums.slice(0, 20).map(([kind, time, count]) => [short(kind, 60), timeText(time), String(count)]);
+      const caption = `Selected: ${timeText(this.shown.range[1] - this.shown.range[0])}, in which ops ran for ${timeText(total)}`;
+      this.details.replaceChildren(table(caption, ["kind", "time", "events"], cells, { class: "plain sums" }));
+    }
+    this.redraw();
+  }
+}

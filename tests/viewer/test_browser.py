@@ -1,0 +1,277 @@
+"""The page in a browser: every kind of it opens, its views are linked, nothing harms it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purine.trace.trace import Trace
+from purine.viewer.document import document, of_trace
+from purine.viewer.page import page
+from tests.command import call
+from tests.viewer.conftest import Opens
+from tests.viewer.traces import HOSTILE, hostile_trace, synthetic
+
+pytestmark = pytest.mark.slow
+
+TIMELINE = "document.querySelector('canvas.timeline').timeline"
+
+
+def shown_tabs(opened: Any) -> list[str]:
+    return opened.eval_on_selector_all("[role=tab]", "tabs => tabs.map(tab => tab.textContent)")
+
+
+def place_of(opened: Any, event: int) -> tuple[float, float]:
+    """Where an event is on the screen."""
+    x, y = opened.evaluate(
+        f"""(event) => {{
+            const t = {TIMELINE}, box = t.canvas.getBoundingClientRect(), e = t.events;
+            const middle = (e.start[event] + e.end[event]) / 2;
+            const {{from, to, top}} = t.view, {{gutter, width}} = t.box;
+            const x = gutter + (middle - from) / (to - from) * (width - gutter);
+            return [box.left + x, box.top + 26 + (e.rowOf(event) + 0.5) * 22 - top];
+        }}""",
+        event,
+    )
+    return x, y
+
+
+def test_a_run_has_five_views_and_each_opens(run_page: Path, opens: Opens) -> None:
+    with opens(run_page) as opened:
+        assert shown_tabs(opened) == ["Overview", "Graph", "Timeline", "Memory", "Traffic"]
+        assert "lenet" in opened.inner_text("#view-overview")
+        for key in ("graph", "timeline", "memory", "traffic"):
+            opened.click(f"#tab-{key}")
+            opened.wait_for_selector(f"#view-{key}[data-ready]")
+            assert opened.is_visible(f"#view-{key}")
+            assert not opened.is_visible("#view-overview")
+        assert opened.locator("#view-memory figure").count() == 4
+        assert opened.locator("#view-traffic td.heat").count() == 2
+
+
+def test_the_page_has_the_events_of_the_trace(run: Path, run_page: Path, opens: Opens) -> None:
+    trace = Trace.load(run / "trace.json")
+    times: dict[str, int] = {}
+    for event in trace.events:
+        times[event.kind] = times.get(event.kind, 0) + event.end - event.start
+    with opens(run_page, "timeline") as opened:
+        rows = f"{TIMELINE}.events.rows.map((_, at) => at)"
+        sums = opened.evaluate(f"{TIMELINE}.events.sums(0, Infinity, {rows})")
+    assert {kind: time for kind, time, _ in sums} == pytest.approx(times)
+
+
+def test_a_click_on_an_event_marks_its_op_in_the_graph_and_back(
+    run_page: Path, opens: Opens
+) -> None:
+    with opens(run_page, "timeline") as opened:
+        find = "t.eventsOf[t.names.indexOf('replica1/conv2')][3]"
+        event = opened.evaluate(f"(() => {{ const t = {TIMELINE}.events; return {find}; }})()")
+        opened.evaluate(f"{TIMELINE}.reveal({event})")
+        opened.mouse.click(*place_of(opened, event))
+        assert "replica1/conv2" in opened.inner_text(".selection")
+        assert "convolution" in opened.inner_text(".details")
+        opened.click(".selection >> text=show in graph")
+        opened.wait_for_selector("#view-graph .pg-marked")
+        assert "conv2" in opened.inner_text("#view-graph .pg-details")
+        opened.fill("#view-graph [type=search]", "relu1")
+        opened.press("#view-graph [type=search]", "Enter")
+        assert "relu1" in opened.inner_text(".selection")
+        opened.click(".selection >> text=show in timeline")
+        marked = opened.evaluate(
+            f"{TIMELINE}.events.names[{TIMELINE}.events.op[{TIMELINE}.shown.event]]"
+        )
+        assert "relu1" in marked
+        opened.click(".selection >> text=clear")
+        assert not opened.is_visible(".selection")
+
+
+def test_the_timeline_zooms_pans_and_sums(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline") as opened:
+        view = f"(({{from, to}}) => [from, to])({TIMELINE}.view)"
+        first = opened.evaluate(view)
+        box = opened.locator("canvas.timeline").bounding_box()
+        x, y = box["x"] + 700, box["y"] + 60
+        under = opened.evaluate(f"{TIMELINE}.timeAt(700)")
+        opened.mouse.move(x, y)
+        opened.mouse.wheel(0, -400)
+        opened.wait_for_timeout(50)
+        assert opened.evaluate(view)[1] < 0.9 * first[1]
+        assert opened.evaluate(f"{TIMELINE}.timeAt(700)") == pytest.approx(under, rel=0.01)
+        zoomed = opened.evaluate(view)
+        opened.mouse.down()
+        opened.mouse.move(x - 100, y, steps=3)
+        opened.mouse.up()
+        assert opened.evaluate(view)[0] > zoomed[0]
+        opened.focus("canvas.timeline")
+        opened.keyboard.press("ArrowLeft")
+        opened.keyboard.press("0")
+        assert opened.evaluate(view) == pytest.approx(first)
+        opened.keyboard.down("Shift")
+        opened.mouse.down()
+        opened.mouse.move(x + 200, y, steps=3)
+        opened.mouse.up()
+        opened.keyboard.up("Shift")
+        assert "Selected" in opened.inner_text(".details caption")
+        opened.keyboard.press("Escape")
+        opened.keyboard.press("n")
+        opened.keyboard.press("n")
+        assert opened.is_visible(".selection")
+
+
+def test_two_fingers_zoom(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline", has_touch=True) as opened:
+        before = opened.evaluate(f"{TIMELINE}.view.to - {TIMELINE}.view.from")
+        opened.evaluate(
+            """() => {
+                const canvas = document.querySelector("canvas.timeline");
+                const box = canvas.getBoundingClientRect();
+                canvas.setPointerCapture = () => {};
+                const at = {pointerType: "touch", clientY: box.top + 50};
+                const send = (type, pointerId, x) => canvas.dispatchEvent(
+                    new PointerEvent(type, {...at, pointerId, clientX: box.left + x}));
+                send("pointerdown", 1, 500); send("pointerdown", 2, 600);
+                send("pointermove", 1, 400); send("pointermove", 2, 700);
+                send("pointerup", 1, 400); send("pointerup", 2, 700);
+            }"""
+        )
+        after = opened.evaluate(f"{TIMELINE}.view.to - {TIMELINE}.view.from")
+        assert after == pytest.approx(before / 3, rel=0.05)
+
+
+def test_two_runs_are_compared(run: Path, tmp_path: Path, opens: Opens) -> None:
+    words = ["train", "--net", "lenet", "--data", "fashion-mini", "--batch", "8", "--iters", "8"]
+    other = tmp_path / "other"
+    assert call(*words, "--lr", "0.03", "--log-every", "1", "--out", other).code == 0
+    file = tmp_path / "both.html"
+    assert call("view", run, other, "--out", file, "--no-open").code == 0
+    with opens(file) as opened:
+        table = opened.inner_text("#view-overview table")
+        assert "0.01" in table
+        assert "0.03" in table
+        assert "fashion-mini" not in table  # what is the same is not listed
+        loss = opened.locator("figure:has(figcaption:text-is('Loss')) path.line")
+        assert loss.count() >= 2
+        opened.click("#tab-graph")
+        opened.wait_for_selector("#view-graph[data-ready]")
+        assert opened.locator("#view-graph .part").count() == 2  # their steps differ
+
+
+def test_nets_traces_and_predictions_have_pages(run: Path, tmp_path: Path, opens: Opens) -> None:
+    pages = {
+        "net": (["view", run / "net.yaml"], ["Overview", "Graph"]),
+        "trace": (["view", run / "trace.json"], ["Overview", "Timeline", "Traffic"]),
+        "predicted": (
+            ["view", "--predict", run / "config.yaml"],
+            ["Overview", "Graph", "Timeline", "Memory", "Traffic"],
+        ),
+    }
+    for name, (words, tabs) in pages.items():
+        file = tmp_path / f"{name}.html"
+        called = call(*words, "--out", file, "--no-open")
+        assert called.code == 0, called.err
+        with opens(file) as opened:
+            assert shown_tabs(opened) == tabs
+            if "Timeline" in tabs:
+                opened.click("#tab-timeline")
+                opened.wait_for_selector("#view-timeline[data-ready]")
+                assert opened.evaluate(f"{TIMELINE}.events.count") > 300
+
+
+def test_a_page_is_dark_where_the_reader_is(run_page: Path, opens: Opens) -> None:
+    def ground(scheme: str) -> tuple[str, int]:
+        with opens(run_page, "timeline", color_scheme=scheme) as opened:
+            colour = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+            pixel = opened.evaluate(
+                "[...document.querySelector('canvas.timeline').getContext('2d')"
+                ".getImageData(3, 60, 1, 1).data.slice(0, 3)].reduce((a, b) => a + b)"
+            )
+            return colour, pixel
+
+    assert ground("light") == ("rgb(255, 255, 255)", 765)
+    colour, pixel = ground("dark")
+    assert colour == "rgb(20, 23, 27)"
+    assert pixel < 150
+
+
+def test_a_narrow_screen_shows_all_without_scrolling_sideways(run_page: Path, opens: Opens) -> None:
+    size = {"width": 360, "height": 640}
+    with opens(run_page, viewport=size, has_touch=True, is_mobile=True) as opened:
+        for key in ("overview", "graph", "timeline", "memory", "traffic"):
+            opened.evaluate(f"location.hash = '{key}'")
+            opened.wait_for_selector(f"#view-{key}[data-ready]")
+            assert opened.evaluate("document.documentElement.scrollWidth") <= 361, key
+
+
+def test_the_page_works_with_the_keyboard_and_prints(run_page: Path, opens: Opens) -> None:
+    with opens(run_page) as opened:
+        opened.focus("#tab-overview")
+        opened.keyboard.press("ArrowRight")
+        assert opened.evaluate("document.activeElement.id") == "tab-graph"
+        assert opened.get_attribute("#tab-graph", "aria-selected") == "true"
+        opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+        opened.wait_for_selector("#view-traffic[data-ready]", state="attached")
+        opened.emulate_media(media="print")
+        assert opened.is_visible("#view-overview")
+        assert opened.is_visible("#view-memory")
+        for picture in opened.locator("figure svg").all():
+            assert len(picture.get_attribute("aria-label")) > 20
+
+
+def test_hostile_names_do_no_harm(tmp_path: Path, opens: Opens) -> None:
+    trace = tmp_path / "trace.json"
+    hostile_trace().save(trace)
+    file = tmp_path / "page.html"
+    file.write_text(page(document([of_trace(trace) | {"name": HOSTILE[0]}])))
+    with opens(file, "timeline") as opened:
+        for event in range(len(HOSTILE)):
+            opened.evaluate(f"{TIMELINE}.choose({event})")
+            assert len(opened.inner_text(".details h3")) < 400
+            opened.evaluate(f"{TIMELINE}.reveal({event}); {TIMELINE}.draw()")
+        names = opened.evaluate(f"{TIMELINE}.events.names.map(name => name.slice(0, 60))")
+        assert sorted(names) == sorted(name[:60] for name in HOSTILE)
+        for key in ("overview", "traffic"):
+            opened.click(f"#tab-{key}")
+            opened.wait_for_selector(f"#view-{key}[data-ready]")
+        assert opened.evaluate("window.hurt") is None
+        assert opened.locator("script").count() == 1
+        assert opened.locator("img").count() == 0
+        assert opened.title().startswith("</script>")
+
+
+def test_a_script_in_the_document_would_not_run(tmp_path: Path, browser: Any) -> None:
+    """The policy holds even if a name got out of the document."""
+    text = page(document([of_trace_of(synthetic(100), tmp_path)]))
+    file = tmp_path / "page.html"
+    file.write_text(
+        text.replace('<div id="page">', "<script>window.hurt = 1</script><div id=page>")
+    )
+    opened = browser.new_page()
+    opened.goto(file.as_uri())
+    opened.wait_for_selector("#view-overview[data-ready]")
+    assert opened.evaluate("window.hurt") is None
+    opened.close()
+
+
+def of_trace_of(trace: Trace, folder: Path) -> Any:
+    trace.save(folder / "trace.json")
+    return of_trace(folder / "trace.json")
+
+
+def test_many_events_open_and_pan(tmp_path: Path, opens: Opens) -> None:
+    part = of_trace_of(synthetic(20_000), tmp_path)
+    content: Any = json.loads(json.dumps(part))
+    assert content["timeline"]["count"] >= 20_000
+    file = tmp_path / "page.html"
+    file.write_text(page(document([part])))
+    with opens(file, "timeline") as opened:
+        spent = opened.evaluate(
+            f"""() => {{
+                const t = {TIMELINE}, begin = performance.now();
+                for (let k = 0; k < 20; k++) {{ t.pan(0.01); t.draw(); }}
+                return (performance.now() - begin) / 20;
+            }}"""
+        )
+        assert spent < 100  # a picture a frame is measured by benchmarks/page.py
