@@ -6,9 +6,10 @@ Measured is the median over turns of the seconds of a step in the steady state; 
 machine's own spread, the distance of the quartiles over turns. Parts:
 
 - `replay`: from a trace of the same job, recorded in turns between the measured ones;
-- `whatif`: from a trace of the net on one device with one core, recorded in the same way: data
-  parallel steps on more devices, pipelines with three schedules, a hybrid step, and two hosts with
-  a shaped link between them (network namespaces and `tc tbf`: needs root, else it is left out);
+- `whatif`: from a trace of the net on one device with one core, recorded in the same way, and what
+  the profile says of busy cores that slow each other: data parallel steps on more devices,
+  pipelines with three schedules, a hybrid step, and two hosts with a shaped link between them
+  (network namespaces and `tc tbf`: needs root, else it is left out);
 - `profile`: from the profile of the machine alone, which `purine calibrate` measures first, for
   nets that calibration does not run;
 - `memory`: the bytes that each job is told to hold at most, against those that malloc handed out
@@ -48,6 +49,9 @@ from forked import apart
 from network import ADDRESSES, SPACES, hosts
 
 ROOT = Path(__file__).resolve().parent.parent
+SHORT_PROFILE, LONG_PROFILE = 45.0, 110.0
+"""Seconds for which the profile is measured: where it only tells how cores slow each other, and
+where all times come from it."""
 PARTS = ("replay", "whatif", "profile", "memory", "speed", "gpu")
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 RATES = ("1gbit", "200mbit")
@@ -77,6 +81,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three turns of the smallest nets")
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which none starts")
     parser.add_argument("--profile", type=Path, help="of this machine; measured first without")
+    parser.add_argument("--calibrate", type=float, help="seconds for which to measure the profile")
     parser.add_argument("--keep", type=Path, help="folder for the traces")
     options = parser.parse_args()
     parts = options.only.split(",")
@@ -95,12 +100,11 @@ def main() -> None:
         options.folder = options.keep or Path(folder)
         options.folder.mkdir(parents=True, exist_ok=True)
         prepare()
-        for part in ("replay", "whatif"):
-            if part in parts:
-                result |= errors_of(part, compare(options, CASES[part](options)))
-        if "profile" in parts or "gpu" in parts:
+        if not {"whatif", "profile", "gpu"}.isdisjoint(parts):
+            alone = {"profile", "gpu"}.isdisjoint(parts)
+            options.calibrate = options.calibrate or (SHORT_PROFILE if alone else LONG_PROFILE)
             options.profile = options.profile or calibrated(options)
-        for part in ("profile", "gpu"):
+        for part in ("replay", "whatif", "profile", "gpu"):
             if part in parts:
                 result |= errors_of(part, compare(options, CASES[part](options)))
         if "memory" in parts:
@@ -192,7 +196,7 @@ CASES = {"replay": replays, "whatif": what_ifs, "profile": unseen, "gpu": on_gpu
 def calibrated(options: argparse.Namespace) -> Path:
     """The profile of this machine, measured in a process of its own."""
     file: Path = options.folder / "profile.yaml"
-    seconds = 20.0 if options.quick else 110.0
+    seconds = 10.0 if options.quick else options.calibrate
     command = [sys.executable, "-m", "purine", "calibrate", "--out", str(file)]
     begin = time.monotonic()
     print("measuring the profile ...", file=sys.stderr, flush=True)
