@@ -175,7 +175,7 @@ def take_turns(
         print(f"{count} devices{which}: starting all ...", file=sys.stderr, flush=True)
         for name in options.contenders:
             teams[name] = Team(name, count, options)
-            teams[name].send("1")  # builds, compiles and runs beside the other teams
+            teams[name].send("1 0")  # builds, compiles and runs beside the other teams
         for team in teams.values():
             team.answers()
         for name, team in teams.items():
@@ -213,11 +213,12 @@ class Team:
 
     def warm_up(self) -> None:
         """Find how many steps a turn has."""
-        once = max(self.ask("1"))
+        once = max(self.ask("1 0"))
         self.steps = max(2, round(self.options.seconds / max(once, 1e-4)))
 
     def ask(self, question: str) -> list[float]:
-        """The answers of all workers: to a number of steps, the seconds of each step."""
+        """The answers of all workers: to numbers of steps that count and that follow, the seconds
+        of each step that counts."""
         self.send(question)
         return self.answers()
 
@@ -237,7 +238,7 @@ class Team:
         return [answers[worker.pid] for worker in self.workers]
 
     def rate(self) -> float:
-        seconds = self.ask(str(self.steps))
+        seconds = self.ask(f"{self.steps} {AHEAD}")
         batch = self.options.batch
         if self.name == "limit":
             return sum(batch / one for one in seconds)
@@ -281,8 +282,8 @@ def work(
             assert hidden is not None
             tell(hidden())
             continue
-        count = int(line)
-        times = [time.perf_counter() for _ in run(1 + count + AHEAD)]
+        count, behind = map(int, line.split())
+        times = [time.perf_counter() for _ in run(1 + count + behind)]
         tell((times[count] - times[0]) / count)
 
 
