@@ -6,12 +6,14 @@ Measured is the median over turns of the seconds of a step in the steady state; 
 machine's own spread, the distance of the quartiles over turns. Parts:
 
 - `replay`: from a trace of the same job, recorded in turns between the measured ones;
-- `whatif`: from a trace of the net on one device with one core, recorded in the same way: data
-  parallel steps on more devices, pipelines with three schedules, a hybrid step, and two hosts with
-  a shaped link between them (network namespaces and `tc tbf`: needs root, else it is left out);
+- `whatif`: from a trace of the net on one device with one core, recorded in the same way, and what
+  the profile says of busy cores that slow each other: data parallel steps on more devices,
+  pipelines with three schedules, a hybrid step, and two hosts with a shaped link between them
+  (network namespaces and `tc tbf`: needs root, else it is left out);
 - `profile`: from the profile of the machine alone, which `purine calibrate` measures first, for
   nets that calibration does not run;
-- `memory`: the bytes that each job is told to hold at most, against those that it held;
+- `memory`: the bytes that each job is told to hold at most, against those that malloc handed out
+  (`memory.py --forecast`);
 - `speed`: events of the simulator in a second of one core. An event is the end of an op, the end
   of a flow, an arrival of a value at a host, a slot given back, or the end of a collective;
 - `gpu`: one step of googlenet, resnet50 and gpt2 on cuda:0 from a profile measured first.
@@ -47,6 +49,9 @@ from forked import apart
 from network import ADDRESSES, SPACES, hosts
 
 ROOT = Path(__file__).resolve().parent.parent
+SHORT_PROFILE, LONG_PROFILE = 45.0, 110.0
+"""Seconds for which the profile is measured: where it only tells how cores slow each other, and
+where all times come from it."""
 PARTS = ("replay", "whatif", "profile", "memory", "speed", "gpu")
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 RATES = ("1gbit", "200mbit")
@@ -76,6 +81,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three turns of the smallest nets")
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which none starts")
     parser.add_argument("--profile", type=Path, help="of this machine; measured first without")
+    parser.add_argument("--calibrate", type=float, help="seconds for which to measure the profile")
     parser.add_argument("--keep", type=Path, help="folder for the traces")
     options = parser.parse_args()
     parts = options.only.split(",")
@@ -94,12 +100,11 @@ def main() -> None:
         options.folder = options.keep or Path(folder)
         options.folder.mkdir(parents=True, exist_ok=True)
         prepare()
-        for part in ("replay", "whatif"):
-            if part in parts:
-                result |= errors_of(part, compare(options, CASES[part](options)))
-        if "profile" in parts or "gpu" in parts:
+        if not {"whatif", "profile", "gpu"}.isdisjoint(parts):
+            alone = {"profile", "gpu"}.isdisjoint(parts)
+            options.calibrate = options.calibrate or (SHORT_PROFILE if alone else LONG_PROFILE)
             options.profile = options.profile or calibrated(options)
-        for part in ("profile", "gpu"):
+        for part in ("replay", "whatif", "profile", "gpu"):
             if part in parts:
                 result |= errors_of(part, compare(options, CASES[part](options)))
         if "memory" in parts:
@@ -191,7 +196,7 @@ CASES = {"replay": replays, "whatif": what_ifs, "profile": unseen, "gpu": on_gpu
 def calibrated(options: argparse.Namespace) -> Path:
     """The profile of this machine, measured in a process of its own."""
     file: Path = options.folder / "profile.yaml"
-    seconds = 20.0 if options.quick else 110.0
+    seconds = 10.0 if options.quick else options.calibrate
     command = [sys.executable, "-m", "purine", "calibrate", "--out", str(file)]
     begin = time.monotonic()
     print("measuring the profile ...", file=sys.stderr, flush=True)
@@ -281,43 +286,18 @@ def alone(options: argparse.Namespace, case: Case) -> list[Found]:
 
 
 def memory(options: argparse.Namespace) -> Mapping[str, object]:
-    """What jobs are told to hold at most, against what the allocator counted."""
-    nets = ("lenet",) if options.quick else ("lenet", "nin", "googlenet", "resnet50", "gpt2")
-    errors = {}
-    for net in nets:
-        told, held = apart(partial(memory_of, job_of(net)))
-        errors[net] = told / held - 1
-        print(f"{net:36}{told / 1e6:9.1f} MB foretold {held / 1e6:9.1f} MB held", flush=True)
-    return {"memory_worst": round(max(map(abs, errors.values())), 4)}
-
-
-def memory_of(job: Mapping[str, object]) -> tuple[float, float]:
-    """The bytes foretold, and those that torch's allocator gave out at most, net of what it had.
-
-    The profiler of torch tells of every allocation on CPUs, with the bytes in all.
-    """
-    from torch.profiler import ProfilerActivity, profile
-
-    from purine.job.foresee import foresee
-    from purine.runtime.run import Run
-
-    plan = plan_of(job)
-    told = sum(foresee(plan).memory.values())
-    with Run(plan.step, data=plan.data, seed=0, prefetch=0, threads=1) as run:
-        for _ in run.steps(2):
-            pass
-        kept = {id(value): value for value in run.states().values()}
-        states = sum(value.untyped_storage().nbytes() for value in kept.values())
-        del kept
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            for _ in run.steps(1):
-                pass
-    level = most = 0
-    for event in record.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            most = max(most, level)
-    return float(told), float(states + most)
+    """What jobs are told to hold at most, against what malloc gave out: `memory.py --forecast`."""
+    script = ROOT / "benchmarks" / "memory.py"
+    if not script.is_file():
+        print("memory is left out: benchmarks/memory.py is not here", flush=True)
+        return {}
+    command = [sys.executable, str(script), "--forecast"]
+    command += ["--nets", "lenet", "--schemes", "one"] if options.quick else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        sys.exit("benchmarks/memory.py has failed; its message is above")
+    return {"memory_worst": json.loads(done.stdout.splitlines()[-1])["memory_worst"]}
 
 
 def speed(options: argparse.Namespace) -> Mapping[str, object]:

@@ -84,6 +84,7 @@ def test_gpu_refuses_to_leave_out_who_takes_no_part() -> None:
         ("gpu.py", "--rows nin:8", "torch sees no GPU; benchmarks/gpu.py --device cpu"),
         ("gpu_idle.py", "", "torch sees no GPU"),
         ("gpu_idle.py", "--steps 20", "--steps is 20; expected more than --skip, 20"),
+        ("foresight.py", "--only repaly", "--only: there is no part 'repaly'; expected some of"),
         ("step.py", "--steps 0", "--steps is 0; expected 1 or more"),
         ("step.py", "--warm -1", "--warm is -1; expected 0 or more"),
     ],

@@ -62,11 +62,11 @@ def calibrate(*, seconds: float = 100.0, tell: Tell = lambda line: None) -> Prof
         bench = _Bench(Path(folder), begin + seconds, tell)
         hop = _hop()
         if torch.cuda.is_available():
-            bench.measure(GPU, "cuda:0", None, share=0.5)
+            bench.measure(GPU, "cuda:0", None, share=0.45)
         most = threads_of_all()
-        bench.measure(1, "cpu:0", 1, share=0.55 if most > 1 or cores > 1 else 0.95)
+        bench.measure(1, "cpu:0", 1, share=0.5 if most > 1 or cores > 1 else 0.95)
         if cores > 1:
-            bench.crowd(cores)
+            bench.crowd(cores, share=0.4)
         if most > 1:
             bench.measure(most, "cpu:0", most, share=0.9)
     tell(f"{len(bench.points)} points in {time.monotonic() - begin:.0f} s")
@@ -91,7 +91,6 @@ class _Bench:
         self.points: list[Point] = []
         self.dispatch, self.spread, self.crowding = Profile.dispatch, Profile.spread, 0.0
         self._files: dict[str, str] = {}
-        self._alone: dict[str, _Timed] = {}
 
     def measure(self, threads: int, device: str, job_threads: int | None, *, share: float) -> None:
         """Time the probes on a device, in a share of the time that is left."""
@@ -109,7 +108,6 @@ class _Bench:
             for point in _points(timed, threads):
                 times[point.kind, point.sizes, point.flops, point.bytes].append(point)
             if threads == 1:
-                self._alone[probe.name] = timed
                 gaps.append(dispatch_of(timed.trace, Profile.dispatch))
                 spreads.append(spread_of(timed.trace))
         for same in times.values():
@@ -118,11 +116,12 @@ class _Bench:
         if gaps:
             self.dispatch, self.spread = statistics.median(gaps), statistics.median(spreads)
 
-    def crowd(self, cores: int) -> None:
+    def crowd(self, cores: int, *, share: float) -> None:
         """Measure how much slower ops are while all cores compute."""
-        ratios = []
+        ratios: list[float] = []
+        until = time.monotonic() + share * (self.ends - time.monotonic())
         for probe in probes(large=False):
-            if probe.name not in _CROWDED or probe.name not in self._alone:
+            if probe.name not in _CROWDED or (ratios and time.monotonic() > until):
                 continue
             devices = f"cpu:0-{cores - 1}"
             before = self._run(probe, "cpu:0", 1, 1.0)

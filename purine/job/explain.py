@@ -19,6 +19,7 @@ from purine.graph.names import origin_of
 from purine.job.foresee import Foresight, Source, WhatIf, foresight
 from purine.job.plan import JobPlan
 from purine.simulator.prediction import per_iteration, shares_of
+from purine.simulator.times import settled_times
 from purine.trace.tables import as_table, as_time
 from purine.trace.trace import Trace
 
@@ -114,13 +115,14 @@ def explain(
 
 
 def _times(trace: Trace) -> dict[str, float]:
-    """Nanoseconds of each op: the median after warm-up."""
+    """Nanoseconds of each op after warm-up; of what goes between hosts the median."""
     first = trace.iterations[trace.warm_up]
     spent: dict[str, list[int]] = defaultdict(list)
     for event in trace.events:
         if event.iteration >= first:
             spent[event.op].append(event.end - event.start)
-    return {op: statistics.median(times) for op, times in spent.items()}
+    medians = {op: statistics.median(times) for op, times in spent.items()}
+    return medians | {op: seconds * 1e9 for op, seconds in settled_times(trace).items()}
 
 
 def _part(name: str, op: Op | None, kind: str) -> str:

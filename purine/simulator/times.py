@@ -106,16 +106,26 @@ class TraceTimes:
 
 
 def settled_times(trace: Trace) -> dict[str, float]:
-    """Seconds of each op after warm-up: the median, also of packing."""
+    """Seconds of each op in an ordinary iteration after warm-up, also of packing.
+
+    The mean over the half of the iterations whose ops took neither longest nor shortest in all. The
+    sum of medians would be too short, since each op takes long now and then.
+    """
     first = trace.iterations[trace.warm_up] if trace.events else 0
     every: dict[str, list[int]] = defaultdict(list)
-    counted: dict[str, list[int]] = defaultdict(list)
+    spent: dict[int, dict[str, int]] = defaultdict(dict)
     for event in trace.events:
         if event.kind not in _MOVED:
             every[event.op].append(event.end - event.start)
             if event.iteration >= first:
-                counted[event.op].append(event.end - event.start)
-    return {op: statistics.median(counted.get(op, spent)) / 1e9 for op, spent in every.items()}
+                spent[event.iteration][event.op] = event.end - event.start
+    ranked = sorted(spent, key=lambda iteration: (sum(spent[iteration].values()), iteration))
+    aside = len(ranked) // 4
+    counted: dict[str, list[int]] = defaultdict(list)
+    for iteration in ranked[aside : len(ranked) - aside]:
+        for op, time in spent[iteration].items():
+            counted[op].append(time)
+    return {op: statistics.fmean(counted.get(op, times)) / 1e9 for op, times in every.items()}
 
 
 class _Table:

@@ -66,7 +66,7 @@ def test_memory_is_what_the_program_decides() -> None:
     lowered = lower(step_of("cpu:0-1"))
     cores = {("", "cpu:0"): (0,), ("", "cpu:1"): (1,)}
     found = predict({None: lowered}, ProfileTimes(), Machine(cores=cores))
-    assert found.memory == lowered.peak_memory()
+    assert found.memory == lowered.peak_memory(credit=3)
     assert Trace(found.trace.events, found.trace.edges) == found.trace
 
 
