@@ -24,6 +24,8 @@ __all__ = ["Fold", "fold_for", "fold_of", "foresee_folded", "refuse_many", "smal
 
 _DEVICES = 72
 """Devices of the replicas that stand for all, at most, if two of them fit."""
+_CELLS = 256
+"""Micro-batches on all these devices, at most."""
 _MOST = 512
 """Devices that are simulated one by one where no replicas stand for all."""
 _TREE = 33
@@ -105,7 +107,9 @@ def fold_of(candidate: Candidate, sizes: Collection[int] = ()) -> Fold | None:
     if not (even and fits) or scheme.shares or scheme.asynchronous or scheme.topology == "native":
         return None
     together = max(1, each // replica)
-    groups = max(2, min(_TREE, _DEVICES // (together * replica)))
+    each_set = together * replica
+    cells = each_set * scheme.micro_batches
+    groups = max(2, min(_TREE, _DEVICES // each_set, _CELLS // cells))
     sets = scheme.data // together
     if sets <= max(groups, _TREE if together * replica <= 8 else 0):
         return None

@@ -152,7 +152,7 @@ def test_hosts_that_do_the_same_are_simulated_once() -> None:
     scheme = Scheme(data=200, pipeline=2, model=2, micro=4)
     fold = fold_of(Candidate(devices, scheme), [1 << 20] * 8)
     assert fold is not None
-    assert (fold.kept, fold.of, fold.groups) == (18, 100, 9)
+    assert (fold.kept, fold.of, fold.groups) == (16, 100, 8)
     assert 1 <= fold.weight < 1.2
     assert fold.delay(1e9, 1e-4) > fold.delay(1e10, 1e-4) > 0
     few = Candidate(parse_devices("host0-3:cpu:0-7"), Scheme(data=8, pipeline=2, model=2))
