@@ -14,7 +14,7 @@ from itertools import product
 
 from purine.analysis.infer import size_in_bytes, with_batch
 from purine.errors import ConfigError
-from purine.job.candidates import Candidate
+from purine.job.candidates import Candidate, spans
 from purine.job.plan import JobPlan
 from purine.placement.devices import as_locations
 from purine.simulator.machine import Machine
@@ -137,11 +137,11 @@ def smaller(plan: JobPlan, candidate: Candidate, fold: Fold) -> tuple[JobPlan, C
     assert plan.job.batch is not None
     batch = plan.job.batch // fold.data * fold.kept
     count = fold.kept * candidate.scheme.pipeline * candidate.scheme.model
-    scheme = replace(candidate.scheme, data=fold.kept)
-    job = replace(plan.job, batch=batch)
+    kept = candidate.devices[:count]
+    job = replace(plan.job, batch=batch, devices=spans(kept))  # whose threads are those of all
     return (
         replace(plan, job=job, net=with_batch(plan.net, batch)),
-        replace(candidate, devices=candidate.devices[:count], scheme=scheme),
+        replace(candidate, devices=kept, scheme=replace(candidate.scheme, data=fold.kept)),
     )
 
 

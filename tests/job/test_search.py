@@ -43,6 +43,14 @@ def test_candidates_divide_devices_and_batch() -> None:
     assert all(one.scheme.data in (1, 2) for one in odd)  # 4 does not divide 6
 
 
+def test_more_devices_than_a_scheme_may_have_replicas() -> None:
+    devices = parse_devices("host0-1249:cpu:0-7")
+    found = list(candidates(devices, 10_000, layers=100))
+    assert found
+    assert not any(one.plain for one in found)
+    assert all(one.scheme.pipeline * one.scheme.model <= 32 for one in found)
+
+
 def test_what_changes_the_numbers_is_taken_only_where_it_is_allowed() -> None:
     devices = parse_devices("host0-1:cpu:0")
     plain = list(candidates(devices, 8))
