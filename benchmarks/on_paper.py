@@ -90,7 +90,7 @@ def agree(options: argparse.Namespace) -> dict[str, object]:
     number, stages = int(count), int(pipeline)
     devices = f"host0-{number // stages - 1}:cpu:0" + (f"-{stages - 1}" if stages > 1 else "")
     scheme = Scheme(data=number // stages, pipeline=stages, micro=2 * stages if stages > 1 else 1)
-    base = base_of("lenet", devices, 16 * number, IMAGES)
+    base = base_of("lenet", devices, 16 * number)
     one = Candidate(parse_devices(devices), scheme)
     what_if, _ = parse_what_if([f"link={link}"])
 
@@ -127,7 +127,7 @@ def predict(options: argparse.Namespace) -> dict[str, object]:
     start = time.perf_counter()
     scheme = Scheme(data=options.devices // 8, pipeline=4, model=2, micro=8)
     devices = devices_of(options.devices)
-    base = base_of(options.net, devices, 8 * scheme.data, TOKENS)
+    base = base_of(options.net, devices, 8 * scheme.data)
     one = Candidate(parse_devices(devices), scheme)
     found = foresee_folded(
         base,
@@ -150,7 +150,7 @@ def plan(options: argparse.Namespace) -> dict[str, object]:
 
     what_if, _ = parse_what_if(["link=100gbit"])
     start = time.perf_counter()
-    base = base_of(options.net, devices_of(options.devices), options.devices, TOKENS)
+    base = base_of(options.net, devices_of(options.devices), options.devices)
     told = Search(what_if=what_if, memory=80 * 10**9, seconds=options.seconds, measuring=0.0)
     found = search(base, told)
     return {
@@ -162,10 +162,11 @@ def plan(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def base_of(net: str, devices: str, batch: int, data: str):
+def base_of(net: str, devices: str, batch: int):
     from purine.job.automatic import base_plan
     from purine.job.config import merge
 
+    data = TOKENS if net == "gpt2" else IMAGES
     given = {"net": net, "devices": devices, "batch": batch, "data": data, "iters": 10}
     return base_plan(merge({**given, "threads": 1}))
 

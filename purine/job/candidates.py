@@ -48,7 +48,9 @@ class Candidate:
     @property
     def plain(self) -> bool:
         """Whether it is a replica on each device and nothing else."""
-        return self.scheme == Scheme(data=len(self.devices)) and self.compress is None
+        data = self.scheme.data
+        alike = data == len(self.devices) and self.scheme == Scheme(data=data)
+        return alike and self.compress is None
 
     def __str__(self) -> str:
         text = f"{self.scheme} on {spans(self.devices)}"

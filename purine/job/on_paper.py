@@ -14,7 +14,7 @@ from itertools import product
 
 from purine.analysis.infer import size_in_bytes, with_batch
 from purine.errors import ConfigError
-from purine.job.candidates import Candidate
+from purine.job.candidates import Candidate, spans
 from purine.job.plan import JobPlan
 from purine.placement.devices import as_locations
 from purine.simulator.machine import Machine
@@ -24,6 +24,8 @@ __all__ = ["Fold", "fold_for", "fold_of", "foresee_folded", "refuse_many", "smal
 
 _DEVICES = 72
 """Devices of the replicas that stand for all, at most, if two of them fit."""
+_CELLS = 256
+"""Micro-batches on all these devices, at most."""
 _MOST = 512
 """Devices that are simulated one by one where no replicas stand for all."""
 _TREE = 33
@@ -105,7 +107,9 @@ def fold_of(candidate: Candidate, sizes: Collection[int] = ()) -> Fold | None:
     if not (even and fits) or scheme.shares or scheme.asynchronous or scheme.topology == "native":
         return None
     together = max(1, each // replica)
-    groups = max(2, min(_TREE, _DEVICES // (together * replica)))
+    each_set = together * replica
+    cells = each_set * scheme.micro_batches
+    groups = max(2, min(_TREE, _DEVICES // each_set, _CELLS // cells))
     sets = scheme.data // together
     if sets <= max(groups, _TREE if together * replica <= 8 else 0):
         return None
@@ -133,11 +137,11 @@ def smaller(plan: JobPlan, candidate: Candidate, fold: Fold) -> tuple[JobPlan, C
     assert plan.job.batch is not None
     batch = plan.job.batch // fold.data * fold.kept
     count = fold.kept * candidate.scheme.pipeline * candidate.scheme.model
-    scheme = replace(candidate.scheme, data=fold.kept)
-    job = replace(plan.job, batch=batch)
+    kept = candidate.devices[:count]
+    job = replace(plan.job, batch=batch, devices=spans(kept))  # whose threads are those of all
     return (
         replace(plan, job=job, net=with_batch(plan.net, batch)),
-        replace(candidate, devices=candidate.devices[:count], scheme=scheme),
+        replace(candidate, devices=kept, scheme=replace(candidate.scheme, data=fold.kept)),
     )
 
 

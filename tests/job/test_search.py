@@ -43,6 +43,14 @@ def test_candidates_divide_devices_and_batch() -> None:
     assert all(one.scheme.data in (1, 2) for one in odd)  # 4 does not divide 6
 
 
+def test_more_devices_than_a_scheme_may_have_replicas() -> None:
+    devices = parse_devices("host0-1249:cpu:0-7")
+    found = list(candidates(devices, 10_000, layers=100))
+    assert found
+    assert not any(one.plain for one in found)
+    assert all(one.scheme.pipeline * one.scheme.model <= 32 for one in found)
+
+
 def test_what_changes_the_numbers_is_taken_only_where_it_is_allowed() -> None:
     devices = parse_devices("host0-1:cpu:0")
     plain = list(candidates(devices, 8))
@@ -152,7 +160,7 @@ def test_hosts_that_do_the_same_are_simulated_once() -> None:
     scheme = Scheme(data=200, pipeline=2, model=2, micro=4)
     fold = fold_of(Candidate(devices, scheme), [1 << 20] * 8)
     assert fold is not None
-    assert (fold.kept, fold.of, fold.groups) == (18, 100, 9)
+    assert (fold.kept, fold.of, fold.groups) == (16, 100, 8)
     assert 1 <= fold.weight < 1.2
     assert fold.delay(1e9, 1e-4) > fold.delay(1e10, 1e-4) > 0
     few = Candidate(parse_devices("host0-3:cpu:0-7"), Scheme(data=8, pipeline=2, model=2))
