@@ -92,14 +92,18 @@ def test_every_push_of_every_worker_is_applied_once(scheme: str) -> None:
     assert all(worker.rounds >= 2 for worker in workers)
 
 
-def test_a_worker_that_joins_goes_on_where_another_one_was() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "torchdist"])
+def test_a_worker_that_joins_goes_on_where_another_one_was(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     graph = graph_of("easgd")
     with serving(graph) as (world, run):
         first = Worker(graph, world.port, 8)
         first.end()
         run.serve(lambda run: run.greeter is not None and not run.greeter.present)
         assert first.begun_at == 0
-        second = Worker(graph, world.port, 4, "tcp")
+        second = Worker(graph, world.port, 4, transport)
         second.end()
         run.serve(lambda run: run.greeter is not None and not run.greeter.present)
         assert second.begun_at == first.rounds * PACE
