@@ -34,7 +34,7 @@ from purine.machine.settings import tf32_of
 from purine.machine.threads import release_host_pool
 from purine.nearest import unknown_name
 from purine.placement.values import gather_values, shard_values, shards_of
-from purine.registry.clock import ITERATION
+from purine.registry.clock import ITERATION, SEED
 from purine.runtime import checkpoint, checkpoint_hosts
 from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
@@ -380,6 +380,8 @@ class Run:
             if self._parts and self.world is not None:
                 shared = {state.shared for state in self._part.states.values()}
                 whole = {name: value for name, value in whole.items() if name in shared}
+                iteration = self._reached.all + self._served().carried
+                whole |= {SEED: torch.tensor(self.seed), ITERATION: torch.tensor(iteration)}
             else:
                 each = self._reached_now(iteration).each if self._parts else ()
                 whole |= beside_net(self.graph, values, each)
@@ -405,7 +407,8 @@ class Run:
             read: list[Checkpoint] = []
 
             def load() -> str:
-                read.append(checkpoint.load(Path(folder), step=self.graph, names=self._part.states))
+                step = self._part if self._parts else self.graph
+                read.append(checkpoint.load(Path(folder), step=step, names=self._part.states))
                 return ""
 
             if self.world is None:

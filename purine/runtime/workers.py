@@ -206,6 +206,12 @@ class Workers:
         with self.lock:
             return sum(self.core.cores[place].opened for place in self.posts)
 
+    @property
+    def carried(self) -> int:
+        """The iteration of synchronous training that all rounds so far come to."""
+        done = sum(carrier.rounds * carrier.pace for carrier in self.core.carriers.values())
+        return done // max(1, len(self.posts))
+
     def away(self, place: int) -> bool:
         """Whether a courier does not go."""
         return place not in self._executors

@@ -160,8 +160,12 @@ class OpenWorld(World):
         """Tell the server that this host has built its graph; an error if that has another."""
         assert self._question is not None
         link = self._question.link
-        self._store.set(f"ready{link}", digest)
-        told = self._store.get(f"go{link}").decode()
+        try:
+            self._store.set(f"ready{link}", digest)
+            told = self._store.get(f"go{link}").decode()
+        except RuntimeError as error:
+            what, expected = "the server no longer waits for this worker", "a job that goes on"
+            raise RunError(what, expected, "no answer", "join a job that has not ended") from error
         if told != "1":
             raise ConfigError(
                 "the server has another graph than this worker",
@@ -179,9 +183,8 @@ class OpenWorld(World):
         store = PrefixStore(f"link{asked.link}", connection)
         if asked.transport == "torchdist":
             ranks = {self.server: 0, (peer or self.host): 1}
-            group: object = dist.ProcessGroupGloo(store, ranks[self.host], 2, _NEVER)
-            assert isinstance(group, dist.ProcessGroup)
-            return TorchTransport(ranks, group)
+            group = dist.ProcessGroupGloo(store, ranks[self.host], 2, _NEVER)
+            return TorchTransport(ranks, group)  # type: ignore[arg-type]  # it can do as much
         key = "secret"
         if self.host == self.server:
             store.set(key, os.urandom(32).hex())

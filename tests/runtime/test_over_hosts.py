@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,14 +93,18 @@ def test_every_push_of_every_worker_is_applied_once(scheme: str) -> None:
     assert all(worker.rounds >= 2 for worker in workers)
 
 
-def test_a_worker_that_joins_goes_on_where_another_one_was() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "torchdist"])
+def test_a_worker_that_joins_goes_on_where_another_one_was(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     graph = graph_of("easgd")
     with serving(graph) as (world, run):
         first = Worker(graph, world.port, 8)
         first.end()
         run.serve(lambda run: run.greeter is not None and not run.greeter.present)
         assert first.begun_at == 0
-        second = Worker(graph, world.port, 4, "tcp")
+        second = Worker(graph, world.port, 4, transport)
         second.end()
         run.serve(lambda run: run.greeter is not None and not run.greeter.present)
         assert second.begun_at == first.rounds * PACE
@@ -140,3 +145,15 @@ def test_another_graph_and_a_missing_server_are_refused() -> None:
             OpenWorld.joining("127.0.0.1", world.port, seat=7)
     with pytest.raises(ConfigError, match="did you mean"):
         OpenWorld.joining("127.0.0.1", 1, transport="tpc")
+
+
+def test_a_server_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    graph, name = graph_of("downpour"), "worker2/fc1/weight"
+    with serving(graph) as (world, run):
+        Worker(graph, world.port, 8).end()
+        run.serve(lambda run: run.greeter is not None and not run.greeter.present)
+        run.save(tmp_path)
+        weight = run.states()[name]
+    with run_of(graph, OpenWorld.serving()) as again:
+        assert again.load(tmp_path) > 0
+        assert again.states()[name].equal(weight)
