@@ -57,11 +57,13 @@ def with_peers(
     ends: Ends,
     *,
     alone: bool,
+    inline: bool = False,
 ) -> int:
     """Add a thread for the puts to each peer, one for each group of collectives, and one that
     receives, whose number is returned. Where ops put to several peers, one thread puts to all.
 
-    A thread that is `alone` puts and receives itself.
+    A thread that is `alone` puts and receives itself. With `inline` the thread of the lane
+    `inbound` receives: it goes on with what has arrived, where another would have to be woken.
     """
     posts = any(len(targets) > 1 for targets in ends.puts.values())
     served = [tuple(peers)] if posts else [(peer,) for peer in peers]
@@ -78,7 +80,10 @@ def with_peers(
         for op in (*ends.puts, *ends.arrivals.values()):
             numbers[op] = 0
         return 0
+    lanes = [number for number, (_, lane) in enumerate(workers) if lane == "inbound"]
+    if not inline or len(lanes) != 1:
+        lanes = [len(workers)]
+        workers.append((Location(host), "inbound"))
     for op in ends.arrivals.values():
-        numbers[op] = len(workers)
-    workers.append((Location(host), "inbound"))
-    return len(workers) - 1
+        numbers[op] = lanes[0]
+    return lanes[0]

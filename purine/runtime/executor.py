@@ -138,6 +138,7 @@ class Executor:
         self._workers, worker_of = threads_of_lanes(stations, self.settings.cores, own=own)
         numbers = [worker_of[station] for station in station_of]
         self._receiver: int | None = None
+        count = len(self._workers)
         self._alone = False
         """Whether the thread that computes also puts and receives."""
         if self._exchange is not None:
@@ -150,7 +151,10 @@ class Executor:
                 exchange.peers,
                 exchange.ends,
                 alone=self._alone,
+                inline=waits and len(available()) == 1,
             )
+        self._serves = self._receiver is not None and self._receiver < count
+        """Whether the thread that receives runs ops of a lane too."""
         self._worker_of = tuple(numbers)
         """By op its thread; -1 where the thread that is free first takes it."""
         self._pool: Pool | None = None
@@ -374,7 +378,7 @@ class Executor:
         """The thread that waits for other hosts; where it is alone, it does everything else too."""
         exchange, queue = self._exchange, self._queues[worker]
         assert exchange is not None
-        if self._alone:
+        if self._serves:
             self._settle(worker)
         with torch.no_grad():
             while not self._stopped:

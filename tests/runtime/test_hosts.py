@@ -119,6 +119,24 @@ def test_gradients_that_are_laid_out_arrive_as_they_are() -> None:
         agree(found, serial())
 
 
+def test_with_one_core_the_thread_of_averages_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purine.runtime.executor.available", lambda: (0,))
+    step = composed(SCHEMES["data"], devices="host0-3:cpu:0")
+    names: set[str] = set()
+
+    def work(world: InprocWorld) -> Trained:
+        with pu.Run(step, data=images(), seed=3, threads=1, share_cores=True, world=world) as run:
+            losses = [result.loss for result in run.steps(5)]
+            names.update(thread.name for thread in threading.enumerate())
+            states = run.states()
+        return Trained(losses, dict(pu.parallel.gather_values(step, states)))
+
+    for found in on_hosts(work, hosts=[f"host{k}" for k in range(4)], delay=0.001):
+        assert isinstance(found, Trained), found
+        agree(found, serial())
+    assert sum(name.endswith("inbound") for name in names) == 4
+
+
 @pytest.mark.parametrize(
     ("net", "scheme", "hosts"),
     [
