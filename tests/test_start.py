@@ -117,7 +117,9 @@ print(json.dumps(sorted(kinds())))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     import_module("purine.job.training")  # everything else
     of_files = {
-        name for name, kind in kinds().items() if kind.function is not None or name == "Data"
+        name
+        for name, kind in kinds().items()
+        if kind.function is not None or name in ("Data", "Round")
     }
     mine = {name for name in of_files if not kinds()[name].function or "purine" in _module(name)}
     assert set(json.loads(done.stdout)) == mine

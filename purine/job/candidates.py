@@ -123,7 +123,7 @@ def candidates(
 
     >>> found = list(candidates(["cpu:0", "cpu:1"], 8))
     >>> [str(one.scheme) for one in found][:3]
-    ['data=2', 'data=2,micro=2', 'model=2']
+    ['data=2', 'data=2,micro=2', 'pipeline=2,schedule=1f1b,micro=4']
     """
     every = tuple(devices)
     hosts = len(dict.fromkeys(at.host for at in as_locations(every)))

@@ -127,7 +127,7 @@ def Collect(total: Tensor) -> tuple[Tensor, Tensor]:
     >>> Collect(torch.tensor(3.0))
     (tensor(3.), tensor(0.))
     """
-    return total, torch.zeros_like(total)
+    return total.clone(), torch.zeros_like(total)
 
 
 @kind

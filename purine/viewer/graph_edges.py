@@ -18,7 +18,7 @@ __all__ = ["Edge", "edges_of", "path_of"]
 class Edge:
     """From box to box; `level` is the group that has both, `first` and `last` its members there.
 
-    `kind` is `in` for an edge inside a column, `side` for one to the next column, `far` for one to
+    `form` is `in` for an edge inside a column, `side` for one to the next column, `far` for one to
     another, and `bucket` for gradients of several blocks that are reduced together, whose edges
     would cover the picture.
     """
@@ -28,7 +28,7 @@ class Edge:
     level: int
     first: int
     last: int
-    kind: str
+    form: str
     blobs: list[int] = field(default_factory=list)
 
 
@@ -73,14 +73,14 @@ def _edge(nodes: Any, source: int, target: int, columns: Mapping[str, int]) -> E
     above, other = _line(nodes, source), _line(nodes, target)
     level = next(group for group in above[1:] if group in other[1:])
     first, last = above[above.index(level) - 1], other[other.index(level) - 1]
-    kind = "in"
+    form = "in"
     if level == 0:
         apart = abs(columns[nodes[first]["column"]] - columns[nodes[last]["column"]])
-        kind = "in" if apart == 0 else "side" if apart == 1 else "far"
+        form = "in" if apart == 0 else "side" if apart == 1 else "far"
         late = nodes[last]["column"] in ("gradients", "update")
         if late and nodes[first]["block"] != nodes[last]["block"]:
-            kind = "bucket"
-    return Edge(source, target, level, first, last, kind)
+            form = "bucket"
+    return Edge(source, target, level, first, last, form)
 
 
 def _line(nodes: Any, number: int) -> list[int]:
@@ -93,9 +93,9 @@ def _line(nodes: Any, number: int) -> list[int]:
 def path_of(document: Mapping[str, Any], picture: Picture, edge: Edge) -> str:
     """The line of an edge, as the `d` of an SVG path."""
     a, b = picture.boxes[edge.source], picture.boxes[edge.target]
-    if edge.kind in ("side", "bucket"):
+    if edge.form in ("side", "bucket"):
         return _sideways(a, b)
-    if edge.kind == "far":
+    if edge.form == "far":
         return _far(a, b, picture.rows[edge.last] - GAP_Y / 2)
     ways = document["nodes"][edge.level]["ways"]
     way = next((w for w in ways if w[0] == edge.first and w[-1] == edge.last), ())

@@ -33,7 +33,7 @@ def to_svg(document: Mapping[str, Any], *, depth: int | None = None) -> str:
     """
     picture = arrange(document, opened(document, depth))
     edges = edges_of(document, picture)
-    drawn = [edge for edge in edges if edge.kind != "bucket"]
+    drawn = [edge for edge in edges if edge.form != "bucket"]
     note = _note(document, len(edges) - len(drawn))
     legend = list(_legend(document, note))
     titles = len(document["columns"]) > 1
@@ -133,7 +133,7 @@ def _edges(document: Mapping[str, Any], picture: Picture, edges: Sequence[Edge])
     )
     for edge in edges:
         way = path_of(document, picture, edge)
-        yield f'<path class="pg-edge pg-edge-{edge.kind}" marker-end="url(#pg-head)" d="{way}"/>'
+        yield f'<path class="pg-edge pg-edge-{edge.form}" marker-end="url(#pg-head)" d="{way}"/>'
 
 
 def _box(document: Mapping[str, Any], number: int, box: Box) -> str:

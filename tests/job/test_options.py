@@ -102,7 +102,8 @@ def test_only_options_that_were_given_count(monkeypatch: pytest.MonkeyPatch) -> 
     calls = []
     monkeypatch.setattr("purine.cli.progress.run_job", lambda *args, **kw: calls.append((args, kw)))
     assert call("train", "--no-mirror", "--dry-run").code == 0
-    assert calls == [((None, {"mirror": False}), {"resumed": False, "dry": True})]
+    settings = {"resumed": False, "dry": True, "live": False}
+    assert calls == [((None, {"mirror": False}), settings)]
 
 
 @pytest.mark.parametrize("name", [name for name, item in OPTIONS.items() if item.least is not None])

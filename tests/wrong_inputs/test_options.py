@@ -429,8 +429,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show of two nets": ("show --net lenet --net nope", "there is no net 'nope'"),
     "show of a file and a net": ("show net.yaml --net lenet", "both a file and --net are given"),
     "show in an unknown form": (
-        "show --net lenet --format svg",
-        "Invalid value for '--format': Value error, 'svg' is not",
+        "show --net lenet --format png",
+        "Invalid value for '--format': Value error, 'png' is not",
     ),
     "show of no batch": (
         "show --net lenet --batch 0",

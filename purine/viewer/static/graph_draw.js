@@ -32,7 +32,7 @@ export function draw(graph, picture, ends) {
   }
   const edges = edgesOf(graph, picture, ends).map((edge) => {
     const d = pathOf(graph, picture, edge);
-    const line = svgElement("path", { class: `pg-edge pg-edge-${edge.kind}`, d, "marker-end": "url(#pg-head)" });
+    const line = svgElement("path", { class: `pg-edge pg-edge-${edge.form}`, d, "marker-end": "url(#pg-head)" });
     return { ...edge, line };
   });
   const lines = svgElement("g", { "aria-hidden": "true" }, ...edges.map((edge) => edge.line));

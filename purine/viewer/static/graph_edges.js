@@ -42,14 +42,14 @@ function edgeOf(nodes, source, target, columns) {
   const above = lineOf(nodes, source), other = lineOf(nodes, target);
   const level = above.slice(1).find((group) => other.indexOf(group) > 0);
   const first = above[above.indexOf(level) - 1], last = other[other.indexOf(level) - 1];
-  let kind = "in";
+  let form = "in";
   if (level === 0) {
     const apart = Math.abs(columns.get(nodes[first].column) - columns.get(nodes[last].column));
-    kind = apart === 0 ? "in" : apart === 1 ? "side" : "far";
+    form = apart === 0 ? "in" : apart === 1 ? "side" : "far";
     const late = ["gradients", "update"].includes(nodes[last].column);
-    if (late && nodes[first].block !== nodes[last].block) kind = "bucket";
+    if (late && nodes[first].block !== nodes[last].block) form = "bucket";
   }
-  return { source, target, level, first, last, kind, blobs: new Set() };
+  return { source, target, level, first, last, form, blobs: new Set() };
 }
 
 function lineOf(nodes, number) {
@@ -60,8 +60,8 @@ function lineOf(nodes, number) {
 
 export function pathOf(graph, picture, edge) {
   const a = picture.boxes.get(edge.source), b = picture.boxes.get(edge.target);
-  if (edge.kind === "side" || edge.kind === "bucket") return sideways(a, b);
-  if (edge.kind === "far") return far(a, b, picture.rows.get(edge.last) - ROW_GAP / 2);
+  if (edge.form === "side" || edge.form === "bucket") return sideways(a, b);
+  if (edge.form === "far") return far(a, b, picture.rows.get(edge.last) - ROW_GAP / 2);
   const ways = graph.nodes[edge.level].ways;
   const way = ways.find((w) => w[0] === edge.first && w.at(-1) === edge.last) ?? [];
   return along(a, b, way.slice(1, -1).map((item) => picture.bends.get(`${edge.level} ${item}`)));
