@@ -90,7 +90,7 @@ class Profile:
     """Ops of a forward that is computed again: blocks of equal cost."""
     dispatch_matters: float = 1e-4
     """Seconds of an op below which ops are put together into segments."""
-    mapped_bytes_per_flop: float = 15e-3
+    mapped_bytes_per_flop: float = 10e-3
     """Bytes of large results per flop up to which mapping each of them from the system pays."""
     threads: int = 1
     """Threads of a kernel on a device with all its cores."""
