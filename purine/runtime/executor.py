@@ -153,6 +153,8 @@ class Executor:
                 alone=self._alone,
                 inline=waits and len(available()) == 1,
             )
+        self._mask = _TOKEN if self._alone else -1
+        """What counts of a token in a queue. A thread that does everything puts values at once."""
         self._serves = self._receiver is not None and self._receiver < count
         """Whether the thread that receives runs ops of a lane too."""
         self._worker_of = tuple(numbers)
@@ -226,12 +228,8 @@ class Executor:
             if worker < 0:
                 self._float(token)
                 continue
-            heappush(self._queues[worker], self._place(token, op))
+            heappush(self._queues[worker], (token & self._mask) + self._later[op])
             self._ring(worker)
-
-    def _place(self, token: int, op: int) -> int:
-        """The place of a token in a queue. A thread that does everything puts values at once."""
-        return (token & _TOKEN if self._alone else token) + self._later[op]
 
     def _float(self, token: int) -> None:
         """Give a token of a floating lane to the thread that has its turn, or offer it to all."""
@@ -424,12 +422,12 @@ class Executor:
 
     def _run_from(self, worker: int, token: int | None) -> None:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
-        lock, worker_of, size = self._lock, self._worker_of, self.core.size
-        run, release, complete = self._run, self.buffers.release, self.core.complete
-        queues, asleep, place = self._queues, self._asleep, self._place
+        lock, core, worker_of, size = self._lock, self.core, self._worker_of, self.core.size
+        run, release, complete = self._run, self.buffers.release, core.complete
+        queues, asleep, later, mask = self._queues, self._asleep, self._later, self._mask
         queue = queues[worker]
         record = self._records[worker] if self.settings.record else None
-        running, alone = self._running, self._exchange if self._alone else None
+        running, pool, alone = self._running, self._pool, self._exchange if self._alone else None
         while token is not None:
             running[worker] = token
             if record is None:
@@ -440,15 +438,15 @@ class Executor:
                 begin = perf_counter_ns()
                 run(token)
                 record.append((token, begin, perf_counter_ns()))
-            events = None if alone is None else alone.wait(0)
+            events = alone and alone.wait(0)
             with lock:
                 release(token)
                 ready = complete(token)
                 if events:
                     self._push(alone.take(events))  # type: ignore[union-attr]
-                if worker_of[token % size] < 0:
-                    self._pool.complete(token)  # type: ignore[union-attr]
-                if self.core.completed != self._collected:
+                if pool is not None and worker_of[token % size] < 0:
+                    pool.complete(token)
+                if core.completed != self._collected:
                     self._collect()
                 for item in ready:
                     op = item % size
@@ -456,7 +454,7 @@ class Executor:
                     if target < 0:
                         self._float(item)
                         continue
-                    heappush(queues[target], place(item, op))
+                    heappush(queues[target], (item & mask) + later[op])
                     if asleep[target]:
                         self._ring(target)
                 ready_here = queue and not self._stopped
