@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -108,7 +107,7 @@ def put_in_place(path: Path, data: bytes | str) -> None:
         with open(path, "wb") as file:
             file.write(data)
         return
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with open(draft, "wb") as file:
             file.write(data)

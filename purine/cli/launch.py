@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -60,6 +59,8 @@ class _Hosts:
     """The processes of all hosts, which end together."""
 
     def __init__(self, count: int, transport: str, words: list[str]) -> None:
+        import socket
+
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

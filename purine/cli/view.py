@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,6 +64,8 @@ def view(
         os.environ.get("DISPLAY") or sys.platform == "darwin"
     )
     if opens or (opens is None and interactive):
+        import webbrowser
+
         webbrowser.open(file.resolve().as_uri())
 
 
@@ -104,6 +104,8 @@ def _predicted(path: Path) -> Part:
 
 def _free_file(path: Path) -> Path:
     """Where the page goes if nobody says: beside other temporary files, never into a run."""
+    import tempfile
+
     stem = path.resolve().stem or "page"
     folder = Path(tempfile.mkdtemp(prefix="purine-"))
     return folder / f"{stem[:80]}.html"
