@@ -27,8 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-Format = StrEnum("Format", ["table", "text", "dot", "yaml", "svg", "html"])
-"""The forms in which a graph can be shown."""
+class Format(StrEnum):
+    """The forms in which a graph can be shown."""
+
+    table = "table"
+    text = "text"
+    dot = "dot"
+    yaml = "yaml"
+    svg = "svg"
+    html = "html"
+    model_explorer = "model-explorer"
 
 
 _PICTURES = (Format.svg, Format.html)
@@ -179,7 +187,7 @@ def _net_arguments(net: str, batch: int | None, image: str | None) -> dict[str, 
 
 
 def _graph_text(lowered: Lowered, format: Format, depth: int | None) -> str:
-    from purine.graph import to_dot, to_yaml
+    from purine.graph import to_dot, to_model_explorer, to_yaml
     from purine.graph.fold import fold
 
     if format is Format.table:
@@ -187,7 +195,8 @@ def _graph_text(lowered: Lowered, format: Format, depth: int | None) -> str:
     graph = lowered.graph if depth is None else fold(lowered.graph, depth)
     if format is Format.text:
         return f"{replace(lowered, graph=graph)}\n"
-    return to_dot(graph) if format is Format.dot else to_yaml(graph)
+    write = {Format.dot: to_dot, Format.model_explorer: to_model_explorer}.get(format, to_yaml)
+    return write(graph)
 
 
 def _picture(

@@ -2,6 +2,7 @@
 
 from purine.graph.builder import Builder
 from purine.graph.dot import to_dot
+from purine.graph.explorer import to_model_explorer
 from purine.graph.graph import Graph, to_text
 from purine.graph.nodes import (
     CHANNELS_LAST,
@@ -48,6 +49,7 @@ __all__ = [
     "problems",
     "save_yaml",
     "to_dot",
+    "to_model_explorer",
     "to_text",
     "to_yaml",
     "verify",

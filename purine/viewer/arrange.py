@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+
+from purine.viewer.columns import Document
 
 __all__ = ["Box", "Picture", "arrange", "opened"]
 
@@ -55,9 +56,9 @@ class _Level:
     heights: list[float]
 
 
-def arrange(document: Mapping[str, Any], unfolded: Collection[int]) -> Picture:
+def arrange(document: Document, unfolded: Collection[int]) -> Picture:
     """Place everything that can be seen, with these groups open."""
-    nodes: Sequence[Mapping[str, Any]] = document["nodes"]
+    nodes: Sequence[Document] = document["nodes"]
     levels: dict[int, _Level] = {}
     _measure(nodes, 0, {0, *unfolded}, levels)
     picture = Picture()
@@ -69,9 +70,9 @@ def arrange(document: Mapping[str, Any], unfolded: Collection[int]) -> Picture:
     return picture
 
 
-def opened(document: Mapping[str, Any], depth: int | None, most: int = 40) -> set[int]:
+def opened(document: Document, depth: int | None, most: int = 40) -> set[int]:
     """The groups to open: all above a depth, or as deep as few boxes are in them."""
-    nodes: Sequence[Mapping[str, Any]] = document["nodes"]
+    nodes: Sequence[Document] = document["nodes"]
     unfolded: set[int] = set()
     layer = _members(nodes[0])
     level = 1
@@ -84,16 +85,16 @@ def opened(document: Mapping[str, Any], depth: int | None, most: int = 40) -> se
         layer, level = inner, level + 1
 
 
-def _is_deep(node: Mapping[str, Any]) -> bool:
+def _is_deep(node: Document) -> bool:
     return len(_members(node)) > 1
 
 
-def _members(node: Mapping[str, Any]) -> list[int]:
+def _members(node: Document) -> list[int]:
     return [item for row in node.get("rows", ()) for cell in row for item in cell if item > 0]
 
 
 def _measure(
-    nodes: Sequence[Mapping[str, Any]], number: int, unfolded: set[int], levels: dict[int, _Level]
+    nodes: Sequence[Document], number: int, unfolded: set[int], levels: dict[int, _Level]
 ) -> tuple[float, float]:
     node = nodes[number]
     if number not in unfolded or "rows" not in node:
@@ -106,7 +107,7 @@ def _measure(
     return max(level.w + 2 * PAD, title), level.h + HEAD + PAD
 
 
-def _level(node: Mapping[str, Any], sizes: Mapping[int, tuple[float, float]]) -> _Level:
+def _level(node: Document, sizes: Mapping[int, tuple[float, float]]) -> _Level:
     rows: list[list[list[int]]] = node["rows"]
     heights = [
         max((sizes[item][1] for cell in row for item in cell if item > 0), default=0.0)
@@ -188,7 +189,7 @@ def _spread(
 
 
 def _compose(
-    nodes: Sequence[Mapping[str, Any]],
+    nodes: Sequence[Document],
     number: int,
     x: float,
     y: float,

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Json", "packed", "unpacked"]
+__all__ = ["Document", "Json", "packed", "unpacked"]
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | dict[str, Json] | None"
 """What a document of the page is made of."""
+Document: TypeAlias = Mapping[str, Any]
+"""A document, or an object in it, for those who read it and know what is there."""
 
 _BYTES = 10
 """The most bytes that a number of 64 bits takes with seven bits in each."""

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from purine.viewer.arrange import GAP_Y, Box, Picture
+from purine.viewer.columns import Document
 
 __all__ = ["Edge", "edges_of", "path_of"]
 
@@ -32,7 +32,7 @@ class Edge:
     blobs: list[int] = field(default_factory=list)
 
 
-def edges_of(document: Mapping[str, Any], picture: Picture) -> list[Edge]:
+def edges_of(document: Document, picture: Picture) -> list[Edge]:
     """The edges between the boxes that can be seen, each once with all blobs that it carries."""
     nodes = document["nodes"]
     makers, readers = _ends(nodes)
@@ -51,7 +51,7 @@ def edges_of(document: Mapping[str, Any], picture: Picture) -> list[Edge]:
     return list(edges.values())
 
 
-def _ends(nodes: Any) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _ends(nodes: Sequence[Document]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
@@ -62,14 +62,14 @@ def _ends(nodes: Any) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     return makers, readers
 
 
-def _seen(nodes: Any, picture: Picture, number: int) -> int:
+def _seen(nodes: Sequence[Document], picture: Picture, number: int) -> int:
     """The innermost box that can be seen and is the node, or has it inside."""
     while number not in picture.boxes:
         number = nodes[number]["parent"]
     return number
 
 
-def _edge(nodes: Any, source: int, target: int, columns: Mapping[str, int]) -> Edge:
+def _edge(nodes: Sequence[Document], source: int, target: int, columns: Mapping[str, int]) -> Edge:
     above, other = _line(nodes, source), _line(nodes, target)
     level = next(group for group in above[1:] if group in other[1:])
     first, last = above[above.index(level) - 1], other[other.index(level) - 1]
@@ -83,14 +83,14 @@ def _edge(nodes: Any, source: int, target: int, columns: Mapping[str, int]) -> E
     return Edge(source, target, level, first, last, form)
 
 
-def _line(nodes: Any, number: int) -> list[int]:
+def _line(nodes: Sequence[Document], number: int) -> list[int]:
     line = [number]
     while line[-1]:
         line.append(nodes[line[-1]]["parent"])
     return line
 
 
-def path_of(document: Mapping[str, Any], picture: Picture, edge: Edge) -> str:
+def path_of(document: Document, picture: Picture, edge: Edge) -> str:
     """The line of an edge, as the `d` of an SVG path."""
     a, b = picture.boxes[edge.source], picture.boxes[edge.target]
     if edge.form in ("side", "bucket"):

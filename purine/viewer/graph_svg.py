@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from purine.viewer.arrange import Box, Picture, arrange, opened
+from purine.viewer.columns import Document
 from purine.viewer.graph_edges import Edge, edges_of, path_of
 
 __all__ = ["COLUMN_TITLES", "to_svg"]
@@ -26,7 +26,7 @@ _DEVICES = 8
 """Colours of devices, which repeat."""
 
 
-def to_svg(document: Mapping[str, Any], *, depth: int | None = None) -> str:
+def to_svg(document: Document, *, depth: int | None = None) -> str:
     """The picture of a graph document, with the groups above a depth open.
 
     Without a depth, groups are open as far as the picture stays readable.
@@ -65,7 +65,7 @@ def to_svg(document: Mapping[str, Any], *, depth: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _description(document: Mapping[str, Any]) -> str:
+def _description(document: Document) -> str:
     roles = ", ".join(document["roles"])
     return (
         f"A graph of {document['ops']:,} ops and {document['blobs']:,} blobs on "
@@ -74,7 +74,7 @@ def _description(document: Mapping[str, Any]) -> str:
     )
 
 
-def _legend_items(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _legend_items(document: Document) -> list[tuple[str, str]]:
     items = [(f"role-{role}", role) for role in document["roles"]]
     locations = document["locations"]
     if len(locations) > 1:
@@ -85,15 +85,15 @@ def _legend_items(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return items
 
 
-def _legend_width(document: Mapping[str, Any]) -> float:
+def _legend_width(document: Document) -> float:
     return sum(30 + 7.0 * len(text) for _, text in _legend_items(document))
 
 
-def _note_left(document: Mapping[str, Any]) -> float:
+def _note_left(document: Document) -> float:
     return _MARGIN + 10.5 * len(document["title"][:_TITLE]) + 14
 
 
-def _note(document: Mapping[str, Any], hidden: int) -> str:
+def _note(document: Document, hidden: int) -> str:
     note = f"{document['ops']:,} ops, {document['blobs']:,} blobs"
     if document["templates"] < document["shown"]:
         note += f"; {document['templates']:,} ops without replicas and copies"
@@ -102,7 +102,7 @@ def _note(document: Mapping[str, Any], hidden: int) -> str:
     return note
 
 
-def _legend(document: Mapping[str, Any], note: str) -> Iterator[str]:
+def _legend(document: Document, note: str) -> Iterator[str]:
     title = _text(document["title"][:_TITLE])
     yield f'<text class="pg-title" x="{_MARGIN}" y="28">{title}</text>'
     yield f'<text class="pg-note" x="{_note_left(document):.0f}" y="28">{note}</text>'
@@ -117,7 +117,7 @@ def _legend(document: Mapping[str, Any], note: str) -> Iterator[str]:
         x += 30 + 7.0 * len(text)
 
 
-def _column_titles(document: Mapping[str, Any], picture: Picture) -> Iterator[str]:
+def _column_titles(document: Document, picture: Picture) -> Iterator[str]:
     for name, (x, w) in zip(document["columns"], picture.columns, strict=True):
         yield (
             f'<text class="pg-column" text-anchor="middle" x="{x + w / 2:.1f}" y="-14">'
@@ -125,7 +125,7 @@ def _column_titles(document: Mapping[str, Any], picture: Picture) -> Iterator[st
         )
 
 
-def _edges(document: Mapping[str, Any], picture: Picture, edges: Sequence[Edge]) -> Iterator[str]:
+def _edges(document: Document, picture: Picture, edges: Sequence[Edge]) -> Iterator[str]:
     yield (
         '<defs><marker id="pg-head" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="6" '
         'markerHeight="6" orient="auto"><path class="pg-arrow" d="M0 0.8L8 4L0 7.2z"/></marker>'
@@ -136,7 +136,7 @@ def _edges(document: Mapping[str, Any], picture: Picture, edges: Sequence[Edge])
         yield f'<path class="pg-edge pg-edge-{edge.form}" marker-end="url(#pg-head)" d="{way}"/>'
 
 
-def _box(document: Mapping[str, Any], number: int, box: Box) -> str:
+def _box(document: Document, number: int, box: Box) -> str:
     node = document["nodes"][number]
     kind, role = node["type"], _role(node)
     name = "/".join(_names(document, number))
@@ -165,13 +165,13 @@ def _box(document: Mapping[str, Any], number: int, box: Box) -> str:
     return "".join([*parts, "</g>"])
 
 
-def _role(node: Mapping[str, Any]) -> str:
+def _role(node: Document) -> str:
     if node["type"] == "group":
         return str((node["roles"] or ["blob"])[0])
     return str(node.get("role", "blob"))
 
 
-def _names(document: Mapping[str, Any], number: int) -> list[str]:
+def _names(document: Document, number: int) -> list[str]:
     """The labels of a node and of what it is in."""
     names: list[str] = []
     while number:
@@ -181,9 +181,7 @@ def _names(document: Mapping[str, Any], number: int) -> list[str]:
     return names[::-1]
 
 
-def _devices(
-    document: Mapping[str, Any], node: Mapping[str, Any], x: float, y: float, h: float
-) -> Iterator[str]:
+def _devices(document: Document, node: Document, x: float, y: float, h: float) -> Iterator[str]:
     """A stripe at the left of a box with the colours of its devices."""
     place = document["places"][node["place"]]
     if len(document["locations"]) < 2 or node["type"] == "blob":

@@ -831,6 +831,7 @@ GRAPHS: dict[str, Call] = {
     "save_yaml to None": lambda g: pu.graph.save_yaml(g.net, None),
     "save_yaml into no folder": lambda g: pu.graph.save_yaml(g.net, g.folder / "no" / "x.yaml"),
     "to_dot None": lambda g: pu.graph.to_dot(None),
+    "to_model_explorer None": lambda g: pu.graph.to_model_explorer(None),
     "to_text None": lambda g: pu.graph.to_text(None),
     "the trace saved to None": lambda g: g.run.trace.save(None),
     "a check of an op without blobs": lambda g: pu.check(
