@@ -20,8 +20,8 @@ from purine.lowering.lowered import Lowered
 from purine.lowering.workers import alone, worker_parts
 from purine.registry.kind import Kernel
 from purine.runtime.exchange import Exchange
+from purine.runtime.members import Carrier, Member, member_of
 from purine.runtime.program import Program, compile_program
-from purine.runtime.workers_core import Carrier, Member, member_of
 from purine.transports.base import Transport
 
 __all__ = ["Post", "parts_on", "posts_of"]

@@ -26,9 +26,10 @@ from purine.registry.kind import Kernel
 from purine.runtime.buffers import Buffers
 from purine.runtime.couriers import Post, posts_of
 from purine.runtime.executor import Activity, Executor, Settings
+from purine.runtime.members import Finished, Member, member_of
 from purine.runtime.program import Program, compile_program
 from purine.runtime.record import Record
-from purine.runtime.workers_core import Finished, Member, WorkersCore, member_of
+from purine.runtime.workers_core import WorkersCore
 from purine.trace.trace import Trace
 from purine.transports.base import Transport
 

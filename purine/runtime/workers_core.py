@@ -21,112 +21,16 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from purine.core import Core, Plan
+from purine.core import Core
 from purine.dispatch.host_core import HostCore
-from purine.graph import FETCH, Graph
+from purine.runtime.members import Carrier, Finished, Member
 from purine.runtime.record import COMPLETES, CUT, OPENS, Record
+from purine.runtime.script import Script, events_of
 
-__all__ = ["Carrier", "Finished", "Member", "WorkersCore", "member_of"]
+__all__ = ["WorkersCore"]
 
 Ready = tuple[int, int]
 """A worker and one of its tokens."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """What the ops of a worker do to shared states; ops by their numbers in its plan.
-
-    `fetches` are (state, bound) by op, `pushes` the states by op. `readers` are, by op, the fetches
-    whose results it reads. The results of `lasting` fetches live on when all readers have run.
-    `turns` are (every, phase) of fetches and pushes that do not always run.
-    """
-
-    plan: Plan
-    fetches: Mapping[int, tuple[str, int | None]]
-    pushes: Mapping[int, tuple[str, ...]]
-    readers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    lasting: frozenset[int] = frozenset()
-    turns: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def bound(self) -> int | None:
-        """The smallest bound of its fetches."""
-        return min((s for _, s in self.fetches.values() if s is not None), default=None)
-
-
-def member_of(graph: Graph, plan: Plan, families: Mapping[str, str]) -> Member:
-    """The member that the graph of one worker is; blobs of one family may share memory."""
-    number = {name: index for index, name in enumerate(plan.ops)}
-    fetches: dict[int, tuple[str, int | None]] = {}
-    pushes: dict[int, list[str]] = {}
-    readers: dict[int, list[int]] = {}
-    lasting: set[int] = set()
-    living = {*graph.outputs, *(state.next for state in graph.states.values())}
-    for state in graph.states.values():
-        if not state.shared:
-            continue
-        if state.next != state.read:
-            pushes.setdefault(number[graph.producers[state.next].name], []).append(state.shared)
-        seen = {
-            name
-            for name, family in families.items()
-            if family == families[state.read] and name != state.read
-        }
-        for op in graph.consumers[state.read]:
-            if op.kind == FETCH:
-                fetches[number[op.name]] = (state.shared, state.staleness)
-                for reader in {op.name for name in seen for op in graph.consumers.get(name, ())}:
-                    readers.setdefault(number[reader], []).append(number[op.name])
-                if not seen.isdisjoint(living):
-                    lasting.add(number[op.name])
-    turns = {
-        op: (graph.ops[plan.ops[op]].every, graph.ops[plan.ops[op]].phase)
-        for op in (*fetches, *pushes)
-        if graph.ops[plan.ops[op]].every != 1
-    }
-    return Member(
-        plan,
-        fetches,
-        {op: tuple(states) for op, states in pushes.items()},
-        {op: tuple(sorted(of)) for op, of in readers.items()},
-        frozenset(lasting),
-        turns,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A complete iteration of a worker.
-
-    `staleness` is the largest number of iterations of another worker, older than this one, that
-    what it fetched lacked. `missed` is the largest number of versions that others made of a state
-    between its fetch and its push.
-    """
-
-    worker: int
-    iteration: int
-    staleness: int = 0
-    missed: int = 0
-
-
-@dataclass
-class Carrier:
-    """A courier: a member that carries between hosts what another one, `of`, has to tell.
-
-    Without `of` its worker is on another host, and it goes whenever values come from there. It
-    begins a round when its worker has completed `pace` iterations since the last one began, and the
-    worker may be `bound` iterations ahead of what has been carried.
-    """
-
-    of: int | None
-    pace: int = 1
-    bound: int | None = None
-    begun: int = 0
-    """What its worker had completed when the last round began."""
-    carried: int = 0
-    """The same for the last round that is complete."""
-    rounds: int = 0
-    """Complete rounds, of all lives of the worker together."""
 
 
 @dataclass
@@ -194,10 +98,10 @@ class WorkersCore:
         """By worker and (fetch, iteration): the version, and how many readers have not run."""
         self._readers = [Counter(f for of in m.readers.values() for f in of) for m in members]
         self._measured: list[dict[int, list[int]]] = [{} for _ in members]
-        self._table = _table(members)
-        self._number = {entry: number for number, entry in enumerate(self._table, 1)}
-        self.record = Record(digest, start, starts, credit, self._table)
-        self._script = None if replay is None else _Script(replay, self._number, members)
+        events = events_of(members)
+        self._number = {event: number for number, event in enumerate(events, 1)}
+        self.record = Record(digest, start, starts, credit, events)
+        self._script = None if replay is None else Script(replay, members)
         if self._script is not None:
             for name, state in self._states.items():
                 state.order = self._script.orders.get(name, deque())
@@ -369,11 +273,9 @@ class WorkersCore:
         if core.completed != before:
             for complete in range(before, core.completed):
                 self._finish(worker, complete)
-            if worker in self._carrier_of:
-                ready_there = self._carry(self._carrier_of[worker])
-                woken = self._woken(touched) + ready_there
-                return woken + self._admitted(worker, ready) + self._open()
-            woken = self._woken(touched)
+            courier = self._carrier_of.get(worker)
+            carried = [] if courier is None else self._carry(courier)
+            woken = self._woken(touched) + carried
             return woken + self._admitted(worker, ready) + self._open()
         if not (touched or ready):
             return []
@@ -573,53 +475,3 @@ def _limit_of(core: Core | HostCore) -> int:
 def _is_next(state: _State, worker: int, op: int) -> bool:
     """Whether an op is the next one of a state, if a record gives their order."""
     return state.order is None or (bool(state.order) and state.order[0] == (worker, op))
-
-
-def _table(members: Sequence[Member]) -> tuple[tuple[int, str], ...]:
-    """The events that members may have; the order of ops in a plan does not count."""
-    return tuple(
-        (worker, what)
-        for worker, member in enumerate(members)
-        for what in (
-            OPENS,
-            COMPLETES,
-            *sorted(member.plan.ops[op] for op in {*member.fetches, *member.pushes}),
-        )
-    )
-
-
-class _Script:
-    """A record as queues: which worker opens next, who touches a state next, whose result is next.
-
-    Results wait here until those before them are complete.
-    """
-
-    def __init__(
-        self,
-        record: Record,
-        number: Mapping[tuple[int, str], int],
-        members: Sequence[Member],
-    ) -> None:
-        self.opens: deque[int] = deque()
-        self.orders: dict[str, deque[tuple[int, int]]] = {}
-        self._results: deque[int] = deque()
-        self._complete: list[deque[Finished]] = [deque() for _ in members]
-        ops = [{name: op for op, name in enumerate(member.plan.ops)} for member in members]
-        for worker, what in record:
-            if what == OPENS:
-                self.opens.append(worker)
-            elif what == COMPLETES:
-                self._results.append(worker)
-            else:
-                member, op = members[worker], ops[worker][what]
-                fetched = [member.fetches[op][0]] if op in member.fetches else []
-                for name in (*fetched, *member.pushes.get(op, ())):
-                    self.orders.setdefault(name, deque()).append((worker, op))
-
-    def results(self, done: Finished) -> list[Finished]:
-        """An iteration is complete; the results that come next."""
-        self._complete[done.worker].append(done)
-        results = []
-        while self._results and self._complete[self._results[0]]:
-            results.append(self._complete[self._results.popleft()].popleft())
-        return results

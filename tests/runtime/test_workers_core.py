@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from purine.core import compile_plan
 from purine.graph import Builder, Graph
+from purine.runtime.members import Finished, Member, member_of
 from purine.runtime.record import COMPLETES, Record
-from purine.runtime.workers_core import Finished, Member, WorkersCore, member_of
+from purine.runtime.workers_core import WorkersCore
 
 Choose = Callable[[int], int]
 """Picks one of so many tokens."""
