@@ -191,6 +191,7 @@ class Core:
         assert credit >= 1
         self.plan = plan
         self.size = len(plan.ops)
+        self._same, self._later, self._stale = plan.same, plan.later, plan.stale
         self.credit = credit
         self.completed = start
         """Iterations below this one are complete."""
@@ -228,12 +229,11 @@ class Core:
         slot = iteration % slots
         counts = self._counts[slot]
         ready = []
-        plan = self.plan
-        for target in plan.same[op]:
-            counts[target] -= 1
-            if not counts[target]:
+        for target in self._same[op]:
+            count = counts[target] = counts[target] - 1
+            if not count:
                 ready.append(base + target)
-        later = plan.later[op]
+        later = self._later[op]
         if later:
             counts = self._counts[(iteration + 1) % slots]
             base += size
@@ -241,14 +241,14 @@ class Core:
                 counts[target] -= 1
                 if not counts[target]:
                     ready.append(base + target)
-        if plan.stale:
-            for target, distance in plan.stale[op]:
+        if self._stale:
+            for target, distance in self._stale[op]:
                 counts = self._counts[(iteration + distance) % slots]
                 counts[target] -= 1
                 if not counts[target]:
                     ready.append((iteration + distance) * size + target)
-        self._left[slot] -= 1
-        if not self._left[slot]:
+        left = self._left[slot] = self._left[slot] - 1
+        if not left:
             ready += self._advance()
         return ready
 

@@ -36,7 +36,7 @@ class Buffers:
         credit: int,
     ) -> None:
         self.program = program
-        self.size = len(program.steps)
+        self._steps, self.size = program.steps, len(program.steps)
         self.slots = credit + program.plan.reach
         numbers = program.blobs
         given = {**states, **feeds}
@@ -56,7 +56,7 @@ class Buffers:
     def run(self, token: int) -> None:
         """Call the kernel of an op and store its results."""
         slot = token // self.size % self.slots
-        step = self.program.steps[token % self.size]
+        step = self._steps[token % self.size]
         values = self._values[slot]
         arguments = [values[number] for number in step.reads]
         if step.checked:
@@ -125,7 +125,7 @@ class Buffers:
 
     def release(self, token: int) -> None:
         """Release what the op was the last to read. One caller at a time."""
-        step = self.program.steps[token % self.size]
+        step = self._steps[token % self.size]
         if not (step.shared or step.families):
             return
         slot = token // self.size % self.slots

@@ -153,8 +153,6 @@ class Executor:
                 alone=self._alone,
                 inline=waits and len(available()) == 1,
             )
-        self._mask = _TOKEN if self._alone else -1
-        """What counts of a token in a queue. A thread that does everything puts values at once."""
         self._serves = self._receiver is not None and self._receiver < count
         """Whether the thread that receives runs ops of a lane too."""
         self._worker_of = tuple(numbers)
@@ -228,7 +226,9 @@ class Executor:
             if worker < 0:
                 self._float(token)
                 continue
-            heappush(self._queues[worker], (token & self._mask) + self._later[op])
+            if self._alone:  # a thread that does everything puts values at once, in no order
+                token &= _TOKEN
+            heappush(self._queues[worker], token + self._later[op])
             self._ring(worker)
 
     def _float(self, token: int) -> None:
@@ -424,10 +424,11 @@ class Executor:
         """Run a token and then, in line, whatever is next on this lane until nothing is ready."""
         lock, core, worker_of, size = self._lock, self.core, self._worker_of, self.core.size
         run, release, complete = self._run, self.buffers.release, core.complete
-        queues, asleep, later, mask = self._queues, self._asleep, self._later, self._mask
-        queue = queues[worker]
+        queues, asleep, later = self._queues, self._asleep, self._later
+        queue, running = queues[worker], self._running
         record = self._records[worker] if self.settings.record else None
-        running, pool, alone = self._running, self._pool, self._exchange if self._alone else None
+        alone = self._exchange if self._alone else None
+        plain = self._pool is None and alone is None
         while token is not None:
             running[worker] = token
             if record is None:
@@ -442,21 +443,21 @@ class Executor:
             with lock:
                 release(token)
                 ready = complete(token)
-                if events:
-                    self._push(alone.take(events))  # type: ignore[union-attr]
-                if pool is not None and worker_of[token % size] < 0:
-                    pool.complete(token)
                 if core.completed != self._collected:
                     self._collect()
-                for item in ready:
-                    op = item % size
-                    target = worker_of[op]
-                    if target < 0:
-                        self._float(item)
-                        continue
-                    heappush(queues[target], (item & mask) + later[op])
-                    if asleep[target]:
-                        self._ring(target)
+                if plain:  # what `_push` does, without its calls
+                    for item in ready:
+                        op = item % size
+                        target = worker_of[op]
+                        heappush(queues[target], item + later[op])
+                        if asleep[target]:
+                            self._ring(target)
+                else:
+                    if events:
+                        self._push(alone.take(events))  # type: ignore[union-attr]
+                    if worker_of[token % size] < 0:
+                        self._pool.complete(token)  # type: ignore[union-attr]
+                    self._push(ready)
                 ready_here = queue and not self._stopped
                 token = heappop(queue) & _TOKEN if ready_here else self._next(worker)
         running[worker] = None
