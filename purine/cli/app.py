@@ -17,55 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
-from purine.cli import (
-    calibrate,
-    explain,
-    exports,
-    imports,
-    launch,
-    plan,
-    plot,
-    predict,
-    reports,
-    results,
-    runs,
-    show,
-    status,
-    train,
-    view,
-)
+from purine.cli.commands import add_commands
 from purine.cli.output import drop_output, prepare_output, unwritable
 from purine.errors import ConfigError, HostLostError, PurineError, StallError
 from purine.nearest import nearest_name
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="purine",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(train.train)
-app.command("test")(results.measure)
-app.command()(results.infer)
-app.command()(exports.export)
-app.command()(reports.replay)
-app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
-app.command()(predict.predict)
-app.command()(plan.plan)
-app.command()(plot.plot)
-app.command()(runs.runs)
-app.command()(runs.compare)
-app.command()(calibrate.calibrate)
-app.command()(explain.explain)
-app.command()(reports.check)
-app.command()(show.show)
-app.command()(status.status)
-app.command()(view.view)
-app.command()(reports.trace)
-app.add_typer(imports.app, name="import")
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         try:
             words = None if arguments is None else list(arguments)
-            code = app(args=words, prog_name="purine", standalone_mode=False)
+            code = _commands()(args=words, prog_name="purine", standalone_mode=False)
         finally:
             print(end="", flush=True)
         sys.exit(code or 0)
@@ -141,7 +98,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -155,3 +111,18 @@ def _options(
     purine test runs/a
     purine show --net lenet
     """
+
+
+def _commands() -> Any:
+    """All commands, as what typer makes of them."""
+    app = typer.Typer(
+        name="purine",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    group: Any = typer.main.get_command(app)
+    add_commands(group)
+    return group

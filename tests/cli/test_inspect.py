@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import purine as pu
+from purine.cli.commands import COMMANDS, load
 from purine.compile.rewrites import REWRITES
 from purine.graph import load_yaml, save_yaml, to_text
 from purine.job.names import PASSES
@@ -239,3 +240,24 @@ def test_show_lists_what_is_done_to_a_graph_and_in_which_order() -> None:
         lines = call("show", option).out.splitlines()
         assert [line.split()[0] for line in lines] == names
         assert all(len(line.split()) > 3 for line in lines), "a reason for each"
+
+
+def test_the_list_of_commands_says_what_their_help_says() -> None:
+    listed = " ".join(call("--help").out.split())
+    for name, (_, summary) in COMMANDS.items():
+        text = " ".join(load(name).help.split())
+        assert text.startswith(summary)
+        assert f" {name} {summary[:25]}" in listed
+
+
+def test_help_imports_no_command() -> None:
+    script = (
+        "import sys; sys.argv = ['purine', '--help']; from purine.cli import main\n"
+        "try: main()\n"
+        "finally: print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    called = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    modules = called.stderr.split()
+    assert "purine.cli.commands" in modules
+    assert "purine.cli.train" not in modules
+    assert "torch" not in modules
