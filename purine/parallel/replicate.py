@@ -86,37 +86,26 @@ def replicate(
     """
     at_least("bucket", bucket, 0)
     at_least("unit", unit, 0)
-    places = as_locations(devices)
-    given = [step] if isinstance(step, Graph) else step
-    steps = [without_copies(check(one)) for one in given]
-    base = steps[0]
-    own = devices_of(base)
-    _refuse(base, steps, places, own)
-    count = len(places) // len(own)
-    if len(steps) == 1:
-        steps *= count
-    if count == 1:
-        return to_devices(base, dict(zip(own, places, strict=True)))
-    refuse_parts(base, "replicas")
-    onto = [places[k * len(own) : (k + 1) * len(own)] for k in range(count)]
+    steps, onto = _laid_out(step, as_locations(devices))
+    if len(onto) == 1:
+        return to_devices(steps[0], dict(zip(devices_of(steps[0]), onto[0], strict=True)))
+    refuse_parts(steps[0], "replicas")
     if topology == "native":
         _refuse_unlike(onto)
-    hosts = {place.host for place in places}
+    hosts = {place.host for group in onto for place in group}
     if only is not None and only not in hosts:
         raise unknown_name(ConfigError, "host", only, sorted(hosts))
-    plan: _Replicas | HostReplicas
-    if len(hosts) > 1:
-        part = None if batch_norm == "synchronised" else only
-        plan = HostReplicas(
+    synchronised = batch_norm == "synchronised"
+    if len(hosts) == 1:
+        plan = _Replicas(steps, onto)
+        graph, parts = plan.graph(topology, bucket), plan.parts
+    else:
+        part = None if synchronised else only
+        scheme = HostReplicas(
             steps, onto, topology=topology, bucket=bucket, unit=unit, shared=shared, only=part
         )
-        graph = plan.graph()
-    else:
-        plan = _Replicas(steps, onto)
-        graph = plan.graph(topology, bucket)
-    if batch_norm == "synchronised":
-        graph = synchronise(graph, plan.parts)
-    return check(insert_copies(graph))
+        graph, parts = scheme.graph(), scheme.parts
+    return check(insert_copies(synchronise(graph, parts) if synchronised else graph))
 
 
 class _Replicas:
@@ -193,6 +182,18 @@ class _Replicas:
         if op.kind == "GlobalNorm":
             op = norm_of_norms(builder, replace(op, lane=BESIDE), homes)
         builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
+
+
+def _laid_out(
+    step: Graph | Sequence[Graph], places: Sequence[Location]
+) -> tuple[list[Graph], list[Sequence[Location]]]:
+    """The step of each replica, and its devices."""
+    given = [step] if isinstance(step, Graph) else step
+    steps = [without_copies(check(one)) for one in given]
+    own = devices_of(steps[0])
+    _refuse(steps[0], steps, places, own)
+    onto = [places[k : k + len(own)] for k in range(0, len(places), len(own))]
+    return (steps * len(onto) if len(steps) == 1 else steps), onto
 
 
 def _refuse_unlike(places: Sequence[Sequence[Location]]) -> None:

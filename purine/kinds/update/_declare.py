@@ -64,77 +64,107 @@ def update(
     """Register the kind of a formula: its inputs are the weight, the gradient, slots and scalars.
 
     `slots` is the number of states per parameter. All kinds have attributes `weight_decay` and
-    `lr_mult`. The in-place variant writes over the weight and
-    the slots, and uses `fused` where it can. `many` lets one call update several parameters.
-    `elementwise` updates may be divided among devices.
+    `lr_mult`. The in-place variant writes over the weight and the slots, and uses `fused` where it
+    can. `many` lets one call update several parameters. `elementwise` updates may be divided among
+    devices.
     """
-    over = (0, *range(2, 2 + slots))
-    tensors = 2 + slots
-    """The inputs before the scalars, which are the rate and the number of the iteration."""
 
     def declare(formula: Formula) -> Kernel:
-        _, *own = inspect.signature(formula).parameters.values()
-        positional = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-        parameters = [
-            *(_parameter("weight"), _parameter("gradient"), *positional[:slots]),
-            *(_parameter("lr"), *positional[slots:], *own[len(positional) :]),
-            *(_parameter("weight_decay", 0.0), _parameter("lr_mult", 1.0)),
-        ]
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        names = [p.name for p in parameters[tensors:]]
-
-        def run_fused(
-            lists: Sequence[Sequence[Tensor]],
-            scalars: Sequence[Tensor],
-            settings: Mapping[str, Attribute],
-        ) -> bool:
-            if fused is None or not all(map(_fusable, zip(*lists, strict=True))):
-                return False
-            given = {**defaults, **settings, **dict(zip(names, scalars, strict=False))}
-            given["lr"] = given["lr"].item() * given.pop("lr_mult")
-            return fused(*map(_in_order, lists), **given)
-
-        def run(ops: Arithmetic, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-            given = {"weight_decay": 0.0, "lr_mult": 1.0, **settings}
-            decay, mult, lr = given.pop("weight_decay"), given.pop("lr_mult"), inputs[tensors]
-            lr = lr if mult == 1.0 else lr * mult
-            step = Step(ops, inputs[0], inputs[1], lr, decay)
-            return formula(step, *inputs[2:tensors], *inputs[tensors + 1 :], **given)
+        parameters, tensors = _parameters(formula, slots), 2 + slots
+        solver = _Solver(
+            formula,
+            tensors,
+            (0, *range(2, tensors)),
+            fused,
+            {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
+            [p.name for p in parameters[tensors:]],
+        )
 
         @wraps(formula)
         def pure(*inputs: Tensor, **settings: Attribute) -> Results:
-            results: Results = run(PURE, inputs, settings)
+            results: Results = solver.run(PURE, inputs, settings)
             return results
-
-        def in_place(*inputs: Tensor, **settings: Attribute) -> Results:
-            if run_fused([[tensor] for tensor in inputs[:tensors]], inputs[tensors:], settings):
-                return tuple(inputs[k] for k in over) if slots else inputs[0]
-            results: Results = run(IN_PLACE, inputs, settings)
-            return results
-
-        def update_all(*columns: Sequence[Tensor], **settings: Attribute) -> list[Sequence[Tensor]]:
-            first = [column[0] for column in columns[tensors:]]
-            same = all(v is column[0] for column in columns[tensors:] for v in column)
-            if not (same and run_fused(columns[:tensors], first, settings)):
-                for row in zip(*columns, strict=True):
-                    in_place(*row, **settings)
-            return [columns[k] for k in over]
-
-        def each(*columns: Sequence[Tensor], **settings: Attribute) -> Sequence[Sequence[Tensor]]:
-            lists = (TensorList(list(column)) for column in columns[:tensors])
-            scalars = (column[0] for column in columns[tensors:])
-            results = run(EACH, [*lists, *scalars], settings)
-            return [result.tensors for result in (results if slots else (results,))]
 
         vars(pure)["__signature__"] = inspect.Signature(parameters)
         common = {"weight_decay": "float", "lr_mult": "float"}
         pure.__annotations__ = {**formula.__annotations__, **common}
-        several = (update_all, each) if many else ()
-        variants = Variants(in_place, over, *several)
+        several = (solver.update_all, solver.each) if many else ()
+        variants = Variants(solver.in_place, solver.over, *several)
         role = Role.ELEMENTWISE_UPDATE if elementwise else None
         return kind(variants=variants, facts=Facts(role=role))(pure)
 
     return declare
+
+
+@dataclass(frozen=True, slots=True)
+class _Solver:
+    """A formula and the variants that are derived from it.
+
+    The first `tensors` inputs are tensors like the weight, those `over` are written over, and
+    `names` are those of the others: the rate and the number of the iteration.
+    """
+
+    formula: Formula
+    tensors: int
+    over: tuple[int, ...]
+    fused: Fused | None
+    defaults: Mapping[str, Any]
+    names: Sequence[str]
+
+    def run(self, ops: Arithmetic, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+        given = {"weight_decay": 0.0, "lr_mult": 1.0, **settings}
+        decay, mult, lr = given.pop("weight_decay"), given.pop("lr_mult"), inputs[self.tensors]
+        step = Step(ops, inputs[0], inputs[1], lr if mult == 1.0 else lr * mult, decay)
+        return self.formula(step, *inputs[2 : self.tensors], *inputs[self.tensors + 1 :], **given)
+
+    def run_fused(
+        self,
+        lists: Sequence[Sequence[Tensor]],
+        scalars: Sequence[Tensor],
+        settings: Mapping[str, Attribute],
+    ) -> bool:
+        """Update by torch's fused kernel, if it can."""
+        if self.fused is None or not all(map(_fusable, zip(*lists, strict=True))):
+            return False
+        given = {**self.defaults, **settings, **dict(zip(self.names, scalars, strict=False))}
+        given["lr"] = given["lr"].item() * given.pop("lr_mult")
+        return self.fused(*map(_in_order, lists), **given)
+
+    def in_place(self, *inputs: Tensor, **settings: Attribute) -> Results:
+        tensors = self.tensors
+        if self.run_fused([[tensor] for tensor in inputs[:tensors]], inputs[tensors:], settings):
+            return tuple(inputs[k] for k in self.over) if tensors > 2 else inputs[0]
+        results: Results = self.run(IN_PLACE, inputs, settings)
+        return results
+
+    def update_all(
+        self, *columns: Sequence[Tensor], **settings: Attribute
+    ) -> list[Sequence[Tensor]]:
+        """Update several parameters in place, in one fused call if they share their scalars."""
+        tensors, scalars = columns[: self.tensors], columns[self.tensors :]
+        same = all(value is column[0] for column in scalars for value in column)
+        if not (same and self.run_fused(tensors, [column[0] for column in scalars], settings)):
+            for row in zip(*columns, strict=True):
+                self.in_place(*row, **settings)
+        return [columns[k] for k in self.over]
+
+    def each(self, *columns: Sequence[Tensor], **settings: Attribute) -> Sequence[Sequence[Tensor]]:
+        """The next values of several parameters, by calls that take lists of tensors."""
+        lists = (TensorList(list(column)) for column in columns[: self.tensors])
+        scalars = (column[0] for column in columns[self.tensors :])
+        results = self.run(EACH, [*lists, *scalars], settings)
+        return [result.tensors for result in (results if self.tensors > 2 else (results,))]
+
+
+def _parameters(formula: Formula, slots: int) -> list[inspect.Parameter]:
+    """The inputs and attributes of a formula's kind."""
+    _, *own = inspect.signature(formula).parameters.values()
+    positional = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+    return [
+        *(_parameter("weight"), _parameter("gradient"), *positional[:slots]),
+        *(_parameter("lr"), *positional[slots:], *own[len(positional) :]),
+        *(_parameter("weight_decay", 0.0), _parameter("lr_mult", 1.0)),
+    ]
 
 
 def _parameter(name: str, default: float | None = None) -> inspect.Parameter:
