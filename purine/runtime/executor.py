@@ -427,8 +427,8 @@ class Executor:
         queues, asleep, later = self._queues, self._asleep, self._later
         queue, running = queues[worker], self._running
         record = self._records[worker] if self.settings.record else None
-        alone = self._exchange if self._alone else None
-        plain = self._pool is None and alone is None
+        pool, alone = self._pool, self._exchange if self._alone else None
+        plain = pool is None and alone is None
         while token is not None:
             running[worker] = token
             if record is None:
@@ -453,10 +453,10 @@ class Executor:
                         if asleep[target]:
                             self._ring(target)
                 else:
-                    if events:
-                        self._push(alone.take(events))  # type: ignore[union-attr]
-                    if worker_of[token % size] < 0:
-                        self._pool.complete(token)  # type: ignore[union-attr]
+                    if alone is not None and events:
+                        self._push(alone.take(events))
+                    if pool is not None and worker_of[token % size] < 0:
+                        pool.complete(token)
                     self._push(ready)
                 ready_here = queue and not self._stopped
                 token = heappop(queue) & _TOKEN if ready_here else self._next(worker)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
 from purine.core import Core
 from purine.dispatch.host_core import TOKEN, HostCore
@@ -122,7 +123,7 @@ class Engine:
             host.peers = tuple(self.index[name] for name in host.part.peers)
         self.records: list[Record] = []
         self._record = record
-        self._calendar: list[tuple[float, int, int, int, object]] = []
+        self._calendar: list[tuple[float, int, int, int, Any]] = []
         self._sequence = 0
         self._dispatch, self._hop = machine.dispatch * 1e9, machine.hop * 1e9
         self._changed: list[int] = []
@@ -178,7 +179,7 @@ class Engine:
             now, _, code, a, b = heappop(calendar)
             if code == _END:
                 self.now = now
-                self._ended(a, b)  # type: ignore[arg-type]
+                self._ended(a, b)
             elif code == _GROUP:
                 group = groups[a]
                 if group.version != b:
@@ -195,17 +196,17 @@ class Engine:
             else:
                 self.now = now
                 if code == _ARRIVE:
-                    self._arrived(a, *b)  # type: ignore[misc]
+                    self._arrived(a, *b)
                 elif code == _GRANT:
-                    self._granted(a, *b)  # type: ignore[misc]
+                    self._granted(a, *b)
                 else:
-                    self._end_meeting(b)  # type: ignore[arg-type]
+                    self._end_meeting(b)
             self.events += 1
         for host in self.hosts:
             if not host.core.idle:
                 raise self._stalled()
 
-    def _at(self, time: float, code: int, a: int, b: object) -> None:
+    def _at(self, time: float, code: int, a: int, b: Any) -> None:
         self._sequence += 1
         heappush(self._calendar, (time, self._sequence, code, a, b))
 
