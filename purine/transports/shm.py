@@ -19,11 +19,12 @@ import socket
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,6 +59,9 @@ _LOOK = 100
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
 
+_Fill: TypeAlias = Callable[[int, int, Tensor], None]
+_Tell: TypeAlias = Callable[[bytes], int | None]
+
 
 class ShmTransport(Transport):
     """The end of one host."""
@@ -79,6 +83,8 @@ class ShmTransport(Transport):
         self._board: Slots | None = None
         self._places: Mapping[tuple[str, int], int] = {}
         """By peer and channel the place on the board of what comes from there."""
+        self._ways: Mapping[str, tuple[_Fill | None, _Tell]] = {}
+        """By peer what copies a value into its slot there, and what writes to its pipe."""
         self._own: Mapping[tuple[str, int], int] = {}
         """By peer and channel the place of what this host posts."""
         self._newest: dict[int, int] = {}
@@ -137,6 +143,8 @@ class ShmTransport(Transport):
         if self._memory is not None:
             self._board = Slots(self._region, _mapped(self._memory, self._region.size))
             os.close(self._memory)
+        fills = {peer: slots.fill for peer, slots in self._remote.items()}
+        self._ways = {peer: (fills.get(peer), pipe.write) for peer, pipe in self._give.items()}
         puts = Counter(channel.target for channel in outgoing)
         self.prompt = all(self._has_room(peer, puts[peer] * slots) for peer in peers)
 
@@ -152,17 +160,19 @@ class ShmTransport(Transport):
         return own
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        place = self._own.get((peer, channel))
-        if place is not None and self._board is not None and value is not None:
-            if self._newest.get(place) != version:  # once for all peers
+        fill, tell = self._ways[peer]
+        if value is not None:
+            place = self._own.get((peer, channel)) if self._own else None
+            if place is None or self._board is None:
+                assert fill is not None
+                fill(channel, version, value)
+            elif self._newest.get(place) != version:  # once for all peers
                 self._board.fill(place, version, value)
                 self._newest[place] = version
-        elif value is not None:
-            self._remote[peer].fill(channel, version, value)
-        pipe, message = self._give[peer], MESSAGE.pack(channel, 0, version)
+        message = MESSAGE.pack(channel, 0, version)
         try:
-            while pipe.write(message) is None:
-                _wait_for_room(pipe)
+            while tell(message) is None:
+                _wait_for_room(self._give[peer])
         except (OSError, ValueError):  # closed by the peer, which `wait` reports, or by this host
             return
 
