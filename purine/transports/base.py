@@ -169,11 +169,11 @@ class _Slot:
 
     shaped: Tensor
     line: Tensor
+    dtype: torch.dtype
     size: int
     address: int
-    plain: torch.dtype | None
-    """Its dtype, if its elements are in the order of a contiguous value."""
-    is_complex: bool
+    dense: bool
+    """Whether its elements are in the order of a contiguous value."""
 
 
 class Slots:
@@ -200,25 +200,28 @@ class Slots:
 
     def fill(self, channel: int, version: int, value: Tensor) -> None:
         """Copy a value into its slot."""
-        try:
-            slot = self._made[channel, version % self._count]
-        except KeyError:
-            slot = self._at(channel, version)
+        slot = self._at(channel, version)
         if slot is None:
             return
-        # `_is_plain` without a call; real values are no conjugates
-        if (
-            value.dtype is slot.plain
-            and value.nbytes == slot.size
-            and value.is_cpu
-            and value.is_contiguous()
-            and not value.is_neg()
-            and not (slot.is_complex and value.is_conj())
-        ):
+        size = slot.size
+        if slot.dense and value.dtype is slot.dtype and value.nbytes == size and _is_plain(value):
             # quicker than torch, by 1 us and from 1 MiB up by a third
-            ctypes.memmove(slot.address, value.data_ptr(), slot.size)
+            ctypes.memmove(slot.address, value.data_ptr(), size)
         else:
             slot.shaped.copy_(value.detach() if value.requires_grad else value)
+
+    def addresses(self, channel: int) -> list[tuple[torch.dtype | None, int, int]]:
+        """Of each slot of a channel its dtype, its bytes and its address; nothing for a signal.
+
+        The dtype is None where a plain copy of bytes would not do: the slots of another order than
+        that of a contiguous value, and complex numbers, which may be lazy conjugates.
+        """
+        slots = [self._at(channel, number) for number in range(self._count)]
+        return [
+            (s.dtype if s.dense and not s.dtype.is_complex else None, s.size, s.address)
+            for s in slots
+            if s is not None
+        ]
 
     def write(self, channel: int, version: int, address: int) -> None:
         """Copy the bytes of a value from somewhere in memory into its slot."""
@@ -245,8 +248,8 @@ class Slots:
             shaped = typed.view(batch, *points, channels).movedim(-1, 1)
         else:
             shaped = typed.view(shape)
-        plain = None if blob.layout == CHANNELS_LAST else dtype
-        return _Slot(shaped, line, end - start, line.data_ptr(), plain, dtype.is_complex)
+        dense = blob.layout != CHANNELS_LAST
+        return _Slot(shaped, line, dtype, end - start, line.data_ptr(), dense)
 
 
 def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:
