@@ -386,13 +386,15 @@ class Ours(End):
 
     def _stream_alone(self, values: list[tuple[int, Any]], last: int) -> None:
         """Put and listen on this thread."""
+        transport, peer = self._transport, self._peer
         self._heard = self._next
         for version in range(self._next, last):
             while version >= self._heard + self.plan.slots:
                 self._take()
             for channel, value in values:
-                self._transport.put(self._peer, channel, version, value)
-                self._take(0.0)
+                transport.put(peer, channel, version, value)
+                if events := transport.wait(0.0):
+                    self._hear(events)
         while self._heard < last:
             self._take()
         self._completed = self._next = last
@@ -405,10 +407,14 @@ class Ours(End):
         while self._heard < last:
             self._take()
 
-    def _take(self, timeout: float = 1.0) -> list[Any]:
+    def _take(self) -> list[Any]:
         """The arrivals since the last call; waits for an event."""
+        return self._hear(self._transport.wait(1.0))
+
+    def _hear(self, events: list[Any]) -> list[Any]:
+        """The arrivals among some events; the others are noted."""
         arrivals = []
-        for event in self._transport.wait(timeout):
+        for event in events:
             if isinstance(event, self._arrived):
                 arrivals.append(event)
             elif isinstance(event, self._granted):

@@ -210,6 +210,19 @@ class Slots:
         else:
             slot.shaped.copy_(value.detach() if value.requires_grad else value)
 
+    def addresses(self, channel: int) -> list[tuple[torch.dtype | None, int, int]]:
+        """Of each slot of a channel its dtype, its bytes and its address; nothing for a signal.
+
+        The dtype is None where a plain copy of bytes would not do: the slots of another order than
+        that of a contiguous value, and complex numbers, which may be lazy conjugates.
+        """
+        slots = [self._at(channel, number) for number in range(self._count)]
+        return [
+            (s.dtype if s.dense and not s.dtype.is_complex else None, s.size, s.address)
+            for s in slots
+            if s is not None
+        ]
+
     def write(self, channel: int, version: int, address: int) -> None:
         """Copy the bytes of a value from somewhere in memory into its slot."""
         slot = self._at(channel, version)

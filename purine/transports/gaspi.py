@@ -3,6 +3,8 @@
 A host has one segment for each transport: the slots of what comes from each peer, and after them a
 copy of the slots of what goes to each peer. A put copies the value there and lets GPI-2 write it.
 The copy stays until the peer has completed the iteration, because only then is its slot used again.
+A large value is not copied: its own memory is a segment until GPI-2 has read it, and the put waits
+for that.
 
 Each slot has a notification, whose value is the version plus one: several versions of a channel are
 on their way at a time, and a notification that is set again before it was read would be lost. Two
@@ -20,6 +22,7 @@ from time import monotonic, sleep
 import torch
 from torch import Tensor
 
+from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError, RunError
 from purine.lowering.hosts import Channel
 from purine.transports.base import (
@@ -40,6 +43,10 @@ _SHORTEST, _LONGEST = 50e-6, 1e-3
 """Seconds between two looks at the notifications; the pause grows while there are none."""
 _CHECK = 0.1
 """Seconds between two looks for connections that broke."""
+_LARGE = 1 << 20
+"""Bytes above which a value is written from its own memory. To make a segment takes 0.1 ms."""
+_GONE = 100e-6
+"""Seconds between two looks whether GPI-2 has read a value."""
 _FAREWELL = 5.0
 """Seconds that a host waits at the end for its peers to end too."""
 
@@ -64,8 +71,9 @@ class GaspiTransport(Transport):
         self._count = 1
         """Slots of a channel."""
         self._slots: dict[str, Slots] = {}
+        self._outgoing: Mapping[str, Region] = {}
         self._copies: dict[str, tuple[int, Slots]] = {}
-        """By peer the slots of what goes to it, and where they begin in the segment."""
+        """By peer the slots of what goes to it and is copied, and where they begin."""
         self._numbers: dict[str, dict[int, int]] = {}
         """By peer the position of each channel to it among the notifications."""
         self._meaning: list[tuple[str, int | None]] = []
@@ -95,7 +103,8 @@ class GaspiTransport(Transport):
         self._count = slots
         nothing = Region((), slots)
         sources = regions_of(incoming, slots, by_source=True)
-        targets = regions_of(outgoing, slots, by_source=False)
+        self._outgoing = regions_of(outgoing, slots, by_source=False)
+        targets = regions_of([c for c in outgoing if not self._is_large(c)], slots, by_source=False)
         regions = [sources.get(peer, nothing) for peer in peers]
         copies = [targets.get(peer, nothing) for peer in peers]
         memory = torch.zeros(
@@ -134,23 +143,34 @@ class GaspiTransport(Transport):
         return self._slots[peer].value(channel, version)
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        link, (start, copies) = self._links[peer], self._copies[peer]
+        link, region = self._links[peer], self._outgoing[peer]
         number = self._numbers[peer][channel]
         notification = link.first + number * self._count + version % self._count
-        offset = end = 0
-        if value is not None:
-            copies.fill(channel, version, value)
-            offset, end = copies.region.span(channel, version)
-        size = end - offset
-        if not size:
+        offset, end = region.span(channel, version)
+        if value is None or offset == end:
             self._insist(
                 lambda: self._node.notify(link.rank, link.segment, notification, version + 1)
             )
             return
-        source, target = (self._segment, start + offset), (link.segment, link.offset + offset)
-        self._insist(
-            lambda: self._node.write(link.rank, source, target, size, notification, version + 1)
-        )
+
+        def write(source: tuple[int, int]) -> None:
+            target, size = (link.segment, link.offset + offset), end - offset
+            self._insist(
+                lambda: self._node.write(link.rank, source, target, size, notification, version + 1)
+            )
+
+        start, copies = self._copies[peer]
+        if channel in copies.region.channels:
+            copies.fill(channel, version, value)
+            write((self._segment, start + copies.region.offset(channel, version)))
+            return
+        lent = self._node.bind(region.flat(channel, value))
+        write((lent, 0))
+        while not self._node.settle(link.rank):
+            if self._closed or self._is_lost(peer):
+                return  # GPI-2 may still read it, so the memory stays
+            sleep(_GONE)
+        self._node.release(lent)
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         with self._sending:
@@ -275,6 +295,9 @@ class GaspiTransport(Transport):
 
     def _why(self, peer: str) -> str:
         return self._node.lost[self._links[peer].rank]
+
+    def _is_large(self, channel: Channel) -> bool:
+        return channel.blob is not None and size_in_bytes(channel.blob) > _LARGE
 
     def _check_count(self) -> None:
         needed, there = len(self._meaning), self._node.notifications

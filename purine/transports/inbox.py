@@ -11,6 +11,7 @@ import select
 import struct
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 from purine.transports.base import Event
 
@@ -22,6 +23,8 @@ CREDIT = -1
 _COUNT = (1 << 32) - 1
 _RETRY = 0.01
 """Seconds after which a credit that found its way full is tried again."""
+_APART = 20e-6
+"""Seconds between two looks that do not wait: a look takes 0.4 us, as long as a small put."""
 _AT_ONCE = 32
 """Peers of which a look tells at most."""
 
@@ -38,6 +41,8 @@ class Inbox:
         """By peer what could not be sent: the rest of a credit, if one went in part, and one."""
         self._lock = threading.Lock()
         self._readers: dict[int, Callable[[], list[Event]]] = {}
+        self._look = 0.0
+        """When to look next, if not to wait."""
         self._poll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.EPOLLIN)
@@ -67,6 +72,11 @@ class Inbox:
                     self._send(peer)
                 if self._late:
                     timeout = min(timeout, _RETRY)
+        elif not timeout:
+            now = monotonic()
+            if now < self._look:
+                return []
+            self._look = now + _APART
         events: list[Event] = []
         for descriptor, _ in self._poll.poll(timeout, _AT_ONCE):
             if descriptor == self._bell:

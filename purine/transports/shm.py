@@ -19,11 +19,13 @@ import socket
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from ctypes import CDLL, c_size_t, c_void_p
 from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,6 +60,14 @@ _LOOK = 100
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect."""
 
+_Target: TypeAlias = tuple[torch.dtype | None, int, c_void_p, c_size_t]
+"""A slot whose bytes are those of a plain value of this dtype (with None, of no value): its size,
+its address, and its size once more."""
+_NO_TARGET: _Target = (None, 0, c_void_p(), c_size_t())
+_copy = CDLL(None).memmove
+"""Without a prototype. Its arguments are C values, most of which are made once."""
+_copy.restype = None
+
 
 class ShmTransport(Transport):
     """The end of one host."""
@@ -79,6 +89,10 @@ class ShmTransport(Transport):
         self._board: Slots | None = None
         self._places: Mapping[tuple[str, int], int] = {}
         """By peer and channel the place on the board of what comes from there."""
+        self._tell: Mapping[str, Callable[[bytes], int | None]] = {}
+        """By peer what writes to its pipe."""
+        self._targets: dict[tuple[str, int], Sequence[_Target]] = {}
+        """By peer and channel the slots there; each is made once."""
         self._own: Mapping[tuple[str, int], int] = {}
         """By peer and channel the place of what this host posts."""
         self._newest: dict[int, int] = {}
@@ -137,6 +151,7 @@ class ShmTransport(Transport):
         if self._memory is not None:
             self._board = Slots(self._region, _mapped(self._memory, self._region.size))
             os.close(self._memory)
+        self._tell = {peer: pipe.write for peer, pipe in self._give.items()}
         puts = Counter(channel.target for channel in outgoing)
         self.prompt = all(self._has_room(peer, puts[peer] * slots) for peer in peers)
 
@@ -152,17 +167,27 @@ class ShmTransport(Transport):
         return own
 
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
-        place = self._own.get((peer, channel))
-        if place is not None and self._board is not None and value is not None:
-            if self._newest.get(place) != version:  # once for all peers
-                self._board.fill(place, version, value)
-                self._newest[place] = version
-        elif value is not None:
-            self._remote[peer].fill(channel, version, value)
-        pipe, message = self._give[peer], MESSAGE.pack(channel, 0, version)
+        if value is not None:
+            try:
+                targets = self._targets[peer, channel]
+            except KeyError:
+                targets = self._targets[peer, channel] = self._targets_of(peer, channel)
+            dtype, size, address, length = targets[version % len(targets)]
+            # in place of a call of `Slots.fill`: with 64 KiB a put takes 3 us
+            if (
+                value.dtype is dtype
+                and value.nbytes == size
+                and value.is_cpu
+                and value.is_contiguous()
+                and not value.is_neg()
+            ):
+                _copy(address, c_void_p(value.data_ptr()), length)
+            else:
+                self._fill(peer, channel, version, value)
+        message, tell = MESSAGE.pack(channel, 0, version), self._tell[peer]
         try:
-            while pipe.write(message) is None:
-                _wait_for_room(pipe)
+            while tell(message) is None:
+                _wait_for_room(self._give[peer])
         except (OSError, ValueError):  # closed by the peer, which `wait` reports, or by this host
             return
 
@@ -184,6 +209,21 @@ class ShmTransport(Transport):
         for pipe in (*self._give.values(), *self._take.values()):
             pipe.close()
         self._inbox.close()
+
+    def _targets_of(self, peer: str, channel: int) -> Sequence[_Target]:
+        """The slots of a channel, if they are at the peer and not on the board."""
+        remote = None if (peer, channel) in self._own else self._remote.get(peer)
+        found = [] if remote is None else remote.addresses(channel)
+        return [(dtype, n, c_void_p(at), c_size_t(n)) for dtype, n, at in found] or [_NO_TARGET]
+
+    def _fill(self, peer: str, channel: int, version: int, value: Tensor) -> None:
+        """Copy any value into its slot at a peer, or on the board."""
+        place = self._own.get((peer, channel))
+        if place is None or self._board is None:
+            self._remote[peer].fill(channel, version, value)
+        elif self._newest.get(place) != version:  # once for all peers
+            self._board.fill(place, version, value)
+            self._newest[place] = version
 
     def _write(self, peer: str, message: bytes) -> int:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from purine.transports.base import Event, Granted
 from purine.transports.inbox import CREDIT, MESSAGE, Inbox
 
@@ -74,6 +76,29 @@ def test_credits_to_a_peer_that_is_gone_are_dropped() -> None:
     inbox.wait(0.0)
     assert way.taken == b""
     inbox.close()
+
+
+def test_looks_that_follow_each_other_at_once_are_left_out_and_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inbox = Inbox(Way().write)
+    take, give = os.pipe()
+    looked: list[int] = []
+
+    def read() -> list[Event]:
+        looked.append(len(os.read(take, 16)))
+        return [Granted("host1", looked[-1])]
+
+    inbox.add(take, read)
+    monkeypatch.setattr("purine.transports.inbox._APART", 60.0)
+    assert inbox.wait(0.0) == []
+    os.write(give, b"abc")
+    assert inbox.wait(0.0) == []
+    assert looked == []
+    assert inbox.wait(60.0) == [Granted("host1", 3)]
+    inbox.close()
+    os.close(take)
+    os.close(give)
 
 
 def test_a_wait_reads_what_can_be_read() -> None:

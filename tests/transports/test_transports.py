@@ -315,10 +315,11 @@ def test_versions_have_slots_of_their_own(make: Make) -> None:
         assert torch.equal(slot, tensor)
 
 
-def test_the_value_may_change_after_a_put(make: Make) -> None:
-    blob = Blob("x", (1 << 18,))
+@pytest.mark.parametrize("count", [1 << 18, 1 << 20])
+def test_the_value_may_change_after_a_put(make: Make, count: int) -> None:
+    blob = Blob("x", (count,))
     ends = make([blob])
-    tensor = torch.ones(1 << 18)
+    tensor = torch.ones(count)
 
     def put_and_change() -> None:
         ends["host0"].put("host1", 0, 0, tensor)
@@ -328,7 +329,7 @@ def test_the_value_may_change_after_a_put(make: Make) -> None:
         events_of(ends["host1"], 1)
     slot = ends["host1"].slot("host0", 0, 0)
     assert slot is not None
-    assert slot.sum() == 1 << 18
+    assert slot.sum() == count
 
 
 def test_credits_arrive_and_the_newest_counts(make: Make) -> None:
