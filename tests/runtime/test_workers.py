@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -46,21 +44,6 @@ def graph_of(scheme: str, workers: int = 2, **changes: Any) -> Graph:
 
 def run_of(graph: Graph, **settings: Any) -> pu.Run:
     return pu.Run(graph, data=DATA, seed=3, share_cores=True, threads=1, **settings)
-
-
-@pytest.fixture
-def delays(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Ops wait for a random time, and those of some workers more often than others."""
-    draw, plain = random.Random(), Buffers.run
-
-    def slow(self: Buffers, token: int) -> None:
-        op = self.program.graph.ops[self.program.plan.ops[token % self.size]]
-        if draw.random() < 0.05 * (1 + op.worker):
-            time.sleep(draw.random() * 2e-3)
-        plain(self, token)
-
-    monkeypatch.setattr(Buffers, "run", slow)
-    return draw.seed
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
