@@ -15,7 +15,7 @@ import torch
 import purine as pu
 from purine.errors import ConfigError, KernelError, RunError
 from purine.graph import Graph
-from purine.parallel import serve
+from purine.parallel import replicate, serve
 from purine.runtime.buffers import Buffers
 from purine.runtime.record import Record
 
@@ -73,6 +73,17 @@ def test_every_scheme_runs_and_is_replayed_to_the_same_bits(
     assert [(r.worker, r.own, r.loss) for r in repeated] == [
         (r.worker, r.own, r.loss) for r in results
     ]
+
+
+@pytest.mark.parametrize("scheme", ["ssp", "downpour", "hogwild"])
+def test_nothing_stale_has_the_bits_of_replicas(scheme: str, delays: Callable[[int], None]) -> None:
+    delays(8)
+    with run_of(replicate(step(), "cpu:0-2")) as run:
+        losses, states = [result.loss for result in run.steps(6)], run.states()
+    delays(9)
+    with run_of(serve(step(), "cpu:0-2", scheme, staleness=0)) as run:
+        assert [result.loss for result in run.steps(6)] == losses
+        assert same(run.states(), states)
 
 
 @pytest.mark.parametrize("inside", ["replicas", "pipeline"])
