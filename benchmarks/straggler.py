@@ -24,9 +24,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,11 +36,14 @@ from torch import Tensor
 import purine as pu
 from purine.graph import Builder, Graph
 from purine.graph.names import gradient_of
-from purine.kinds import Net, flatten, global_pool, kind, pool
+from purine.kinds import Net, conv, flatten, global_pool, kind, pool
 from purine.parallel import Scheme
-from purine.zoo._layers import classifier
+from purine.parallel.serve import RULES
+from purine.zoo._layers import classifier, conv_norm_relu
 
 LR, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
+TESTED = 500
+"""Images in a batch of a test."""
 SYNCHRONOUS = "synchronous"
 SCHEMES: Mapping[str, str] = {
     SYNCHRONOUS: "data=N",
@@ -116,39 +118,61 @@ class Contender:
 
 
 def net_of(name: str, batch: int) -> Graph:
-    """A net of the zoo for small grey images; `nin` with a sixth of the channels and no dropout."""
-    if name != "nin":
-        net: Graph = getattr(pu.zoo, name)(batch=batch)
-        return net
-    block, small = import_module("purine.zoo.nin")._mlpconv, Net()
-    x, label = small.data((batch, 1, 28, 28))
-    x = pool(block(x, (32, 24, 16), kernel=5, pad=2, block=1), kernel=3, stride=2, ceil=True)
-    x = pool(block(x, (32, 32, 32), kernel=5, pad=2, block=2), kernel=3, stride=2, ceil=True)
-    x = global_pool(block(x, (32, 32, 10), kernel=3, pad=1, block=3), method="average")
-    return classifier(small, flatten(x, name="scores"), label)
+    """A net of the zoo for small grey images; for `nin` a small one."""
+    if name == "nin":
+        return small_nin(batch)
+    net: Graph = getattr(pu.zoo, name)(batch=batch)
+    return net
+
+
+def small_nin(batch: int) -> Graph:
+    """Network in Network with a sixth of the channels, and batch norm in place of dropout."""
+    net = Net()
+    x, label = net.data((batch, 1, 28, 28))
+    for block, widths in enumerate(((32, 24, 16), (32, 32, 32)), 1):
+        x = conv_norm_relu(x, widths[0], kernel=5, pad=2, name=f"conv{block}")
+        x = conv_norm_relu(x, widths[1], kernel=1, name=f"cccp{block}a")
+        x = conv_norm_relu(x, widths[2], kernel=1, name=f"cccp{block}b")
+        x = pool(x, kernel=3, stride=2, ceil=True, name=f"pool{block}")
+    x = conv_norm_relu(x, 32, kernel=3, pad=1, name="conv3")
+    x = conv_norm_relu(x, 32, kernel=1, name="cccp3a")
+    x = conv(x, 10, kernel=1, name="cccp3b")
+    x = flatten(global_pool(x, method="average", name="pool3"), name="scores")
+    return classifier(net, x, label)
 
 
 def build(name: str, options: argparse.Namespace) -> Contender:
     """A contender that has not trained yet; its devices are equally fast unless options say so."""
-    data = pu.data.open_data(options.data)
-    net = net_of(options.net, options.batch)
 
     def solver(graph: Graph) -> Graph:
         if "slow" in options:
             graph = dragged(graph, options)
         return pu.solvers.sgd(graph, lr=options.lr, momentum=MOMENTUM, weight_decay=DECAY)
 
-    scheme = Scheme.parse(SCHEMES[name].replace("N", str(options.devices)))
+    data = pu.data.open_data(options.data)
+    return contender_of(name, SCHEMES[name], data, solver, options)
+
+
+def contender_of(
+    name: str,
+    scheme: str,
+    data: pu.data.DataSet,
+    solver: Callable[[Graph], Graph],
+    options: argparse.Namespace,
+) -> Contender:
+    """A contender of a scheme for N devices; `options` has the net, batch, devices and seed."""
+    parsed = Scheme.parse(scheme.replace("N", str(options.devices)))
     step = pu.compose(
-        pu.data.prepare(net, data.train),
+        pu.data.prepare(net_of(options.net, options.batch), data.train),
         solver=solver,
         devices=f"cpu:0-{options.devices - 1}",
-        scheme=scheme,
+        scheme=parsed,
     )
-    test = pu.evaluation(pu.data.prepare(net, data.test))
+    assert data.test is not None
+    test = pu.evaluation(pu.data.prepare(net_of(options.net, TESTED), data.test))
     run = pu.Run(step, data=data, seed=options.seed, threads=1, share_cores=True)
-    images = options.batch // (scheme.workers if scheme.asynchronous else 1)
-    return Contender(name, scheme, run, test, images)
+    images = options.batch // (parsed.workers if parsed.asynchronous else 1)
+    return Contender(name, parsed, run, test, images)
 
 
 def main() -> None:
@@ -213,7 +237,8 @@ def speeds(options: argparse.Namespace) -> dict[str, dict[str, float | None]]:
 
 def staleness_of(contender: Contender) -> dict[str, float | None]:
     """The mean and the largest staleness of what workers read."""
-    if contender.scheme.asynchronous is None or not contender.staleness:
+    rule = contender.scheme.asynchronous
+    if rule is None or "staleness" not in RULES[rule.scheme] or not contender.staleness:
         return {"mean_staleness": None, "largest_staleness": None}
     found = contender.staleness
     return {"mean_staleness": statistics.mean(found), "largest_staleness": max(found)}
@@ -251,7 +276,9 @@ def report(found: Mapping[str, Mapping[str, float | None]], options: argparse.Na
 
 
 def shown(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}"
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -324,6 +324,19 @@ def test_stragglers_are_slow_and_everything_is_reported(
     assert all(row["seconds_to_target"] > 0 for row in found["rows"].values())
 
 
+def test_asynchronous_training_is_compared_with_synchronous() -> None:
+    command = "--nets mlp --epochs 0.1 --turns 20 --seeds 1 --target 0.1 --schemes ssp easgd"
+    done = ran("asynchronous.py", command)
+    *rows, last = done.stdout.splitlines()
+    assert [row.split()[1] for row in rows[-3:]] == ["synchronous", "ssp", "easgd"]
+    found = json.loads(last)
+    (table,) = found["tables"].values()
+    assert all(row["images_to_target"] > 0 for row in table.values())
+    assert table["ssp"]["largest_staleness"] <= 3
+    points = [100 * (table[n]["accuracy"] - table["synchronous"]["accuracy"]) for n in table]
+    assert found["largest_difference"] == pytest.approx(max(points, key=abs))
+
+
 def test_mxnet_needs_an_interpreter_of_its_own() -> None:
     done = ran("beside_mxnet.py", "--python nowhere/python")
     assert done.returncode == 2

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 import purine as pu
 from purine.errors import ConfigError, KernelError, RunError
 from purine.graph import Graph
-from purine.parallel import serve
+from purine.parallel import replicate, serve
 from purine.runtime.buffers import Buffers
 from purine.runtime.record import Record
 
@@ -48,21 +46,6 @@ def run_of(graph: Graph, **settings: Any) -> pu.Run:
     return pu.Run(graph, data=DATA, seed=3, share_cores=True, threads=1, **settings)
 
 
-@pytest.fixture
-def delays(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Ops wait for a random time, and those of some workers more often than others."""
-    draw, plain = random.Random(), Buffers.run
-
-    def slow(self: Buffers, token: int) -> None:
-        op = self.program.graph.ops[self.program.plan.ops[token % self.size]]
-        if draw.random() < 0.05 * (1 + op.worker):
-            time.sleep(draw.random() * 2e-3)
-        plain(self, token)
-
-    monkeypatch.setattr(Buffers, "run", slow)
-    return draw.seed
-
-
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     assert left.keys() == right.keys()
     return all(torch.equal(value, right[name]) for name, value in left.items())
@@ -90,6 +73,17 @@ def test_every_scheme_runs_and_is_replayed_to_the_same_bits(
     assert [(r.worker, r.own, r.loss) for r in repeated] == [
         (r.worker, r.own, r.loss) for r in results
     ]
+
+
+@pytest.mark.parametrize("scheme", ["ssp", "downpour", "hogwild"])
+def test_nothing_stale_has_the_bits_of_replicas(scheme: str, delays: Callable[[int], None]) -> None:
+    delays(8)
+    with run_of(replicate(step(), "cpu:0-2")) as run:
+        losses, states = [result.loss for result in run.steps(6)], run.states()
+    delays(9)
+    with run_of(serve(step(), "cpu:0-2", scheme, staleness=0)) as run:
+        assert [result.loss for result in run.steps(6)] == losses
+        assert same(run.states(), states)
 
 
 @pytest.mark.parametrize("inside", ["replicas", "pipeline"])
