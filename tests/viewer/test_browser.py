@@ -32,7 +32,7 @@ def place_of(opened: Any, event: int) -> tuple[float, float]:
             const middle = (e.start[event] + e.end[event]) / 2;
             const {{from, to, top}} = t.view, {{gutter, width}} = t.box;
             const x = gutter + (middle - from) / (to - from) * (width - gutter);
-            return [box.left + x, box.top + 26 + (e.rowOf(event) + 0.5) * 22 - top];
+            return [box.left + x, box.top + 28 + (e.rowOf(event) + 0.5) * 22 - top];
         }}""",
         event,
     )

@@ -58,11 +58,20 @@ export class Events {
   _addUp() {
     this.busy = new Float64Array(this.count + 1);
     for (let at = 0; at < this.count; at++) this.busy[at + 1] = this.busy[at] + this.end[at] - this.start[at];
+    // Batches are read, and constants made, long before their iteration computes forward.
+    const forward = this.roles.indexOf("forward");
+    const computes = this.rows.map((row) => row.lane.startsWith("compute"));
+    const sorts = [(at, row) => computes[row] && this.role[this.op[at]] === forward, (_, row) => computes[row], () => true];
     const begins = new Map();
-    for (let at = 0; at < this.count; at++) {
-      const iteration = this.iteration[at];
-      const known = begins.get(iteration);
-      if (known === undefined || this.start[at] < known) begins.set(iteration, this.start[at]);
+    for (const counts of sorts) {
+      const known = new Set(begins.keys());
+      for (let row = 0; row < this.rows.length; row++) {
+        for (let at = this.first[row]; at < this.first[row + 1]; at++) {
+          const iteration = this.iteration[at];
+          if (known.has(iteration) || !counts(at, row)) continue;
+          if (!(begins.get(iteration) <= this.start[at])) begins.set(iteration, this.start[at]);
+        }
+      }
     }
     this.iterations = [...begins].sort((one, other) => one[0] - other[0]);
   }
@@ -145,6 +154,17 @@ export class Events {
       }
     }
     const found = this.kinds.map((kind, at) => [kind, time[at], events[at]]).filter((row) => row[2]);
+    return found.sort((one, other) => other[1] - one[1]);
+  }
+
+  /** Time that devices wait between two times by cause: [cause, time], longest first. */
+  waited(from, to) {
+    const time = new Float64Array(this.waits.sorts.length);
+    this.waits.start.forEach((start, at) => {
+      const shared = Math.min(to, start + this.waits.duration[at]) - Math.max(from, start);
+      if (shared > 0) time[this.waits.sort[at]] += shared;
+    });
+    const found = this.waits.sorts.map((sort, at) => [sort, time[at]]).filter((row) => row[1]);
     return found.sort((one, other) => other[1] - one[1]);
   }
 

@@ -75,7 +75,7 @@ function seriesOf(parts, key, how) {
     }
     const tests = part.curves?.tests;
     if (how.test && tests?.[how.test]?.some((value) => value !== null)) {
-      found.push({ name: `${name}test`, x: tests.iteration, y: tests[how.test], colour: `c${2 * at + 1}` });
+      found.push({ name: `${name}test`, x: tests.iteration, y: tests[how.test], colour: `c${2 * at + 1}`, dots: true });
     }
   });
   return found;
