@@ -7,7 +7,7 @@ const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
 const BOTTOM = 36;
-const TICK = 92; // px between marks of the axis
+const TICK = 70; // px between marks of the axis
 const DOTS = 40; // of so few values each is marked
 
 /** About `count` round numbers from `low` to `high`. */

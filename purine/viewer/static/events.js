@@ -58,10 +58,10 @@ export class Events {
   _addUp() {
     this.busy = new Float64Array(this.count + 1);
     for (let at = 0; at < this.count; at++) this.busy[at + 1] = this.busy[at] + this.end[at] - this.start[at];
-    // Batches are read, and constants made, long before their iteration computes forward.
-    const forward = this.roles.indexOf("forward");
+    // Batches are read, constants made and masks drawn long before: an iteration begins where its data is computed with.
+    const fed = this._fed();
     const computes = this.rows.map((row) => row.lane.startsWith("compute"));
-    const sorts = [(at, row) => computes[row] && this.role[this.op[at]] === forward, (_, row) => computes[row], () => true];
+    const sorts = [(at, row) => computes[row] && fed[this.op[at]], (_, row) => computes[row], () => true];
     const begins = new Map();
     for (const counts of sorts) {
       const known = new Set(begins.keys());
@@ -74,6 +74,22 @@ export class Events {
       }
     }
     this.iterations = [...begins].sort((one, other) => one[0] - other[0]);
+  }
+
+  /** By op whether it depends on data of its iteration. */
+  _fed() {
+    const after = Array.from(this.names, () => []);
+    this.edges.from.forEach((from, at) => this.edges.distance[at] === 0 && after[from].push(this.edges.to[at]));
+    const data = this.roles.indexOf("data");
+    const fed = new Uint8Array(this.names.length);
+    const open = this.names.map((_, op) => op).filter((op) => this.role[op] === data);
+    while (open.length) {
+      for (const op of after[open.pop()]) {
+        if (!fed[op]) open.push(op);
+        fed[op] = 1;
+      }
+    }
+    return fed;
   }
 
   /** The events of each op, by iteration, and the ops of each node and template. */

@@ -27,16 +27,18 @@ export class Timeline {
     this.view = { from: 0, to: Math.max(events.span, 1), top: 0 };
     this.canvas = el("canvas", { class: "timeline", tabindex: 0, role: "application", "aria-label": this._spoken(name) });
     this.canvas.timeline = this;
-    this.details = el("div", { class: "details", "aria-live": "polite" }, el("p", { class: "quiet" }, HELP));
+    this.details = el("div", { class: "details", "aria-live": "polite" }, el("p", { class: "quiet help" }, HELP));
     element.append(this._bar(), this._legend(), el("div", { class: "canvas" }, this.canvas), this.details, this._lanes());
     this.context = this.canvas.getContext("2d");
     this.colours = palette(events.roles);
     listen(this);
     new ResizeObserver(() => this.resize()).observe(this.canvas.parentElement);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.colours = palette(events.roles);
-      this.redraw();
-    });
+    for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+      matchMedia(query).addEventListener("change", () => {
+        this.colours = palette(events.roles);
+        this.resize(); // at once: paper does not wait for a frame
+      });
+    }
     this.node = null;
     bus.onSelect((node, source) => this.mark(node, source === this));
     this.mark(bus.selected, false);
@@ -164,7 +166,7 @@ export class Timeline {
     if (event < 0) this.bus.select(null, this);
     else this.bus.select(this.events.node(this.events.op[event]), this);
     if (event >= 0) this.tell(event);
-    else this.details.replaceChildren(el("p", { class: "quiet" }, HELP));
+    else this.details.replaceChildren(el("p", { class: "quiet help" }, HELP));
     this.redraw();
   }
 
@@ -183,7 +185,7 @@ export class Timeline {
       if (event >= 0) {
         this.tell(event, ops);
         this.reveal(event);
-      } else this.details.replaceChildren(el("p", { class: "quiet" }, node === null ? HELP : "No event of this node."));
+      } else this.details.replaceChildren(el("p", { class: "quiet help" }, node === null ? HELP : "No event of this node."));
     }
     this.redraw();
   }
