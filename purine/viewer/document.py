@@ -23,6 +23,7 @@ from purine.job.plan import JobPlan, make_plan
 from purine.lowering import Options, lower
 from purine.lowering.hosts import hosts_of
 from purine.recipe import fused
+from purine.trace.summary import summary
 from purine.trace.trace import Trace
 from purine.viewer.columns import Json
 from purine.viewer.graph_document import graph_document
@@ -31,9 +32,11 @@ from purine.viewer.overview import (
     curves_of,
     facts_of_job,
     facts_of_trace,
+    results_of,
     settings_of,
     shares_of,
 )
+from purine.viewer.sources import source_lines
 from purine.viewer.timeline import timeline_of
 from purine.viewer.traffic import traffic_of
 
@@ -64,13 +67,14 @@ def of_run(path: Path, *, live: bool = False) -> Part:
     if trace is None and not live:
         notes.append("This run recorded no trace: train with --trace to see when what ran.")
     part: Part = {"name": str(path), "sort": "run", "notes": list(notes)}
-    part["facts"] = facts_of_job(job, _summary(folder))
+    part["facts"] = facts_of_job(job)
+    part["results"] = results_of(_summary(folder))
     part["settings"] = settings_of(job)
     part["curves"] = curves_of(folder.read_metrics())
-    part["graph"] = _graph(step)
+    part["graph"] = _graph(step, plan.net if plan else step)
     if trace is not None:
         part |= _of_events(trace, step, graphs)
-        part["predicted"] = _predicted(plan, graphs)
+        part["predicted"] = _predicted(plan, graphs, part)
     return part
 
 
@@ -89,7 +93,8 @@ def of_net(graph: Graph, name: str) -> Part:
     counts = f"{len(graph.ops):,} ops, {len(graph.blobs):,} blobs"
     facts: list[Json] = [["graph", counts]]
     notes: list[Json] = []
-    return {"name": name, "sort": "net", "notes": notes, "facts": facts} | {"graph": _graph(graph)}
+    picture = _graph(graph, graph)
+    return {"name": name, "sort": "net", "notes": notes, "facts": facts, "graph": picture}
 
 
 def of_prediction(plan: JobPlan, name: str, trace: Trace) -> Part:
@@ -97,9 +102,11 @@ def of_prediction(plan: JobPlan, name: str, trace: Trace) -> Part:
     graphs = _lowered(plan.step)
     note = "Predicted by the simulator: nothing of this has run."
     part: Part = {"name": name, "sort": "prediction", "notes": [note]}
-    part["facts"] = facts_of_job(plan.job, {})
+    part["facts"] = facts_of_job(plan.job)
     part["settings"] = settings_of(plan.job)
-    part["graph"] = _graph(plan.step)
+    rate = plan.samples_per_iteration / (summary(trace).iteration_time / 1e9)
+    part["results"] = results_of({"images_per_second": rate})
+    part["graph"] = _graph(plan.step, plan.net)
     return part | _of_events(trace, plan.step, graphs)
 
 
@@ -114,14 +121,15 @@ def _of_events(trace: Trace, step: Graph | None, graphs: Sequence[Graph]) -> Par
     }
 
 
-def _predicted(plan: JobPlan | None, graphs: Sequence[Graph]) -> Json:
-    """Memory and the time of each device as the simulator has it, if it knows the scheme."""
+def _predicted(plan: JobPlan | None, graphs: Sequence[Graph], part: Part) -> Json:
+    """Memory as the simulator has it, if it knows the scheme; its time is a fact of the part."""
     if plan is None or _has_workers(plan):
         return None
     found = foresee(plan, memory=False, single=True)
     origin = min(event.start for event in found.trace.events)
-    memory = memory_of(found.trace, graphs, origin)
-    return {"memory": memory, "shares": shares_of(found.trace), "seconds": found.seconds}
+    facts = cast(list[Json], part["trace_facts"])
+    facts.append(["predicted time of an iteration", f"{found.seconds * 1e3:,.3f} ms"])
+    return {"memory": memory_of(found.trace, graphs, origin)}
 
 
 def _has_workers(plan: JobPlan) -> bool:
@@ -159,8 +167,8 @@ def _lowered(step: Graph) -> tuple[Graph, ...]:
     return tuple(lower(step, Options(host=host)).graph for host in names)
 
 
-def _graph(graph: Graph) -> Json:
-    return cast(Json, graph_document(graph))
+def _graph(graph: Graph, net: Graph) -> Json:
+    return cast(Json, graph_document(graph, lines=source_lines(graph, net)))
 
 
 def _summary(folder: RunFolder) -> dict[str, object]:

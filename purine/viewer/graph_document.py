@@ -7,7 +7,8 @@ only has to give the rows their coordinates. Equal graphs have equal documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -25,15 +26,21 @@ __all__ = ["Node", "graph_document"]
 Node: TypeAlias = dict[str, Json]
 
 _ROLES = ("forward", "backward", "update", "recompute", "communication", "data", "clock")
-_LETTER, _LINE, _CHIP, _MARGIN = 6.7, 36, 15, 20
+_LETTER, _LINE, _CHIP, _MARGIN = 6.7, 36, 15, 24
 _LONGEST = 30
 """Letters of a line in a box; the whole name is in the details."""
 
 
 def graph_document(
-    graph: Graph | Lowered, *, title: str = "graph", clock: bool = False
+    graph: Graph | Lowered,
+    *,
+    title: str = "graph",
+    clock: bool = False,
+    lines: Mapping[str, str] | None = None,
 ) -> dict[str, Json]:
     """The document of a net, a step, or what one host runs. `clock` keeps the clock's scalars.
+
+    `lines` has the source lines of ops that do not know theirs.
 
     >>> from purine.zoo import lenet
     >>> document = graph_document(lenet(batch=2))
@@ -41,22 +48,23 @@ def graph_document(
     (['forward'], ['forward', 'data'])
     """
     lowered = graph if isinstance(graph, Lowered) else Lowered(graph)
-    return _Writer(lowered, fold_parts(lowered, clock=clock)).document(title)
+    return _Writer(lowered, fold_parts(lowered, clock=clock), lines or {}).document(title)
 
 
 class _Writer:
     """Writes the nodes of a folded graph into one list; node 0 is the root."""
 
-    def __init__(self, lowered: Lowered, folded: Templates) -> None:
-        self.lowered, self.folded = lowered, folded
+    def __init__(self, lowered: Lowered, folded: Templates, lines: Mapping[str, str]) -> None:
+        self.lowered, self.folded, self.lines = lowered, folded, lines
         self.nodes: list[Node] = []
-        self.locations: dict[str, int] = {}
         self.places: dict[tuple[int, ...], int] = {}
         self.variants: dict[tuple[tuple[str, ...], ...], int] = {}
         self.op_ids: dict[int, int] = {}
         self.blob_ids: dict[int, int] = {}
         self.parents: dict[int, int] = {}
         self.hosts = {node.location.host for node in lowered.graph.ops.values()}
+        used = {at for one in (*folded.ops, *folded.blobs) for at in one.locations}
+        self.locations = {self._location(at): k for k, at in enumerate(sorted(used, key=_natural))}
 
     def document(self, title: str) -> dict[str, Json]:
         root = grown(self.folded)
@@ -117,8 +125,9 @@ class _Writer:
             node["flops"] = template.flops
         if op.lane != "compute":
             node["lane"] = op.lane
-        if op.where:
-            node["where"] = op.where
+        line = op.where or self.lines.get(op.name)
+        if line:
+            node["where"] = line
         self.op_ids[leaf.at] = self._new(node, parent)
 
     def _add_blob(self, at: int, leaf: Leaf | None = None, parent: int | None = None) -> None:
@@ -141,8 +150,7 @@ class _Writer:
 
     def _common(self, template: Template) -> Node:
         """Names, locations and bytes. A node without `variant` has one name, that in `pieces`."""
-        texts = [self._location(location) for location in sorted(template.locations)]
-        numbers = tuple(self.locations.setdefault(text, len(self.locations)) for text in texts)
+        numbers = self._numbers(template.locations)
         node: Node = {
             "pieces": list(template.pieces),
             "place": self.places.setdefault(numbers, len(self.places)),
@@ -153,8 +161,11 @@ class _Writer:
             node["variant"] = self.variants.setdefault(key, len(self.variants))
         return node
 
+    def _numbers(self, locations: Iterable[Location]) -> tuple[int, ...]:
+        return tuple(sorted({self.locations[self._location(location)] for location in locations}))
+
     def _location(self, location: Location) -> str:
-        return str(location) if len(self.hosts) > 1 else location.device
+        return f"{location.host} {location.device}" if len(self.hosts) > 1 else location.device
 
     def _join_op(self, template: Template, node: Node) -> None:
         node["in"] = [self.blob_ids[at] for at in template.inputs]
@@ -201,8 +212,7 @@ class _Writer:
         node["bytes"] = sum(op.bytes for op in ops)
         node["roles"] = [role for role in _ROLES if any(op.role == role for op in ops)]
         places = {location for one in ops or states for location in one.locations}
-        texts = [self._location(location) for location in sorted(places)]
-        numbers = tuple(self.locations.setdefault(text, len(self.locations)) for text in texts)
+        numbers = self._numbers(places)
         node["place"] = self.places.setdefault(numbers, len(self.places))
         if parameters:
             node["parameters"] = parameters
@@ -264,6 +274,12 @@ class _Writer:
                     yield source, self.op_ids[reader]
 
 
+def _natural(location: Location) -> list[tuple[int, str]]:
+    """An order in which cpu:2 comes before cpu:10."""
+    parts = re.split(r"(\d+)", str(location))
+    return [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+
+
 def _position(member: Group | Leaf) -> Node:
     node: Node = {"label": member.label, "column": member.column}
     return node | {"block": member.block} if member.block else node
@@ -273,7 +289,7 @@ def _size(node: Node, lines: list[str], chip: str = "") -> None:
     """The texts of a node's box, and how wide and high that makes it."""
     lines = [_shortened(line) for line in lines]
     node["lines"] = list(lines)
-    widest = max(len(lines[0]) * 1.1, len(lines[1]), len(chip) + 1)
+    widest = max(len(lines[0]) * 1.15, len(lines[1]), len(chip) + 1)
     node["size"] = [round(max(72.0, widest * _LETTER + _MARGIN)), _LINE + (_CHIP if chip else 0)]
     if chip:
         node["chip"] = chip

@@ -6,7 +6,7 @@ beside that what becomes of its gradients. So the picture of a step reads like t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from purine.graph import Blob
@@ -18,7 +18,7 @@ __all__ = ["COLUMNS", "Group", "Leaf", "grown"]
 COLUMNS = ("clock", "weights", "forward", "backward", "gradients", "update")
 """From left to right: the clock, copies of weights, and the rest in the order of a step."""
 
-_SIDES = frozenset((GRADIENT, UPDATE, "reduce", "again", "combine", "encode"))
+_SIDES = frozenset((GRADIENT, UPDATE, "reduce", "again", "combine", "encode", "join", "units"))
 """First parts of names that transforms put before the name of what they were made for."""
 _COLUMN_OF: Mapping[str, str] = {
     "forward": "forward",
@@ -63,9 +63,11 @@ class Group:
 def grown(folded: Templates) -> Group:
     """The hierarchy, whose root has a member for each block and column."""
     columns = _columns_of_ops(folded)
+    hosts = {location.host for op in folded.ops for location in op.locations}
     placed: list[tuple[str, list[str], Leaf]] = []
     for at, op in enumerate(folded.ops):
-        placed.append((columns[at], _path(op.name), Leaf(at, True, "", columns[at])))
+        name = _without_host(op.name, hosts)
+        placed.append((columns[at], _path(name), Leaf(at, True, "", columns[at])))
     for at, blob in enumerate(folded.blobs):
         if not blob.inputs and (blob.outputs or at in folded.outputs):
             column, path = _place_of_blob(folded, columns, at)
@@ -107,6 +109,12 @@ def _merged(member: Group | Leaf) -> Group | Leaf:
     if isinstance(member, Group):
         _merge(member)
     return member
+
+
+def _without_host(name: str, hosts: Collection[str]) -> str:
+    """The name without that of the host for which a transform made its own of something."""
+    host, _, rest = name.partition("/")
+    return rest if host in hosts and rest.partition("/")[0] in _SIDES else name
 
 
 def _path(name: str) -> list[str]:

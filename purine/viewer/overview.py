@@ -11,24 +11,29 @@ from purine.trace.summary import summary
 from purine.trace.trace import Trace
 from purine.viewer.columns import Json
 
-__all__ = ["curves_of", "facts_of_job", "facts_of_trace", "settings_of", "shares_of"]
+__all__ = ["curves_of", "facts_of_job", "facts_of_trace", "results_of", "settings_of", "shares_of"]
 
 _CURVES = ("loss", "accuracy", "lr", "images_per_second", "loss_scale", "seconds")
 _POINTS = 4000
 """Rows of metrics that are kept; of more, every second, every third and so on."""
 
 
-def facts_of_job(job: Job, summary: Mapping[str, object]) -> list[Json]:
-    """Pairs of a name and a text: what ran and how it went."""
+def facts_of_job(job: Job) -> list[Json]:
+    """Pairs of a name and a text: what was to run."""
     facts: dict[str, object] = {"net": job.net, "data": job.data, "solver": job.solver}
     facts |= {"devices": job.devices, "parallel": job.parallel, "precision": job.precision}
     facts |= {"batch": job.batch, "learning rate": job.lr, "seed": job.seed}
-    named = {"iterations": "iterations", "seconds": "seconds"}
+    return [[key, _text(value)] for key, value in facts.items() if value is not None]
+
+
+def results_of(summary: Mapping[str, object]) -> list[Json]:
+    """Pairs of a name and a text: how a run went, and with which versions."""
+    named = {"iterations": "iterations", "seconds": "time of training"}
     named |= {"test_accuracy": "test accuracy", "test_loss": "test loss"}
     named |= {"images_per_second": "samples a second", "parameters": "parameters"}
     named |= {"purine": "purine", "torch": "torch"}
-    facts |= {word: summary[key] for key, word in named.items() if summary.get(key) is not None}
-    return [[key, _text(value)] for key, value in facts.items() if value is not None]
+    known = {key: summary[key] for key in named if summary.get(key) is not None}
+    return [[named[key], _result(value, key)] for key, value in known.items()]
 
 
 def settings_of(job: Job) -> dict[str, Json]:
@@ -84,6 +89,13 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return value
+
+
+def _result(value: object, key: str) -> str:
+    if not isinstance(value, float):
+        return _text(value)
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{text} s" if key == "seconds" else text
 
 
 def _text(value: object) -> str:

@@ -72,7 +72,8 @@ def fold_parts(lowered: Lowered, *, clock: bool = False) -> Templates:
     places: _Places = {}
     for name, blob in graph.blobs.items():
         if clock or name not in ticks:
-            name_of = template_of(name, graph.producers.get(name), workers=workers)
+            following = graph.states[name].next if name in graph.states else name
+            name_of = template_of(name, graph.producers.get(following), workers=workers)
             role = "clock" if name in ticks else "state" if name in graph.states else "blob"
             key = (name_of[0], blob.dtype, name in graph.producers)
             blob_at[name] = _add(folded.blobs, places, key, blob, role, name_of)

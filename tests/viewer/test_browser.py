@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from purine.trace.events import Event
 from purine.trace.trace import Trace
 from purine.viewer.document import document, of_trace
 from purine.viewer.page import page
@@ -32,7 +34,7 @@ def place_of(opened: Any, event: int) -> tuple[float, float]:
             const middle = (e.start[event] + e.end[event]) / 2;
             const {{from, to, top}} = t.view, {{gutter, width}} = t.box;
             const x = gutter + (middle - from) / (to - from) * (width - gutter);
-            return [box.left + x, box.top + 26 + (e.rowOf(event) + 0.5) * 22 - top];
+            return [box.left + x, box.top + 28 + (e.rowOf(event) + 0.5) * 22 - top];
         }}""",
         event,
     )
@@ -279,3 +281,141 @@ def test_many_events_open_and_pan(tmp_path: Path, opens: Opens) -> None:
         )
         rows = opened.evaluate(f"{TIMELINE}.events.rows.length")
         assert 500 < drawn < 1280 * rows  # a rectangle a pixel and row, however many events
+
+
+def page_of(trace: Trace, folder: Path) -> Path:
+    """The page of a trace."""
+    file = folder / "page.html"
+    file.write_text(page(document([of_trace_of(trace, folder)])))
+    return file
+
+
+def drawn_width(opened: Any, height: int) -> float:
+    """The widths of all rectangles of a height that the timeline draws, in all."""
+    width: float = opened.evaluate(
+        f"""(height) => {{
+            const t = {TIMELINE}, fill = t.context.fillRect;
+            let sum = 0;
+            t.context.fillRect = function (x, y, w, h) {{ if (h === height) sum += w; }};
+            t.draw();
+            t.context.fillRect = fill;
+            return sum;
+        }}""",
+        height,
+    )
+    return width
+
+
+def test_what_is_long_is_drawn_behind_what_is_short(tmp_path: Path, opens: Opens) -> None:
+    """A pixel may begin with a short event or wait, and end in one of many pixels."""
+    events, clock = [], 0
+    for iteration in range(20):
+        for name, length, gap in (
+            ("short", 1_000, 0),
+            ("long", 10**6, 1_000),
+            ("next", 1_000, 10**6),
+        ):
+            place = "host h, cpu:0"
+            events.append(Event(name, name, iteration, place, "compute", clock, clock + length))
+            clock += length + gap
+    with opens(page_of(Trace(tuple(events), ()), tmp_path), "timeline") as opened:
+        scale = opened.evaluate(
+            "(t => (t.box.width - t.box.gutter) / t.events.span)(" + TIMELINE + ")"
+        )
+        assert drawn_width(opened, 16) == pytest.approx(20 * 10**6 * scale, rel=0.15)
+        counted = 20 - opened.evaluate(f"{TIMELINE}.events.warmUp")
+        assert drawn_width(opened, 6) == pytest.approx(counted * 10**6 * scale, rel=0.15)
+
+
+def test_an_iteration_begins_where_its_data_is_computed_with(tmp_path: Path, opens: Opens) -> None:
+    events = []
+    for turn in range(4):
+        begin, place = turn * 1_000, "host h, cpu:0"
+        events += [
+            Event("data", "Data", turn, place, "io", turn * 10, turn * 10 + 5),  # ahead of time
+            Event(
+                "mask",
+                "aten.rand",
+                turn,
+                place,
+                "compute",
+                max(0, begin - 150),
+                begin + 10 if turn == 0 else begin - 140,
+            ),
+            Event("conv", "aten.convolution", turn, place, "compute", begin + 50, begin + 800),
+        ]
+    trace = Trace(tuple(events), (("data", "conv", 0), ("mask", "conv", 0)))
+    with opens(page_of(trace, tmp_path), "timeline") as opened:
+        begins = opened.evaluate(f"{TIMELINE}.events.iterations")
+    assert begins == [[turn, turn * 1_000 + 50] for turn in range(4)]
+
+
+def test_what_is_visible_is_summed_up_without_a_mouse(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline") as opened:
+        opened.click("text=sum")
+        assert "convolution_backward" in opened.inner_text(".details table")
+        assert "waits: " in opened.inner_text(".details table")
+        opened.focus("canvas.timeline")
+        opened.keyboard.press("Escape")
+        assert opened.locator(".details table").count() == 0
+        opened.keyboard.press("+")
+        opened.keyboard.press("s")
+        view = opened.evaluate(f"[{TIMELINE}.view.from, {TIMELINE}.view.to]")
+        assert opened.evaluate(f"{TIMELINE}.shown.range") == view
+        sums = "(t => t.events.waited(0, Infinity).reduce((sum, [, time]) => sum + time, 0))"
+        every = f"{TIMELINE}.events.waits.duration.reduce((sum, time) => sum + time, 0)"
+        assert opened.evaluate(f"{sums}({TIMELINE})") == pytest.approx(opened.evaluate(every))
+
+
+def test_letters_of_charts_keep_their_size(run_page: Path, opens: Opens) -> None:
+    for width in (390, 1500):
+        with opens(run_page, "memory", viewport={"width": width, "height": 700}) as opened:
+            opened.wait_for_function(
+                "[...document.querySelectorAll('#view-memory figure svg')]"
+                ".every(chart => Math.abs(chart.getScreenCTM().a - 1) < 0.01)"
+            )
+
+
+def test_one_test_in_a_run_is_a_dot(run_page: Path, opens: Opens) -> None:
+    with opens(run_page) as opened:
+        assert opened.locator("figure:has(figcaption:text-is('Loss')) path.dots").count() == 1
+
+
+def test_a_dark_page_prints_on_white(run_page: Path, opens: Opens) -> None:
+    with opens(run_page, "timeline", color_scheme="dark") as opened:
+        opened.emulate_media(media="print")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        opened.wait_for_function(f"{ground} === 'rgb(255, 255, 255)'")
+        pixel = "(c => [...c.getContext('2d').getImageData(3, 60, 1, 1).data.slice(0, 3)])"
+        canvas = "document.querySelector('canvas.timeline')"
+        opened.wait_for_function(f"{pixel}({canvas}).every(value => value === 255)")
+        assert not opened.is_visible(".bar-of-tools")
+
+
+def test_equal_steps_of_two_runs_are_one_graph(run: Path, tmp_path: Path, opens: Opens) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    file = tmp_path / "both.html"
+    assert call("view", run, other, "--out", file, "--no-open").code == 0
+    with opens(file, "graph") as opened:
+        assert opened.locator("#view-graph .part").count() == 1
+
+
+def test_many_devices_have_tables_of_memory_and_strips_of_traffic(
+    tmp_path: Path, opens: Opens
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("net: lenet\nbatch: 16\niters: 4\ndevices: cpu:0-3\nthreads: 1\n")
+    file = tmp_path / "page.html"
+    called = call("view", "--predict", job, "--out", file, "--no-open")
+    assert called.code == 0, called.err
+    with opens(file, "traffic") as opened:
+        strips = opened.locator("#view-traffic .strips svg")
+        assert strips.count() == 4
+        assert "cpu:3 receives" in strips.nth(3).get_attribute("aria-label")
+        opened.click("#tab-memory")
+        opened.wait_for_selector("#view-memory[data-ready]")
+        table = opened.inner_text("#view-memory table")
+        assert "predicted peak" in table
+        assert "cpu:3" in table
+        opened.click("#tab-overview")
+        assert "samples a second" in opened.inner_text("#view-overview .facts")

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from purine import zoo
+from purine.analysis.infer import check
 from purine.graph import Graph, Op, Origin, from_yaml, to_yaml
 from purine.graph.names import restored, template_of
 from purine.lowering import lower, options_for
+from purine.recipe import compose
+from purine.solvers import sgd
 from purine.viewer.arrange import arrange, opened
 from purine.viewer.graph_document import graph_document
 from purine.viewer.layering import layers_of, ranks_of
+from purine.viewer.sources import source_lines
 from tests.viewer.graphs import document_of, step_of
 
 SCHEMES = {
@@ -187,3 +192,33 @@ def test_names_of_users_are_not_taken_for_parts() -> None:
     assert template_of("block/unit1", net) == (("block/unit1",), ())
     copied = Op("a@b@cpu:1", "Copy", (), (), origin=Origin("a@b", "copy"))
     assert template_of("a@b@cpu:1", copied) == (("a@b@", ""), ("cpu:1",))
+
+
+def test_devices_are_in_the_order_of_their_numbers() -> None:
+    document = graph_document(step_of("googlenet", "cpu:0-11", "pipeline=12,micro=2"))
+    assert document["locations"] == [f"cpu:{number}" for number in range(12)]
+
+
+def test_what_hosts_have_of_a_parameter_stands_in_its_row() -> None:
+    """Large parameters are joined and their gradients cut on each host, beside their block."""
+    graph = step_of("lenet", "host0-1:cpu:0")
+    assert any(name.startswith("host0/join/") for name in graph.ops)
+    nodes = graph_document(graph)["nodes"]
+    root: Any = nodes[0]  # type: ignore[index]
+    tops = {nodes[at]["label"] for row in root["rows"] for cell in row for at in cell if at > 0}
+    assert not [label for label in tops if "host" in label or "momentum" in label]
+
+
+def test_ops_of_a_step_have_the_lines_of_the_net() -> None:
+    net = from_yaml(to_yaml(check(zoo.lenet(batch=4))), file="net.yaml")
+    step = check(compose(net, solver=sgd, devices="host0-1:cpu:0"))
+    lines = source_lines(step, net)
+    for name in ("replica1/conv1", "replica0/grad/conv1/convolution_backward"):
+        assert lines[name] == net.ops["conv1"].where
+    weight = net.blobs["conv1/weight"].where
+    for name in ("update/conv1/weight", "reduce/grad/conv1/weight", "conv1/weight@host0/cpu:0"):
+        assert lines.get(name, weight) == weight
+    assert lines["host0/join/fc1/weight"] == net.blobs["fc1/weight"].where
+    shown = graph_document(step, lines=lines)["nodes"]
+    bare = [n["pieces"] for n in shown if n["type"] == "op" and "where" not in n]  # type: ignore
+    assert bare == []

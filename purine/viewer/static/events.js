@@ -58,13 +58,38 @@ export class Events {
   _addUp() {
     this.busy = new Float64Array(this.count + 1);
     for (let at = 0; at < this.count; at++) this.busy[at + 1] = this.busy[at] + this.end[at] - this.start[at];
+    // Batches are read, constants made and masks drawn long before: an iteration begins where its data is computed with.
+    const fed = this._fed();
+    const computes = this.rows.map((row) => row.lane.startsWith("compute"));
+    const sorts = [(at, row) => computes[row] && fed[this.op[at]], (_, row) => computes[row], () => true];
     const begins = new Map();
-    for (let at = 0; at < this.count; at++) {
-      const iteration = this.iteration[at];
-      const known = begins.get(iteration);
-      if (known === undefined || this.start[at] < known) begins.set(iteration, this.start[at]);
+    for (const counts of sorts) {
+      const known = new Set(begins.keys());
+      for (let row = 0; row < this.rows.length; row++) {
+        for (let at = this.first[row]; at < this.first[row + 1]; at++) {
+          const iteration = this.iteration[at];
+          if (known.has(iteration) || !counts(at, row)) continue;
+          if (!(begins.get(iteration) <= this.start[at])) begins.set(iteration, this.start[at]);
+        }
+      }
     }
     this.iterations = [...begins].sort((one, other) => one[0] - other[0]);
+  }
+
+  /** By op whether it depends on data of its iteration. */
+  _fed() {
+    const after = Array.from(this.names, () => []);
+    this.edges.from.forEach((from, at) => this.edges.distance[at] === 0 && after[from].push(this.edges.to[at]));
+    const data = this.roles.indexOf("data");
+    const fed = new Uint8Array(this.names.length);
+    const open = this.names.map((_, op) => op).filter((op) => this.role[op] === data);
+    while (open.length) {
+      for (const op of after[open.pop()]) {
+        if (!fed[op]) open.push(op);
+        fed[op] = 1;
+      }
+    }
+    return fed;
   }
 
   /** The events of each op, by iteration, and the ops of each node and template. */
@@ -145,6 +170,17 @@ export class Events {
       }
     }
     const found = this.kinds.map((kind, at) => [kind, time[at], events[at]]).filter((row) => row[2]);
+    return found.sort((one, other) => other[1] - one[1]);
+  }
+
+  /** Time that devices wait between two times by cause: [cause, time], longest first. */
+  waited(from, to) {
+    const time = new Float64Array(this.waits.sorts.length);
+    this.waits.start.forEach((start, at) => {
+      const shared = Math.min(to, start + this.waits.duration[at]) - Math.max(from, start);
+      if (shared > 0) time[this.waits.sort[at]] += shared;
+    });
+    const found = this.waits.sorts.map((sort, at) => [sort, time[at]]).filter((row) => row[1]);
     return found.sort((one, other) => other[1] - one[1]);
   }
 

@@ -14,6 +14,9 @@ const UNITS = {
   work: (value) => `${withUnit(value, 1000)}FLOP`, bytes: bytesText, memory: bytesText, time: timeText, waiting: timeText,
 };
 const OWN = ["work", "bytes"];
+const MEASURED = {
+  time: "Time of an iteration, all devices", waiting: "Devices wait for it, of an iteration", memory: "Memory in the worst moment",
+};
 
 // Show a graph document in an element. `bus` links it to other views; without one it stands alone.
 export function mountGraph(element, graph, bus = null) {
@@ -175,9 +178,10 @@ class GraphView {
     const told = details(this.graph, this.ends, this.selected, (to) => this.go(to), choose);
     const measured = [...this.heats].filter(([kind]) => !OWN.includes(kind)).map(([kind, values]) => {
       const value = totals(this.graph, values).get(this.selected);
-      return value === undefined ? null : textElement("p", `${kind}: ${heatText(kind, value)}`);
+      return value === undefined ? null : [textElement("dt", MEASURED[kind] ?? kind), textElement("dd", heatText(kind, value))];
     });
-    this.panel.replaceChildren(told, ...measured.filter((line) => line !== null));
+    told.querySelector("dl").prepend(...measured.filter((line) => line !== null).flat());
+    this.panel.replaceChildren(told);
   }
 
   find() {
@@ -187,14 +191,14 @@ class GraphView {
     this.at = -1;
     if (text) {
       this.graph.nodes.forEach((node, at) => {
-        if (node.type === "group" || node.parent === undefined) return;
-        if (has(commonName(this.graph, node)) || has(node.kind) || namesOf(this.graph, node).some(has)) this.found.push(at);
+        if (!at || (node.type !== "group" && node.parent === undefined)) return;
+        if (node.type === "group" ? node.label.toLowerCase() === text : has(commonName(this.graph, node)) || has(node.kind) || namesOf(this.graph, node).some(has)) this.found.push(at);
       });
     }
-    const rank = (at) => { // what is called exactly so comes first
-      const { label, pieces, type } = this.graph.nodes[at];
+    const rank = (at) => { // what is called exactly so comes first, and of it the forward
+      const { label, pieces = [], type, column } = this.graph.nodes[at];
       const exact = [label, pieces.join("")].some((name) => name.toLowerCase() === text);
-      return (exact ? 0 : 2) + (type === "op" ? 0 : 1);
+      return (exact ? 0 : 4) + (type === "blob" ? 2 : 0) + (column === "forward" ? 0 : 1);
     };
     this.found.sort((a, b) => rank(a) - rank(b) || a - b);
     this.count.textContent = text ? `${this.found.length} found` : "";

@@ -1,6 +1,6 @@
 // Zoom and pan of a drawing with wheel, drag, touch and keys.
 
-const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.5;
+const LEAST = 0.03, MOST = 4, STILL = 4, LEGIBLE = 0.8;
 
 export class Camera {
   // `move(transform)` is called when the view changes; `tap(target)` when a click was no drag.

@@ -1,8 +1,8 @@
-// Memory: the bytes that each device holds over time, predicted beside recorded, and the worst moment.
+// Memory: the bytes that each device holds over time, predicted beside measured, and the worst moment.
 
 import { lineChart } from "./chart.js";
 import { unpackAll } from "./columns.js";
-import { bytesText, el, placeText, short, timeText } from "./dom.js";
+import { bytesText, el, placeText, short, table, timeText } from "./dom.js";
 
 export async function mountMemory(element, part, bus) {
   element.append(
@@ -13,6 +13,7 @@ export async function mountMemory(element, part, bus) {
         "kernels, prefetched batches and the interpreter are not in it.",
     ),
   );
+  element.append(peaksOf(part));
   const predicted = new Map((part.predicted?.memory ?? []).map((device) => [device.location, device]));
   for (const device of part.memory) {
     element.append(await deviceOf(device, predicted.get(device.location), part, bus));
@@ -29,15 +30,30 @@ export function heatOf(part) {
 }
 
 async function deviceOf(device, predicted, part, bus) {
-  const word = part.sort === "prediction" ? "predicted" : "recorded";
+  const word = wordOf(part);
   const place = placeText(device.location);
   const most = Math.max(device.peak, predicted?.peak ?? 0);
   const charts = [await chartOf(device, `${place}, ${word}`, "c0", most, predicted ? 160 : 220)];
   if (predicted) charts.push(await chartOf(predicted, `${place}, predicted`, "c2", most, 160));
-  const peaks = [`${word} peak ${bytesText(device.peak)} at ${timeText(device.at)}`];
-  if (predicted) peaks.push(`predicted ${bytesText(predicted.peak)}`);
-  peaks.push(`of it states ${bytesText(device.states)}`);
-  return el("section", { class: "device-memory" }, el("div", {}, ...charts), el("div", {}, el("p", {}, peaks.join(", ")), worst(device, bus)));
+  const moment = `The worst moment of ${place}, at ${timeText(device.at)}: ${bytesText(device.peak)}, by blob`;
+  return el("section", { class: "device-memory" }, el("div", {}, ...charts), el("div", {}, el("p", {}, moment), worst(device, bus)));
+}
+
+/** The worst moments of all devices as a table. */
+function peaksOf(part) {
+  const word = wordOf(part);
+  const predicted = new Map((part.predicted?.memory ?? []).map((device) => [device.location, device.peak]));
+  const rows = part.memory.map((device) => {
+    const row = [placeText(device.location), bytesText(device.peak)];
+    if (predicted.size) row.push(predicted.has(device.location) ? bytesText(predicted.get(device.location)) : "-");
+    return [...row, bytesText(device.states)];
+  });
+  const head = ["device", `${word} peak`, ...(predicted.size ? ["predicted peak"] : []), "of it states"];
+  return table("The most that each device holds", head, rows, { class: "plain" });
+}
+
+function wordOf(part) {
+  return part.sort === "prediction" ? "predicted" : "measured";
 }
 
 /** Bytes over time; charts of one device reach equally high. */

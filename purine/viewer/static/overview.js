@@ -19,6 +19,7 @@ const CURVES = [
   ["seconds", "Seconds of training", { zero: true }],
 ];
 const SMOOTH_FROM = 120;
+const LONG = 22; // letters of a fact that takes two places
 
 export function mountOverview(element, parts) {
   const several = parts.length > 1;
@@ -42,18 +43,19 @@ export function mountOverview(element, parts) {
 
 function factsOf(part) {
   const list = el("dl", { class: "facts" });
-  for (const [name, value] of [...(part.facts ?? []), ...(part.trace_facts ?? [])]) {
-    list.append(el("div", {}, el("dt", {}, name), el("dd", { title: short(value, 400) }, short(value))));
+  for (const [name, value] of [...(part.facts ?? []), ...(part.results ?? []), ...(part.trace_facts ?? [])]) {
+    const wide = value.length > LONG ? "wide-fact" : null;
+    list.append(el("div", { class: wide }, el("dt", {}, name), el("dd", { title: short(value, 400) }, short(value))));
   }
   return list;
 }
 
 function differences(parts) {
   const all = parts.map((part) => ({
-    ...part.settings,
-    ...Object.fromEntries([...(part.facts ?? []), ...(part.trace_facts ?? [])]),
+    ...(part.settings ?? Object.fromEntries(part.facts ?? [])),
+    ...Object.fromEntries([...(part.results ?? []), ...(part.trace_facts ?? [])]),
   }));
-  const keys = [...new Set(all.flatMap((one) => Object.keys(one)))];
+  const keys = [...new Set(all.flatMap((one) => Object.keys(one)))].filter((key) => key !== "out");
   const differing = keys.filter((key) => all.some((one) => one[key] !== all[0][key]));
   const rows = differing.map((key) => [key, ...all.map((one) => short(one[key] ?? "-", 60))]);
   const same = el("p", { class: "quiet" }, `${keys.length - differing.length} other settings and results are the same.`);
@@ -75,7 +77,7 @@ function seriesOf(parts, key, how) {
     }
     const tests = part.curves?.tests;
     if (how.test && tests?.[how.test]?.some((value) => value !== null)) {
-      found.push({ name: `${name}test`, x: tests.iteration, y: tests[how.test], colour: `c${2 * at + 1}` });
+      found.push({ name: `${name}test`, x: tests.iteration, y: tests[how.test], colour: `c${2 * at + 1}`, dots: true });
     }
   });
   return found;

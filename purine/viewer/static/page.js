@@ -17,6 +17,8 @@ const VIEWS = [
   { key: "traffic", title: "Traffic", has: (part) => part.traffic, mount: mountTraffic },
 ];
 
+const IDLE = 1500; // ms
+
 export class Page {
   constructor(element, content) {
     this.element = element;
@@ -24,6 +26,12 @@ export class Page {
     this.show(content);
     addEventListener("hashchange", () => this.open(location.hash.slice(1)));
     addEventListener("beforeprint", () => this.views.forEach((view) => this.mount(view)));
+    if (!content.live) setTimeout(() => this._mountRest(), IDLE);
+  }
+
+  /** Mount the other views before they are asked for: a browser that prints does not wait for them. */
+  async _mountRest() {
+    for (const view of this.views) await this.mount(view);
   }
 
   /** Show a document; a page that is updated shows one after the other. */
@@ -60,7 +68,8 @@ export class Page {
     const { parts } = this;
     const sorts = { run: "Run", net: "Net", trace: "Trace", prediction: "Prediction" };
     const names = parts.map((part) => short(part.name, 90)).join(" and ");
-    const title = el("h1", {}, el("span", { class: "quiet" }, `${sorts[parts[0]?.sort] ?? "Page"} `), names);
+    const sort = parts.length > 1 ? "Comparison of" : sorts[parts[0]?.sort] ?? "Page";
+    const title = el("h1", {}, el("span", { class: "quiet" }, `${sort} `), names);
     this.status = el("div", { class: "status", role: "status" });
     return el("header", {}, title, this.status);
   }
@@ -141,8 +150,10 @@ export class Page {
   }
 }
 
+/** Whether graphs are the same, wherever the files are that they were read from. */
 function same(values) {
-  return new Set(values.map((value) => JSON.stringify(value))).size === 1;
+  const text = (value) => JSON.stringify(value, (key, inner) => (key === "where" ? undefined : inner));
+  return new Set(values.map(text)).size === 1;
 }
 
 const content = JSON.parse(document.getElementById("document").textContent);

@@ -6,10 +6,12 @@ import { AXIS, draw, palette, ROW } from "./timeline_draw.js";
 import { listen } from "./timeline_input.js";
 
 const HELP =
-  "Wheel: zoom. Drag: move. Shift and drag: select a stretch of time. Keys: arrows move, + and - zoom, " +
-  "0 shows all, N and P go along a row, Up and Down change it, Escape lets go.";
+  "Wheel or two fingers: zoom. Drag: move. Shift and drag: select a stretch of time, whose sum by kind is told. " +
+  "Keys: Left and Right move, + and - zoom, 0 shows all, S sums up what is visible, N and P go along a row, " +
+  "Up and Down change it, Escape lets go.";
 const SWITCHES = { path: "critical path", waits: "waits", arrows: "transfers" };
 const NEVER = 100; // ns: less is not shown
+const SUMS = 20; // kinds that a selection lists
 
 export async function mountTimeline(element, part, bus) {
   const events = await readEvents(part.timeline);
@@ -23,18 +25,20 @@ export class Timeline {
     this.bus = bus;
     this.shown = { path: true, waits: true, arrows: false, marked: null, event: -1, range: null };
     this.view = { from: 0, to: Math.max(events.span, 1), top: 0 };
-    this.canvas = el("canvas", { class: "timeline", tabindex: 0, role: "img", "aria-label": this._spoken(name) });
+    this.canvas = el("canvas", { class: "timeline", tabindex: 0, role: "application", "aria-label": this._spoken(name) });
     this.canvas.timeline = this;
-    this.details = el("div", { class: "details", "aria-live": "polite" }, el("p", { class: "quiet" }, HELP));
+    this.details = el("div", { class: "details", "aria-live": "polite" }, el("p", { class: "quiet help" }, HELP));
     element.append(this._bar(), this._legend(), el("div", { class: "canvas" }, this.canvas), this.details, this._lanes());
     this.context = this.canvas.getContext("2d");
     this.colours = palette(events.roles);
     listen(this);
     new ResizeObserver(() => this.resize()).observe(this.canvas.parentElement);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.colours = palette(events.roles);
-      this.redraw();
-    });
+    for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+      matchMedia(query).addEventListener("change", () => {
+        this.colours = palette(events.roles);
+        this.resize(); // at once: paper does not wait for a frame
+      });
+    }
     this.node = null;
     bus.onSelect((node, source) => this.mark(node, source === this));
     this.mark(bus.selected, false);
@@ -43,7 +47,7 @@ export class Timeline {
 
   _spoken(name) {
     const { count, rows, iterations, span } = this.events;
-    return `Timeline of ${short(name, 80)}: ${count} events of ${iterations.length} iterations in ${rows.length} rows, ${timeText(span)}. The table below has the rows.`;
+    return `Timeline of ${short(name, 80)}: ${count} events of ${iterations.length} iterations in ${rows.length} rows, ${timeText(span)}. N and P go from event to event, which is told below; a table below has the rows.`;
   }
 
   _bar() {
@@ -54,6 +58,7 @@ export class Timeline {
       button("+", "zoom in", () => this.zoom(0.5)),
       button("−", "zoom out", () => this.zoom(2)),
       button("all", "show all", () => this.fit()),
+      button("sum", "sum up what is visible, by kind", () => this.selectRange(this.view.from, this.view.to)),
     );
     for (const [key, text] of Object.entries(SWITCHES)) {
       const change = (event) => {
@@ -161,7 +166,7 @@ export class Timeline {
     if (event < 0) this.bus.select(null, this);
     else this.bus.select(this.events.node(this.events.op[event]), this);
     if (event >= 0) this.tell(event);
-    else this.details.replaceChildren(el("p", { class: "quiet" }, HELP));
+    else this.details.replaceChildren(el("p", { class: "quiet help" }, HELP));
     this.redraw();
   }
 
@@ -180,7 +185,7 @@ export class Timeline {
       if (event >= 0) {
         this.tell(event, ops);
         this.reveal(event);
-      } else this.details.replaceChildren(el("p", { class: "quiet" }, node === null ? HELP : "No event of this node."));
+      } else this.details.replaceChildren(el("p", { class: "quiet help" }, node === null ? HELP : "No event of this node."));
     }
     this.redraw();
   }
@@ -263,9 +268,12 @@ export class Timeline {
       const rows = this.events.rows.map((_, at) => at);
       const sums = this.events.sums(...this.shown.range, rows);
       const total = sums.reduce((sum, row) => sum + row[1], 0);
-      const cells = sums.slice(0, 20).map(([kind, time, count]) => [short(kind, 60), timeText(time), String(count)]);
+      const rest = sums.slice(SUMS).reduce((sum, row) => sum + row[1], 0);
+      const cells = sums.slice(0, SUMS).map(([kind, time, count]) => [short(kind, 60), timeText(time), String(count)]);
       const caption = `Selected: ${timeText(this.shown.range[1] - this.shown.range[0])}, in which ops ran for ${timeText(total)}`;
-      this.details.replaceChildren(table(caption, ["kind", "time", "events"], cells, { class: "plain sums" }));
+      if (sums.length > SUMS) cells.push([`${sums.length - SUMS} more kinds`, timeText(rest), ""]);
+      const waited = this.events.waited(...this.shown.range).map(([sort, time]) => [`waits: ${sort}`, timeText(time), ""]);
+      this.details.replaceChildren(table(caption, ["kind", "time", "events"], [...cells, ...waited], { class: "plain sums" }));
     }
     this.redraw();
   }

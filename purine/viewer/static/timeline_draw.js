@@ -5,7 +5,7 @@ import { ticks } from "./chart.js";
 import { firstIndex } from "./events.js";
 
 export const ROW = 22;
-export const AXIS = 26;
+export const AXIS = 28;
 const PAD = 3;
 const LABEL = 34;
 const ARROWS = 600;
@@ -27,7 +27,7 @@ export function draw(context, events, view, box, colours, shown) {
   sheet.x = (time) => box.gutter + (time - view.from) * scale;
   sheet.y = (row) => AXIS + row * ROW - view.top;
   context.clearRect(0, 0, box.width, box.height);
-  context.font = "11px system-ui, sans-serif";
+  context.font = "12px system-ui, sans-serif";
   context.textBaseline = "middle";
   const low = Math.max(0, Math.floor(view.top / ROW));
   const high = Math.min(events.rows.length, Math.ceil((view.top + box.height - AXIS) / ROW));
@@ -128,6 +128,8 @@ function drawDense({ events, view, box, scale }, row, at, last, pixel, top, heig
     while (next + step < last && events.start[next + step] < until) step *= 2;
     next = firstIndex(next, Math.min(last, next + step + 1), (k) => events.start[k] >= until);
   }
+  // Only the last of them can go beyond the pixel: if it can be seen on its own, it is.
+  if (next - 1 > at && (events.end[next - 1] - events.start[next - 1]) * scale >= 1) next--;
   const busy = Math.min(1, (events.busy[next] - events.busy[at]) * scale);
   const tall = Math.max(2, Math.round(height * busy));
   bars.add(events.role[events.op[at]], pixel, top + height - tall, 1, tall);
@@ -145,9 +147,10 @@ function drawLabels({ context, events, colours }, labels) {
   context.fillStyle = colours.ink;
   for (let at = 0; at < labels.length; at += 4) {
     const [event, left, top, width] = labels.slice(at, at + 4);
-    const fits = Math.floor((width - 6) / 6);
+    const fits = Math.floor((width - 6) / 6.5);
     const name = events.names[events.op[event]];
-    const text = name.length > fits ? lastPart(name).slice(0, fits) : name;
+    let text = name.length > fits ? lastPart(name) : name;
+    if (text.length > fits) text = `${text.slice(0, fits - 1)}…`;
     context.fillText(short(text, 200), left + 3, top + (ROW - 2 * PAD) / 2 + 0.5, width - 4);
   }
 }
@@ -176,7 +179,8 @@ function drawWaits({ context, events, view, colours, x, y, scale }, low, high) {
       const left = x(waits.start[at]);
       const width = waits.duration[at] * scale;
       const until = view.from + (Math.floor(left) + 1 - x(view.from)) / scale;
-      const next = width >= 1 ? at + 1 : firstIndex(at + 1, end, (k) => waits.start[k] >= until);
+      let next = width >= 1 ? at + 1 : firstIndex(at + 1, end, (k) => waits.start[k] >= until);
+      if (next - 1 > at && waits.duration[next - 1] * scale >= 1) next--; // it can be seen on its own
       // Of a pixel with many short waits: whether it is mostly waiting, and for what in its middle.
       if (width >= 1) bars.add(waits.sort[at], left, top, width, 6);
       else if ((waits.before[next] - waits.before[at]) * scale > 0.5) bars.add(waits.sort[(at + next) >> 1], Math.floor(left), top, 1, 6);
@@ -222,7 +226,10 @@ function drawTransfers(sheet, low, high) {
     for (let at = events.firstBehind(row, view.from); at < events.first[row + 1] && events.start[at] < view.to; at++) {
       if (events.role[events.op[at]] !== communication) continue;
       found.push(at);
-      if (found.length > ARROWS) return; // too many to tell apart: zoom in
+      if (found.length > ARROWS) {
+        sheet.note = "Zoom in to see the arrows of transfers";
+        return;
+      }
     }
   }
   sheet.context.globalAlpha = 0.55;
@@ -267,21 +274,22 @@ function drawChosen(sheet, event) {
 }
 
 function drawRange({ context, box, colours, x }, [from, to]) {
-  context.globalAlpha = 0.18;
-  context.fillStyle = colours.accent;
+  context.fillStyle = colours.text;
+  context.globalAlpha = 0.12;
   context.fillRect(x(from), AXIS, x(to) - x(from), box.height);
   context.globalAlpha = 1;
+  for (const time of [from, to]) context.fillRect(Math.round(x(time)) - 1, AXIS, 2, box.height);
 }
 
-function drawAxis({ context, events, view, box, colours, x }) {
+function drawAxis({ context, events, view, box, colours, x, note }) {
   context.fillStyle = colours.ground;
   context.fillRect(0, 0, box.width, AXIS);
   context.fillStyle = colours.quiet;
   for (const time of ticks(view.from, view.to, Math.max(2, box.width / 140))) {
     const left = x(time);
     if (left < box.gutter || left > box.width - 40) continue;
-    context.fillText(timeText(time), left + 3, 7);
-    context.fillRect(left, 2, 1, 8);
+    context.fillText(timeText(time), left + 6, 8);
+    context.fillRect(Math.round(left), 0, 1, 5);
   }
   context.fillStyle = colours.text;
   let behind = -Infinity;
@@ -289,8 +297,17 @@ function drawAxis({ context, events, view, box, colours, x }) {
     const left = x(start);
     if (left < box.gutter - 1 || left > box.width || left - behind < 64) continue;
     behind = left;
-    context.fillText(`iteration ${iteration}`, left + 3, 19, 80);
+    context.fillText(`iteration ${iteration}`, left + 3, 21, 80);
   }
+  if (!note) return;
+  context.font = "600 12px system-ui, sans-serif";
+  context.textAlign = "right";
+  const wide = context.measureText(note).width;
+  context.fillStyle = colours.ground;
+  context.fillRect(box.width - wide - 14, AXIS, wide + 14, 20);
+  context.fillStyle = colours.text;
+  context.fillText(note, box.width - 7, AXIS + 10);
+  context.textAlign = "left";
 }
 
 function drawGutter({ context, events, box, colours, y }, low, high) {

@@ -99,6 +99,7 @@ const KEYS = {
   "=": (timeline) => timeline.zoom(0.6),
   "-": (timeline) => timeline.zoom(1 / 0.6),
   0: (timeline) => timeline.fit(),
+  s: (timeline) => timeline.selectRange(timeline.view.from, timeline.view.to),
   n: (timeline) => timeline.step(1),
   p: (timeline) => timeline.step(-1),
   Escape: (timeline) => {

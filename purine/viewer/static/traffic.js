@@ -2,9 +2,10 @@
 
 import { lineChart } from "./chart.js";
 import { unpack } from "./columns.js";
-import { bytesText, el, number, placeText, timeText } from "./dom.js";
+import { bytesText, el, number, placeText, svg, timeText } from "./dom.js";
 
 const LINES = 4;
+const SHADES = 6;
 
 export async function mountTraffic(element, part) {
   const { traffic } = part;
@@ -18,7 +19,7 @@ export async function mountTraffic(element, part) {
   const hosts = byHost(traffic);
   element.append(matrix("Between devices, of an iteration", traffic.places.map(placeText), traffic.pairs, traffic));
   if (hosts.places.length > 1) element.append(matrix("Between hosts, of an iteration", hosts.places, hosts.pairs, traffic));
-  if (traffic.sized) element.append(await overTime(traffic));
+  if (traffic.sized) element.append(...(await overTime(traffic, hosts)));
 }
 
 function hostOf(place) {
@@ -59,25 +60,57 @@ function matrix(caption, places, pairs, traffic) {
   return el("div", { class: "wide" }, table);
 }
 
-async function overTime(traffic) {
-  const largest = [...traffic.pairs].sort((one, other) => other[2] - one[2]);
-  const several = largest.length > LINES;
+/** Few pairs as lines; of many their sum, and what each device receives as a row that is darker the more it is. */
+async function overTime(traffic, hosts) {
   const times = Array.from({ length: traffic.bins }, (_, at) => at * traffic.bin).filter((time) => time <= traffic.span);
-  const series = await Promise.all(
-    (several ? [] : largest).map(async ([from, to, , , , packed], at) => {
-      const sizes = await unpack(packed);
-      const y = times.map((_, bin) => (sizes[bin] / traffic.bin) * 1e9);
-      return { name: `${placeText(traffic.places[from])} to ${placeText(traffic.places[to])}`, x: times, y, colour: `c${at}`, step: true };
-    }),
-  );
-  if (several) series.push(await received(traffic, times));
-  const yText = (rate) => `${bytesText(rate)}/s`;
-  return lineChart({ title: `Bytes a second over time${several ? ", of all pairs" : ""}`, series, xText: timeText, yText, xName: "time", zero: true });
+  const columns = await Promise.all(traffic.pairs.map((pair) => unpack(pair[5])));
+  const sum = (counts) => {
+    const chosen = columns.filter((_, at) => counts(traffic.pairs[at]));
+    return times.map((_, bin) => chosen.reduce((all, sizes) => all + sizes[bin], 0));
+  };
+  const line = (name, sizes, at) => ({ name, x: times, y: sizes.map((size) => rateOf(size, traffic)), colour: `c${at % 8}`, step: true });
+  const chart = (title, series) => lineChart({ title, series, xText: timeText, yText: rateText, xName: "time", zero: true });
+  const made = [];
+  if (hosts.places.length > 1 && hosts.pairs.length <= LINES && traffic.pairs.length > LINES) {
+    const lines = hosts.pairs.map(([from, to], at) => {
+      const sizes = sum((pair) => [from, to].every((host, end) => hostOf(traffic.places[pair[end]]) === hosts.places[host]));
+      return line(`${hosts.places[from]} to ${hosts.places[to]}`, sizes, at);
+    });
+    made.push(chart("Bytes a second over time, between hosts", lines));
+  }
+  if (traffic.pairs.length <= LINES) {
+    const lines = traffic.pairs.map(([from, to], at) => line(`${placeText(traffic.places[from])} to ${placeText(traffic.places[to])}`, [...columns[at]], at));
+    return [chart("Bytes a second over time", lines)];
+  }
+  made.push(chart("Bytes a second over time, of all pairs", [line("all", sum(() => true), 0)]));
+  const receivers = [...new Set(traffic.pairs.map((pair) => pair[1]))].sort((one, other) => one - other);
+  made.push(strips(receivers.map((to) => [traffic.places[to], sum((pair) => pair[1] === to)]), traffic));
+  return made;
 }
 
-/** All pairs as one line: more lines than a few cannot be told apart. */
-async function received(traffic, times) {
-  const columns = await Promise.all(traffic.pairs.map((pair) => unpack(pair[5])));
-  const y = times.map((_, bin) => (columns.reduce((sum, sizes) => sum + sizes[bin], 0) / traffic.bin) * 1e9);
-  return { name: "all", x: times, y, colour: "c0", step: true };
+function rateOf(size, traffic) {
+  return (size / traffic.bin) * 1e9;
+}
+
+function rateText(rate) {
+  return `${bytesText(rate)}/s`;
+}
+
+/** A row for each device, over time: the darker, the more arrives. */
+function strips(rows, traffic) {
+  const most = Math.max(1, ...rows.flatMap(([, sizes]) => sizes));
+  const drawn = rows.flatMap(([place, sizes]) => {
+    const total = sizes.reduce((all, size) => all + size, 0);
+    const told = `${placeText(place)} receives ${bytesText(total)}, at most ${rateText(rateOf(Math.max(...sizes), traffic))}`;
+    const paths = Array.from({ length: SHADES }, () => "");
+    sizes.forEach((size, bin) => {
+      if (size) paths[Math.min(SHADES - 1, Math.floor((SHADES * size) / most))] += `M${bin} 0h1v1h-1z`;
+    });
+    const shape = { viewBox: `0 0 ${sizes.length} 1`, preserveAspectRatio: "none", role: "img", "aria-label": told };
+    const shades = paths.map((d, at) => svg("path", { d, "fill-opacity": ((at + 1.5) / (SHADES + 0.5)).toFixed(2) }));
+    return [el("span", { class: "place" }, placeText(place)), svg("svg", shape, svg("title", {}, told), ...shades)];
+  });
+  const caption = el("figcaption", {}, "What each device receives over time");
+  const scale = `From 0 to ${timeText(traffic.span)}; the darkest is ${rateText(rateOf(most, traffic))}.`;
+  return el("figure", { class: "chart strips" }, caption, el("div", { class: "bars" }, ...drawn), el("p", { class: "quiet" }, scale));
 }
