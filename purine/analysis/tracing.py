@@ -154,11 +154,23 @@ def has_flops(function: Kernel) -> bool:
 
 
 def count_flops(function: Kernel, inputs: Sequence[Spec]) -> int:
-    """The floating-point operations of a call, as torch's flop counter has them."""
+    """The floating-point operations of a call, as torch's flop counter has them.
+
+    Meta tensors are tried first, since most functions have none. Where they have some, what they
+    call may depend on the device, which fake tensors tell.
+    """
+    with suppress(Exception), ONE_AT_A_TIME:
+        if _counted(function, [replace(spec, device=_META) for spec in inputs]) == 0:
+            return 0
+    with ONE_AT_A_TIME, _quiet(), _fake():
+        return _counted(function, inputs)
+
+
+def _counted(function: Kernel, inputs: Sequence[Spec]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    with ONE_AT_A_TIME, _quiet(), _fake(), torch.no_grad(), counter:
+    with torch.no_grad(), counter:
         function(*map(_empty, inputs))
     return int(counter.get_total_flops())
 

@@ -18,19 +18,22 @@ __all__ = ["leave_out", "take_in"]
 
 _lock = threading.Lock()
 _holders = 0
-_mine = False
-"""Whether what is left out was left out here, and not by the program that uses Purine."""
+_theirs = False
+"""Whether the program that uses Purine was seen to leave objects out, which is then left to it.
+
+Counting them looks at all of them, so that is not asked again.
+"""
 
 
 def leave_out() -> bool:
     """Leave what is there now out of collections until `take_in`; whether that is to be called."""
-    global _holders, _mine
+    global _holders, _theirs
     if not applies("collector"):
         return False
     with _lock:
         if _holders == 0:
-            _mine = gc.get_freeze_count() == 0
-        if _mine:
+            _theirs = _theirs or gc.get_freeze_count() > 0
+        if not _theirs:
             gc.freeze()
             atexit.register(gc.unfreeze)  # modules look at exit for what they have leaked
         _holders += 1
@@ -43,6 +46,6 @@ def take_in() -> None:
     with _lock:
         assert _holders > 0
         _holders -= 1
-        if _holders == 0 and _mine:
+        if _holders == 0 and not _theirs:
             gc.unfreeze()
             atexit.unregister(gc.unfreeze)

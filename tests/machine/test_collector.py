@@ -14,6 +14,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.frozen = 0
+        self.counted = 0
 
     def freeze(self) -> None:
         self.frozen += 1
@@ -22,6 +23,7 @@ class Collector:
         self.frozen = 0
 
     def get_freeze_count(self) -> int:
+        self.counted += 1
         return self.frozen
 
 
@@ -29,6 +31,7 @@ class Collector:
 def gc(monkeypatch: pytest.MonkeyPatch) -> Collector:
     stand_in = Collector()
     monkeypatch.setattr(collector, "gc", stand_in)
+    monkeypatch.setattr(collector, "_theirs", False)
     return stand_in
 
 
@@ -56,6 +59,14 @@ def test_what_the_program_has_left_out_stays_out(gc: Collector) -> None:
     assert leave_out()
     take_in()
     assert gc.get_freeze_count()
+
+
+def test_what_the_program_has_left_out_is_counted_once(gc: Collector) -> None:
+    gc.freeze()
+    for _ in range(3):
+        assert leave_out()
+        take_in()
+    assert gc.counted == 1
 
 
 def test_it_can_be_declined(gc: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
