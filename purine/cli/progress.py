@@ -20,11 +20,14 @@ from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
 from purine.job.foresee import foresight
-from purine.job.hosts import folder_on, hosts_of_job, join_hosts
+from purine.job.hosts import folder_on, hosts_of_job, join_hosts, opened
 from purine.job.launch import job_layers, plan_run, started_again
-from purine.job.placing import megabytes, own_host, placement, scheme_of
+from purine.job.placing import megabytes, over_hosts, own_host, placement, scheme_of
 from purine.job.status import answering
+from purine.job.training import run_of
+from purine.job.work import Work
 from purine.placement.devices import parse_devices
+from purine.transports.open_world import OpenWorld
 from purine.transports.processes import rank_and_size
 from purine.transports.world import World
 from purine.viewer.live import live_page
@@ -57,6 +60,10 @@ def run_job(
             plan, folder = _plan(layers, resumed=resumed)
             world = join_hosts(plan.job)
             folder = folder_on(world, plan, folder)
+            if world is not None and over_hosts(plan.job):
+                world = opened(world, plan, folder)
+                if world.host != world.server:
+                    return _work(plan, folder, world, signals)
             serves = live and (world is None or world.first)
             with live_page(folder.path) if serves else nullcontext() as address:
                 if address is not None:
@@ -117,6 +124,15 @@ def _train(
         if training.complete:
             return 0
         return 128 + signals.received[0] if signals.received else 2
+
+
+def _work(plan: JobPlan, folder: RunFolder, world: OpenWorld, signals: Signals) -> int:
+    """Train as a worker of a job whose server is another host; returns the exit code."""
+    with run_of(plan, world) as run:
+        work = Work(plan, run, world)
+        with answering(folder.path, world.host, work.status):
+            work.until(lambda: bool(signals.received))
+    return 128 + signals.received[0] if signals.received else 0
 
 
 def _headline(plan: JobPlan) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,13 +17,15 @@ from purine.job.config import Job
 from purine.job.folder import FollowerFolder, RunFolder
 from purine.job.launch import open_folder
 from purine.job.options import OPTIONS
+from purine.job.placing import over_hosts, scheme_of
 from purine.job.plan import JobPlan
 from purine.placement.devices import as_locations
 from purine.runtime.agreement import facts_of
+from purine.transports.open_world import LINKS, OpenWorld
 from purine.transports.processes import ProcessWorld, rank_and_size
 from purine.transports.world import World
 
-__all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts"]
+__all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts", "joined", "opened"]
 
 TRANSPORT = "PURINE_TRANSPORT"
 """The variable that names the transport; `tcp` without it."""
@@ -45,12 +48,59 @@ def join_hosts(job: Job) -> World | None:
         return None
     size = rank_and_size()[1]
     wanted = tuple(f"host{number}" for number in range(len(hosts)))
-    if size != len(hosts) or set(hosts) != set(wanted):
+    fewer = over_hosts(job) and 1 < size < len(hosts)  # the others may join later
+    if (size != len(hosts) and not fewer) or set(hosts) != set(wanted):
         what = f"the devices are those of {len(hosts)} hosts, and {size} were started"
         expected = f"{len(hosts)} processes, and devices of {', '.join(wanted)}"
         remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
         raise ConfigError(what, expected, f"{size} and devices of {', '.join(hosts)}", remedy)
-    return ProcessWorld(os.environ.get(TRANSPORT, "tcp"))
+    transport = os.environ.get(TRANSPORT, "tcp")
+    if over_hosts(job):
+        _refuse_world(hosts, transport)
+    return ProcessWorld(transport)
+
+
+def _refuse_world(hosts: Sequence[str], transport: str) -> None:
+    """Refuse workers over a transport of which two hosts cannot have one for themselves."""
+    if transport not in LINKS:
+        what, expected = f"workers on several hosts do not train over {transport}", ", ".join(LINKS)
+        raise ConfigError(what, expected, transport, f"set {TRANSPORT} to one of them")
+    if hosts[0] != "host0":
+        what, expected = "the first device is not one of the first host", "a device of host0 first"
+        remedy = "write the devices of host0 first: it keeps what workers share"
+        raise ConfigError(what, expected, f"one of {hosts[0]}", remedy)
+
+
+def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld:
+    """The world of workers on the hosts that have met in `world`; from now on they come and go.
+
+    The first host is the server. It writes into the folder of the run where it can be reached.
+    """
+    transport = os.environ.get(TRANSPORT, "tcp")
+    servers = [OpenWorld.serving(os.environ["MASTER_ADDR"])] if world.first else []
+    reached_at = [json.dumps([one.address, one.port, transport]) for one in servers]
+    told = world.jointly(lambda: "".join(reached_at), op="open")
+    world.barrier()
+    world.close()
+    address, port, transport = json.loads(told[world.hosts[0]])
+    if servers:
+        (opened,) = servers
+        folder.write_meeting({"address": address, "port": port, "transport": transport})
+    else:
+        scheme = scheme_of(plan.job)
+        assert scheme is not None
+        seat = hosts_of_job(plan.job).index(world.host) - scheme.servers
+        opened = OpenWorld.joining(address, port, transport=transport, seat=seat)
+    opened.met = world
+    return opened
+
+
+def joined(folder: RunFolder, transport: str | None) -> OpenWorld:
+    """The world of a worker that joins the job that runs in a folder."""
+    place = folder.read_meeting()
+    return OpenWorld.joining(
+        place["address"], int(place["port"]), transport=transport or place["transport"]
+    )
 
 
 def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:

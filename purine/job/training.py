@@ -20,6 +20,7 @@ import torch
 from purine.autodiff import losses_of
 from purine.errors import RunError
 from purine.graph import Builder, Graph
+from purine.job.crew import Crew
 from purine.job.figures import WorkerFigures
 from purine.job.folder import FollowerFolder, RunFolder
 from purine.job.measuring import RUN, identity_of_run, refuse_foreign, results_of
@@ -35,9 +36,10 @@ from purine.recipe import fused
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
+from purine.transports.open_world import OpenWorld
 from purine.transports.world import World
 
-__all__ = ["Event", "Saved", "Tested", "Trained", "Training"]
+__all__ = ["Event", "Saved", "Tested", "Trained", "Training", "run_of"]
 
 _MOST_IN_A_ROW = 25
 """Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
@@ -81,6 +83,24 @@ Event: TypeAlias = Trained | Tested | Saved
 """What happened during training."""
 
 
+def run_of(plan: JobPlan, world: World | None = None) -> Run:
+    """The run of a plan's step, on this host."""
+    job, step = plan.job, _with_overflow_flag(plan.step)
+    compiled = compiles(job, step)
+    return Run(
+        fused(step) if compiled else step,
+        data=plan.data,
+        seed=job.seed or 0,
+        prefetch=job.prefetch,
+        threads=job.threads,
+        share_cores=job.share_cores,
+        compiled=compiled,
+        tf32=job.precision == "tf32",
+        record=job.trace,
+        world=world,
+    )
+
+
 class Training:
     """The training of a plan in a folder, from the folder's newest checkpoint or from the start."""
 
@@ -89,24 +109,13 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
-        step = _with_overflow_flag(plan.step)
-        compiled = compiles(job, step)
-        self._run = Run(
-            fused(step) if compiled else step,
-            data=plan.data,
-            seed=job.seed or 0,
-            prefetch=job.prefetch,
-            threads=job.threads,
-            share_cores=job.share_cores,
-            compiled=compiled,
-            tf32=job.precision == "tf32",
-            record=job.trace,
-            world=world,
-        )
         self._workers = workers_of(job)
         """How many iterations of the run are one of the job."""
+        self._run: Run | Crew = run_of(plan, world)
+        if isinstance(world, OpenWorld):
+            self._run = Crew(self._run, world, total=plan.iterations * self._workers)
         self._figures: WorkerFigures | None = None
-        if has_workers(step):
+        if has_workers(plan.step):
             share = plan.samples_per_iteration // self._workers
             self._figures = WorkerFigures(self._workers, share)
         self._weights = losses_of(plan.net)
@@ -173,7 +182,7 @@ class Training:
     def _agreed(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """`stop`, which on several hosts is true at the same iteration on all of them."""
         world, ahead = self._world, 3 * (self.plan.job.prefetch + 2)
-        if world is None:
+        if world is None or isinstance(world, OpenWorld):
             return stop
         return lambda: world.stops(self.iteration, wanted=stop(), ahead=ahead)
 
@@ -355,6 +364,7 @@ class Training:
     def _end_trace(self) -> None:
         """Write the trace and stop recording, so that the file stays small."""
         self._doing = "gathers the trace"
+        assert isinstance(self._run, Run), "jobs of workers on several hosts have no trace"
         trace = self._run.gathered_trace()
         if trace is not None and trace.events:  # without, the trace of an earlier process is kept
             trace.save(self.folder.trace_file)

@@ -28,10 +28,11 @@ from purine.nearest import unknown_name
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 from purine.transports.communicator import Communicator
+from purine.transports.ledger import Ledger
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World
+from purine.transports.world import World, difference
 
 __all__ = ["LINKS", "OpenWorld", "Question"]
 
@@ -43,6 +44,7 @@ _NEVER = timedelta(days=365)
 _LOOK = 0.05
 """Seconds between two looks for an answer."""
 _OVER = "over"
+_FACTS = "facts"
 _LEAVE = "leave"
 
 
@@ -61,11 +63,15 @@ class OpenWorld(World):
 
     def __init__(self, store: TCPStore, host: str, server: str, address: str) -> None:
         super().__init__()
-        self._store, self.host, self.server, self._address = store, host, server, address
+        self._store, self.host, self.server, self.address = store, host, server, address
         self.hosts = (host,) if host == server else (server, host)
         self.begin = 0
         """The iteration at which the worker of this host begins."""
         self._question: Question | None = None
+        self._facts: dict[str, str] = {}
+        self.ledger = Ledger(store)
+        self.met: World | None = None
+        """The world in which the hosts met first, whose store may be in this process."""
 
     @classmethod
     def serving(cls, address: str = "127.0.0.1", port: int = 0, host: str = "host0") -> OpenWorld:
@@ -85,15 +91,17 @@ class OpenWorld(World):
         store.set(f"question{link}", json.dumps(question))
         key = f"answer{link}"
         try:
-            while not store.check([key]):
+            while not (store.check([key]) or store.check([_OVER])):
                 sleep(_LOOK)
-            answer = json.loads(store.get(key))
+            over = not store.check([key])
+            answer = {"refused": "the job is over"} if over else json.loads(store.get(key))
         except RuntimeError as error:
             found, remedy = "none: it has ended", "start the server, and then its workers"
             raise RunError("the server gave no answer", "a seat", found, remedy) from error
         if "refused" in answer:
-            expected, remedy = "a free seat", "join a job with room for another worker"
-            raise RunError("the server has no seat for this worker", expected, "none", remedy)
+            found, remedy = answer["refused"], "join a job with room for another worker"
+            what = "the server has no seat for this worker"
+            raise RunError(what, "a job that goes on, with a free seat", found, remedy)
         world = cls(store, answer["host"], answer["server"], _own_address(address, port))
         world.begin = answer["begin"]
         world._question = Question(link, seat, transport)
@@ -110,13 +118,18 @@ class OpenWorld(World):
         return 0 if self._question is None else self._question.link
 
     @property
-    def over(self) -> bool:
-        """Whether the server has ended the job, or told this host to leave."""
+    def told(self) -> bool:
+        """Whether the server has ended the job, or told this host to leave; fails without it."""
         keys = [_OVER] if self._question is None else [_OVER, f"{_LEAVE}{self._question.link}"]
+        return any(self._store.check([key]) for key in keys)
+
+    @property
+    def over(self) -> bool:
+        """Whether this host was told to leave, or the server is gone."""
         try:
-            return any(self._store.check([key]) for key in keys)
+            return self.told
         except (RuntimeError, dist.DistNetworkError):
-            return True  # the server is gone
+            return True
 
     def end(self) -> None:
         """Tell all workers that the job is over."""
@@ -142,7 +155,7 @@ class OpenWorld(World):
 
     def refuse(self, question: Question) -> None:
         """Tell a host that there is no seat for it."""
-        self._store.set(f"answer{question.link}", json.dumps({"refused": True}))
+        self._store.set(f"answer{question.link}", json.dumps({"refused": "no such seat"}))
 
     def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
         """Wait until the worker of a link is ready to connect; False if it does not come, or has
@@ -191,7 +204,7 @@ class OpenWorld(World):
         secret = hashlib.sha256(store.get(key)).digest()
         if asked.transport == "shm":
             return ShmTransport(self.host, store, secret)
-        return TcpTransport(self.host, store, secret, self._address)
+        return TcpTransport(self.host, store, secret, self.address)
 
     def transport(self) -> Transport:
         raise AssertionError("hosts that come and go have a link each")
@@ -203,6 +216,17 @@ class OpenWorld(World):
         self, text: str, *, op: str = "compare", blob: str = "settings"
     ) -> dict[str, str]:
         return dict.fromkeys(self.hosts, text)
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        """Raise `ConfigError` at a worker that differs from the server."""
+        if self._question is None:
+            self._facts |= facts
+            self._store.set(_FACTS, json.dumps(self._facts))
+            return
+        told = json.loads(self._store.get(_FACTS))
+        for name, value in facts.items():
+            if told.get(name, value) != value:
+                raise difference(name, {self.server: told[name], self.host: value})
 
     def compare_step(self, step: Graph) -> None:
         """Both ends of a link compare their graphs when it is made."""
