@@ -22,6 +22,7 @@ from purine.cli import (
     explain,
     exports,
     imports,
+    join,
     launch,
     plan,
     plot,
@@ -53,6 +54,8 @@ app.command()(results.infer)
 app.command()(exports.export)
 app.command()(reports.replay)
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
+app.command()(join.join)
+app.command()(join.leave)
 app.command()(predict.predict)
 app.command()(plan.plan)
 app.command()(plot.plot)

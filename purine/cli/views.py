@@ -21,6 +21,7 @@ __all__ = ["Bar", "Lines", "View", "view_on"]
 _LINE_SECONDS = 5.0
 _STAGE_SECONDS = 2.0  # until a plain line says what takes so long before the first iteration
 _SMOOTHING = 0.95
+_MOST_WORKERS = 8  # that are shown
 
 
 class _Meter:
@@ -139,7 +140,7 @@ class Lines(View):
                 f"epoch {event.epoch}/{plan.epochs}, "
                 f"iteration {event.iteration}/{plan.iterations}: "
                 f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}{_staleness(event)}, "
-                f"{self.meter.speed():,.0f} {plan.sample_noun}/s"
+                f"{self.meter.speed():,.0f} {plan.sample_noun}/s{_workers(event)}"
             )
 
     def note(self, text: str) -> None:
@@ -190,7 +191,8 @@ class Bar(View):
             description=f"epoch {event.epoch}/{plan.epochs}, {event.iteration}/{plan.iterations}",
             facts=f"loss {self.meter.loss_text}{self._accuracy}, lr {event.lr:.3g}{scale}"
             + _staleness(event)
-            + self._speed,
+            + self._speed
+            + _workers(event),
         )
 
     def tested(self, event: Tested) -> None:
@@ -200,6 +202,17 @@ class Bar(View):
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _workers(event: Trained) -> str:
+    """A line with the speed of each worker, and how stale what it read was on average."""
+    shown = [
+        f"{number}: {speed:,.0f}/s ({stale:.1f})"
+        for number, (speed, stale) in enumerate(event.workers[:_MOST_WORKERS])
+    ]
+    more = len(event.workers) - _MOST_WORKERS
+    shown += [f"and {more} more"] if more > 0 else []
+    return f"\n  workers, with their staleness: {', '.join(shown)}" if shown else ""
 
 
 def _staleness(event: Trained) -> str:

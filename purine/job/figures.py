@@ -24,6 +24,8 @@ class WorkerFigures:
     >>> figures.add(Result(0, {}, worker=1, staleness=3, missed=1))
     >>> figures.staleness
     (3.0, 3)
+    >>> figures.speeds(seconds=2.0)
+    ((0.0, 0.0), (4.0, 3.0))
     >>> figures.rows(seconds=2.0)[1]["images_per_second"]
     4.0
     """
@@ -46,6 +48,15 @@ class WorkerFigures:
         total = sum(counts.staleness for counts in self._counts)
         count = sum(counts.iterations for counts in self._counts)
         return total / max(count, 1), max(counts.largest for counts in self._counts)
+
+    def speeds(self, seconds: float) -> tuple[tuple[float, float], ...]:
+        """By worker samples a second and the mean staleness."""
+        return tuple(
+            (one.iterations * self._samples / max(seconds, 1e-9), one.staleness / one.iterations)
+            if one.iterations
+            else (0.0, 0.0)
+            for one in self._counts
+        )
 
     def rows(self, seconds: float) -> list[dict[str, object]]:
         """The figures of each worker; those of the next iterations begin anew."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from purine.transports.open_world import LINKS, OpenWorld
 from purine.transports.processes import ProcessWorld, rank_and_size
 from purine.transports.world import World
 
-__all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts", "joined", "opened"]
+__all__ = ["TRANSPORT", "dismiss", "folder_on", "hosts_of_job", "join_hosts", "joined", "opened"]
 
 TRANSPORT = "PURINE_TRANSPORT"
 """The variable that names the transport; `tcp` without it."""
@@ -85,6 +86,7 @@ def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld:
     address, port, transport = json.loads(told[world.hosts[0]])
     if servers:
         (opened,) = servers
+        _tell_launcher()
         folder.write_meeting({"address": address, "port": port, "transport": transport})
     else:
         scheme = scheme_of(plan.job)
@@ -95,12 +97,33 @@ def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld:
     return opened
 
 
+def _tell_launcher() -> None:
+    """Tell `purine launch` that hosts may come and go from now on."""
+    pipe = os.environ.get("PURINE_LAUNCHER")
+    if pipe is not None:
+        with suppress(OSError, ValueError):
+            os.write(int(pipe), b"1")
+
+
 def joined(folder: RunFolder, transport: str | None) -> OpenWorld:
     """The world of a worker that joins the job that runs in a folder."""
     place = folder.read_meeting()
     return OpenWorld.joining(
         place["address"], int(place["port"]), transport=transport or place["transport"]
     )
+
+
+def dismiss(folder: RunFolder, worker: int) -> None:
+    """Tell a worker of the job that runs in a folder to leave."""
+    place = folder.read_meeting()
+    world = OpenWorld.visiting(place["address"], int(place["port"]))
+    links = world.ledger.present()
+    if worker not in links:
+        what, found = f"there is no worker {worker} that could leave", f"worker {worker}"
+        expected = f"one of workers {', '.join(map(str, sorted(links)))}" if links else "a worker"
+        remedy = "the server's own worker stays with it" if worker == 0 else "see the progress"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
+    world.dismiss(links[worker])
 
 
 def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
@@ -51,6 +51,7 @@ class Trained:
     """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite.
 
     `staleness` is that of workers since the metrics were last written: the mean and the largest.
+    `workers` has samples a second and the mean staleness of each.
     """
 
     iteration: int
@@ -59,6 +60,7 @@ class Trained:
     lr: float
     loss_scale: float | None = None
     staleness: tuple[float, int] | None = None
+    workers: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +306,10 @@ class Training:
             remedy += self.folder.kept_text()
             raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
-        stale = None if self._figures is None else self._figures.staleness
-        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale, stale)
+        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
+        if self._figures is not None:
+            speeds = self._figures.speeds(self._training - self._logged[1])
+            event = replace(event, staleness=self._figures.staleness, workers=speeds)
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:

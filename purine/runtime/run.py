@@ -402,7 +402,7 @@ class Run:
             else:
                 each = self._reached_now(iteration).each if self._parts else ()
                 whole |= beside_net(self.graph, values, each)
-            if self._parts:
+            if self._parts and self.world is None:
                 save_record(self._record_now(), Path(folder))
             return checkpoint.save(
                 Path(folder),

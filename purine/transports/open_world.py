@@ -107,6 +107,11 @@ class OpenWorld(World):
         world._question = Question(link, seat, transport)
         return world
 
+    @classmethod
+    def visiting(cls, address: str, port: int) -> OpenWorld:
+        """The world of somebody who wants to tell the hosts something, and does not train."""
+        return cls(_connected(address, port, master=False), "visitor", "server", address)
+
     @property
     def port(self) -> int:
         """Where the store listens."""
