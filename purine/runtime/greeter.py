@@ -48,7 +48,7 @@ class Greeter:
         self._busy: set[int] = set()
         """The seats that somebody was given and has not taken yet."""
         self.reached: dict[int, int] = {}
-        """By seat the iteration that its workers have reported; without, it is taken from rounds."""
+        """By seat the iteration that its workers have reported; without it, rounds tell."""
         self.lives: list[Life] = []
         """The workers that have come, in their order."""
         self._lock = threading.Lock()
