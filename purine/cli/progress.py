@@ -63,7 +63,9 @@ def run_job(
             folder = folder_on(world, plan, folder)
             if world is not None and over_hosts(plan.job):
                 world = opened(world, plan, folder)
-                if world.host != world.server:
+                if world is None:
+                    return 0
+                if not world.serves:
                     return _work(plan, folder, world, signals)
             serves = live and (world is None or world.first)
             with live_page(folder.path) if serves else nullcontext() as address:

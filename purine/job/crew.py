@@ -231,7 +231,7 @@ class Crew:
         self._over = True
         self._world.end()
         greeter, ends = self._greeter(), monotonic() + _FAREWELL
-        self._run.serve(lambda run: not greeter.present or monotonic() > ends)
+        self._run.serve(lambda run: not greeter.taken or monotonic() > ends)
         if greeter.present:
             late = ", ".join(map(str, greeter.present))
             _log.warning("worker %s does not end; what it has not brought is lost", late)

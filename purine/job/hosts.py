@@ -72,10 +72,11 @@ def _refuse_world(hosts: Sequence[str], transport: str) -> None:
         raise ConfigError(what, expected, f"one of {hosts[0]}", remedy)
 
 
-def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld:
+def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
     """The world of workers on the hosts that have met in `world`; from now on they come and go.
 
-    The first host is the server. It writes into the folder of the run where it can be reached.
+    The first host is the server. It writes into the folder of the run where it can be reached. None
+    if the others have trained everything meanwhile.
     """
     transport = os.environ.get(TRANSPORT, "tcp")
     servers = [OpenWorld.serving(os.environ["MASTER_ADDR"])] if world.first else []
@@ -84,6 +85,7 @@ def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld:
     world.barrier()
     world.close()
     address, port, transport = json.loads(told[world.hosts[0]])
+    opened: OpenWorld | None
     if servers:
         (opened,) = servers
         _tell_launcher()
@@ -92,8 +94,9 @@ def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld:
         scheme = scheme_of(plan.job)
         assert scheme is not None
         seat = hosts_of_job(plan.job).index(world.host) - scheme.servers
-        opened = OpenWorld.joining(address, port, transport=transport, seat=seat)
-    opened.met = world
+        opened = OpenWorld.asking(address, port, transport=transport, seat=seat)
+    if opened is not None:
+        opened.met = world
     return opened
 
 

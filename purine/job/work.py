@@ -6,6 +6,8 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
 
+import torch.distributed as dist
+
 from purine.errors import RunError
 from purine.job.crew import LEAVES, as_item
 from purine.job.plan import JobPlan
@@ -35,26 +37,24 @@ class Work:
         self._items: list[Any] = []
         self._reports = 0
         self._reported = self._began = monotonic()
-        self._over = False
+        self._told = False
+        """Whether the job is over for this worker."""
 
     def until(self, stop: Callable[[], bool]) -> None:
         """Train until the job is over, the server sends it away, or `stop` says so."""
         try:
-            while not self._over and not stop():
+            while not (stop() or self._over()):
                 for result in self._run.steps_while(lambda: 0 if stop() else self._allowed()):
                     self._taken -= 1
                     self.iterations += 1
                     self._items.append(as_item(result))
-                    if monotonic() - self._reported > _REPORT:
-                        self._report()
-                    if self._over:
+                    if self._over(_REPORT):
                         break
                 else:
-                    self._report()
                     sleep(_WAIT)
             self._leave()
-        except (RunError, RuntimeError) as error:
-            if self._over:
+        except (RunError, dist.DistError) as error:
+            if self._told:
                 return  # the server has ended, and did not wait for this worker
             if isinstance(error, RunError):
                 raise
@@ -69,7 +69,7 @@ class Work:
         """Bring everything that is complete or in flight, and go."""
         in_flight = self._run.steps_while(lambda: self._run.in_flight)
         self._items += [*map(as_item, in_flight), LEAVES]
-        self._report()
+        self._over()
         self._run.close()
 
     def _allowed(self) -> int:
@@ -80,11 +80,13 @@ class Work:
             self._taken += self._world.ledger.take(self._world.number, count)
         return self._taken
 
-    def _report(self) -> None:
-        """Tell the server what is complete, and hear whether the job is over."""
-        if self._items:
-            self._world.ledger.report(self._world.number, self._reports, self._items)
-            self._reports += 1
-            self._items = []
-        self._reported = monotonic()
-        self._over = self._over or self._world.told
+    def _over(self, after: float = 0.0) -> bool:
+        """Report what is complete, if the last report is so long ago; whether the job is over."""
+        if monotonic() - self._reported >= after:
+            if self._items:
+                self._world.ledger.report(self._world.number, self._reports, self._items)
+                self._reports += 1
+                self._items = []
+            self._reported = monotonic()
+            self._told = self._told or self._world.told
+        return self._told

@@ -83,6 +83,17 @@ class OpenWorld(World):
         cls, address: str, port: int, *, transport: str = "tcp", seat: int | None = None
     ) -> OpenWorld:
         """The world of a worker that the server has given a seat; it waits for a free one."""
+        world = cls.asking(address, port, transport=transport, seat=seat)
+        if world is None:
+            what, expected = "the job is over", "a job that goes on"
+            raise RunError(what, expected, "one that ends", "start another one")
+        return world
+
+    @classmethod
+    def asking(
+        cls, address: str, port: int, *, transport: str = "tcp", seat: int | None = None
+    ) -> OpenWorld | None:
+        """The same, or None if the job is over."""
         if transport not in LINKS:
             raise unknown_name(ConfigError, "transport of workers that join", transport, LINKS)
         store = _connected(address, port, master=False)
@@ -93,15 +104,15 @@ class OpenWorld(World):
         try:
             while not (store.check([key]) or store.check([_OVER])):
                 sleep(_LOOK)
-            over = not store.check([key])
-            answer = {"refused": "the job is over"} if over else json.loads(store.get(key))
+            if not store.check([key]):
+                return None
+            answer = json.loads(store.get(key))
         except RuntimeError as error:
             found, remedy = "none: it has ended", "start the server, and then its workers"
             raise RunError("the server gave no answer", "a seat", found, remedy) from error
         if "refused" in answer:
-            found, remedy = answer["refused"], "join a job with room for another worker"
-            what = "the server has no seat for this worker"
-            raise RunError(what, "a job that goes on, with a free seat", found, remedy)
+            expected, remedy = "a free seat", "join a job with room for another worker"
+            raise RunError("the server has no seat for this worker", expected, "none", remedy)
         world = cls(store, answer["host"], answer["server"], _own_address(address, port))
         world.begin = answer["begin"]
         world._question = Question(link, seat, transport)
@@ -116,6 +127,11 @@ class OpenWorld(World):
     def port(self) -> int:
         """Where the store listens."""
         return int(self._store.port)
+
+    @property
+    def serves(self) -> bool:
+        """Whether this host is the server."""
+        return self._question is None
 
     @property
     def number(self) -> int:
@@ -160,7 +176,7 @@ class OpenWorld(World):
 
     def refuse(self, question: Question) -> None:
         """Tell a host that there is no seat for it."""
-        self._store.set(f"answer{question.link}", json.dumps({"refused": "no such seat"}))
+        self._store.set(f"answer{question.link}", json.dumps({"refused": True}))
 
     def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
         """Wait until the worker of a link is ready to connect; False if it does not come, or has
