@@ -59,14 +59,16 @@ def run_job(
         with view, _showing_log(view):
             view.stage("reading the data and building the graphs")
             plan, folder = _plan(layers, resumed=resumed)
-            world = join_hosts(plan.job)
-            folder = folder_on(world, plan, folder)
-            if world is not None and over_hosts(plan.job):
-                world = opened(world, plan, folder)
-                if world is None:
+            met = join_hosts(plan.job)
+            folder = folder_on(met, plan, folder)
+            world: World | None = met
+            if met is not None and over_hosts(plan.job):
+                others = opened(met, plan, folder)
+                if others is None:
                     return 0
-                if not world.serves:
-                    return _work(plan, folder, world, signals)
+                if not others.serves:
+                    return _work(plan, folder, others, signals)
+                world = others
             serves = live and (world is None or world.first)
             with live_page(folder.path) if serves else nullcontext() as address:
                 if address is not None:
@@ -136,6 +138,7 @@ def _work(plan: JobPlan, folder: RunFolder, world: OpenWorld, signals: Signals) 
         work = Work(plan, run, world)
         with answering(folder.path, world.host, work.status):
             work.until(lambda: bool(signals.received))
+    world.close()
     return 128 + signals.received[0] if signals.received else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def hosts_of_job(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(location.host for location in as_locations(job.devices)))
 
 
-def join_hosts(job: Job) -> World | None:
+def join_hosts(job: Job) -> ProcessWorld | None:
     """The world of a job on several hosts; None for a job on one."""
     hosts = hosts_of_job(job)
     if len(hosts) == 1:
@@ -56,23 +56,14 @@ def join_hosts(job: Job) -> World | None:
         remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
         raise ConfigError(what, expected, f"{size} and devices of {', '.join(hosts)}", remedy)
     transport = os.environ.get(TRANSPORT, "tcp")
-    if over_hosts(job):
-        _refuse_world(hosts, transport)
-    return ProcessWorld(transport)
-
-
-def _refuse_world(hosts: Sequence[str], transport: str) -> None:
-    """Refuse workers over a transport of which two hosts cannot have one for themselves."""
-    if transport not in LINKS:
-        what, expected = f"workers on several hosts do not train over {transport}", ", ".join(LINKS)
-        raise ConfigError(what, expected, transport, f"set {TRANSPORT} to one of them")
-    if hosts[0] != "host0":
+    if over_hosts(job) and hosts[0] != "host0":
         what, expected = "the first device is not one of the first host", "a device of host0 first"
         remedy = "write the devices of host0 first: it keeps what workers share"
         raise ConfigError(what, expected, f"one of {hosts[0]}", remedy)
+    return ProcessWorld(transport)
 
 
-def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
+def opened(world: ProcessWorld, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
     """The world of workers on the hosts that have met in `world`; from now on they come and go.
 
     The first host is the server. It writes into the folder of the run where it can be reached. None
@@ -82,6 +73,7 @@ def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
     servers = [OpenWorld.serving(os.environ["MASTER_ADDR"])] if world.first else []
     reached_at = [json.dumps([one.address, one.port, transport]) for one in servers]
     told = world.jointly(lambda: "".join(reached_at), op="open")
+    world.engage()
     world.barrier()
     world.close()
     address, port, transport = json.loads(told[world.hosts[0]])
@@ -94,7 +86,8 @@ def opened(world: World, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
         scheme = scheme_of(plan.job)
         assert scheme is not None
         seat = hosts_of_job(plan.job).index(world.host) - scheme.servers
-        opened = OpenWorld.asking(address, port, transport=transport, seat=seat)
+        rank = world.hosts.index(world.host)
+        opened = OpenWorld.asking(address, port, transport=transport, seat=seat, rank=rank)
     if opened is not None:
         opened.met = world
     return opened
@@ -111,6 +104,12 @@ def _tell_launcher() -> None:
 def joined(folder: RunFolder, transport: str | None) -> OpenWorld:
     """The world of a worker that joins the job that runs in a folder."""
     place = folder.read_meeting()
+    engine = place["transport"]
+    if transport is None and engine not in LINKS:
+        what, found = f"a host cannot join over {engine}", f"a job over {engine}"
+        expected = f"a transport for hosts that come later: {', '.join(LINKS)}"
+        remedy = "name the transport of this worker: --transport tcp"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
     return OpenWorld.joining(
         place["address"], int(place["port"]), transport=transport or place["transport"]
     )

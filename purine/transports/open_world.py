@@ -13,6 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
@@ -25,10 +26,13 @@ from purine.errors import ConfigError, RunError
 from purine.graph import Graph
 from purine.lowering.together import Group
 from purine.nearest import unknown_name
+from purine.transports import gpi2
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 from purine.transports.communicator import Communicator
+from purine.transports.gaspi import GaspiTransport
 from purine.transports.ledger import Ledger
+from purine.transports.mpi import MpiTransport
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
@@ -37,13 +41,16 @@ from purine.transports.world import World, difference
 __all__ = ["LINKS", "OpenWorld", "Question"]
 
 LINKS = ("shm", "tcp", "torchdist")
-"""The transports of which two hosts can have one for themselves."""
+"""The transports by which a host can join at any time."""
+_ENGINES = ("gaspi", "mpi")
+"""Those that connect hosts which were started together."""
 _PATIENCE = timedelta(seconds=60)
 _NEVER = timedelta(days=365)
 """A receive may wait as long as it takes: hosts tell each other that they are alive."""
 _LOOK = 0.05
 """Seconds between two looks for an answer."""
 _OVER = "over"
+_CLOSED = "closed"
 _FACTS = "facts"
 _LEAVE = "leave"
 
@@ -51,11 +58,12 @@ _LEAVE = "leave"
 @dataclass(frozen=True, slots=True)
 class Question:
     """What a host that wants to join says: the `link` that it asks for, its seat, if it wants one
-    alone, and the transport."""
+    alone, the transport, and its number among the hosts that were started together."""
 
     link: int
     seat: int | None
     transport: str
+    rank: int = 0
 
 
 class OpenWorld(World):
@@ -91,14 +99,21 @@ class OpenWorld(World):
 
     @classmethod
     def asking(
-        cls, address: str, port: int, *, transport: str = "tcp", seat: int | None = None
+        cls,
+        address: str,
+        port: int,
+        *,
+        transport: str = "tcp",
+        seat: int | None = None,
+        rank: int = 0,
     ) -> OpenWorld | None:
-        """The same, or None if the job is over."""
-        if transport not in LINKS:
+        """The same, or None if the job is over. `rank` is that of a host that was started together
+        with the server."""
+        if transport not in LINKS and not (rank and transport in _ENGINES):
             raise unknown_name(ConfigError, "transport of workers that join", transport, LINKS)
         store = _connected(address, port, master=False)
         link = int(store.add("asked", 1))
-        question = {"seat": seat, "transport": transport}
+        question = {"seat": seat, "transport": transport, "rank": rank}
         store.set(f"question{link}", json.dumps(question))
         key = f"answer{link}"
         try:
@@ -115,7 +130,7 @@ class OpenWorld(World):
             raise RunError("the server has no seat for this worker", expected, "none", remedy)
         world = cls(store, answer["host"], answer["server"], _own_address(address, port))
         world.begin = answer["begin"]
-        world._question = Question(link, seat, transport)
+        world._question = Question(link, seat, transport, rank)
         return world
 
     @classmethod
@@ -166,7 +181,7 @@ class OpenWorld(World):
         while self._store.check([f"question{asked + len(found) + 1}"]):
             link = asked + len(found) + 1
             told = json.loads(self._store.get(f"question{link}"))
-            found.append(Question(link, told["seat"], told["transport"]))
+            found.append(Question(link, told["seat"], told["transport"], told["rank"]))
         return found
 
     def answer(self, question: Question, *, host: str, begin: int) -> None:
@@ -213,12 +228,16 @@ class OpenWorld(World):
         that of a question, with the worker `peer`."""
         asked = question or self._question
         assert asked is not None
+        if asked.transport == "mpi":
+            return MpiTransport({self.server: 0, peer or self.host: asked.rank}, link=asked.link)
         connection = self._store.clone()  # type: ignore[attr-defined]  # missing in the stubs
         store = PrefixStore(f"link{asked.link}", connection)
         if asked.transport == "torchdist":
             ranks = {self.server: 0, (peer or self.host): 1}
             group = dist.ProcessGroupGloo(store, ranks[self.host], 2, _NEVER)
             return TorchTransport(ranks, group)  # type: ignore[arg-type]  # it can do as much
+        if asked.transport == "gaspi":
+            return GaspiTransport(self.host, store, gpi2.joined())
         key = "secret"
         if self.host == self.server:
             store.set(key, os.urandom(32).hex())
@@ -270,7 +289,16 @@ class OpenWorld(World):
         """Nobody waits for anybody."""
 
     def close(self) -> None:
-        """The store ends with the process of the server."""
+        """Leave; a process of an MPI job stays until the server does, since MPI ends it otherwise.
+
+        The store ends with the process of the server.
+        """
+        if self._question is None:
+            self._store.set(_CLOSED, "1")
+        elif self._question.transport == "mpi":
+            with suppress(dist.DistError):
+                while not self._store.check([_CLOSED]):
+                    sleep(_LOOK)
 
 
 def _connected(address: str, port: int, *, master: bool) -> TCPStore:
