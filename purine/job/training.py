@@ -51,7 +51,7 @@ class Trained:
     """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite.
 
     `staleness` is that of workers since the metrics were last written: the mean and the largest.
-    `workers` has samples a second and the mean staleness of each.
+    `workers` are their iterations so far, and the sum of the staleness of these.
     """
 
     iteration: int
@@ -60,7 +60,7 @@ class Trained:
     lr: float
     loss_scale: float | None = None
     staleness: tuple[float, int] | None = None
-    workers: tuple[tuple[float, float], ...] = ()
+    workers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +308,8 @@ class Training:
         scale = None if self._overflows is None else result[LOSS_SCALE]
         event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
         if self._figures is not None:
-            speeds = self._figures.speeds(self._training - self._logged[1])
-            event = replace(event, staleness=self._figures.staleness, workers=speeds)
+            own = self._figures.totals
+            event = replace(event, staleness=self._figures.staleness, workers=own)
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
