@@ -45,6 +45,8 @@ LINKS = ("shm", "tcp", "torchdist")
 _ENGINES = ("gaspi", "mpi")
 """Those that connect hosts which were started together."""
 _PATIENCE = timedelta(seconds=60)
+_BUILDS = 300.0
+"""Seconds that a worker with a seat has to build its part."""
 _NEVER = timedelta(days=365)
 """A receive may wait as long as it takes: hosts tell each other that they are alive."""
 _LOOK = 0.05
@@ -196,7 +198,7 @@ class OpenWorld(World):
     def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
         """Wait until the worker of a link is ready to connect; False if it does not come, or has
         another graph, which it is told."""
-        key, ends = f"ready{question.link}", monotonic() + _PATIENCE.total_seconds()
+        key, ends = f"ready{question.link}", monotonic() + _BUILDS
         while not self._store.check([key]):
             if monotonic() > ends or not still():
                 return False
@@ -295,6 +297,7 @@ class OpenWorld(World):
         """
         if self._question is None:
             self._store.set(_CLOSED, "1")
+            sleep(0.0 if self.met is None else 4 * _LOOK)  # others may still look for an answer
         elif self._question.transport == "mpi":
             with suppress(dist.DistError):
                 while not self._store.check([_CLOSED]):

@@ -239,3 +239,11 @@ def test_show_lists_what_is_done_to_a_graph_and_in_which_order() -> None:
         lines = call("show", option).out.splitlines()
         assert [line.split()[0] for line in lines] == names
         assert all(len(line.split()) > 3 for line in lines), "a reason for each"
+
+
+def test_workers_on_several_hosts_are_not_shown_lowered() -> None:
+    words = ("--net", "mlp", "--step", "--devices", "host0-1:cpu:0", "--parallel")
+    shown = call("show", *words, "asynchronous=easgd")
+    assert shown.code == 0, shown.err
+    refused = call("show", *words, "asynchronous=easgd", "--lowered")
+    assert (refused.code, "lowered one by one" in refused.err) == (2, True)

@@ -82,7 +82,7 @@ def test_a_job_trains_every_iteration_and_is_measured(
 
 def test_a_job_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = job("easgd,every=2", 2, iters=2000, save_every=2000, out=run)
+    words = job("easgd,every=2", 3, iters=100_000, save_every=100_000, batch=48, out=run)
     process = launched("train", *words, hosts=2)
     until(process, run, 5)
     os.killpg(process.pid, signal.SIGINT)
@@ -90,14 +90,14 @@ def test_a_job_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert code == 130, err
     assert "to go on:" in out
     stopped = checkpoint.load(run).iteration
-    assert 0 < stopped < 4000
-    assert stopped % 2 == 0
+    assert stopped > 0
+    assert stopped % 3 == 0  # the third worker may still join
     again = launched("train", "--resume", "--out", run, hosts=2)
-    until(again, run, stopped // 2 + 5)
+    until(again, run, stopped // 3 + 5)
     os.killpg(again.pid, signal.SIGINT)
     code, out, err = ended(again)
     assert code == 130, err
-    assert f"from iteration {stopped // 2} " in out
+    assert f"from iteration {stopped // 3} " in out
     assert checkpoint.load(run).iteration > stopped
 
 

@@ -160,6 +160,9 @@ def test_another_graph_and_a_missing_server_are_refused() -> None:
     with serving(graph_of("easgd")) as (world, _):
         with pytest.raises(ConfigError, match="another graph"):
             Worker(graph_of("easgd", alpha=0.125), world.port, 2).end()
+        own, other = OpenWorld.joining("127.0.0.1", world.port), {"seed": 4, "share_cores": True}
+        with pytest.raises(ConfigError, match="differ in their seed"):
+            pu.Run(graph_of("easgd"), data=DATA, threads=1, world=own, **other)
         with pytest.raises(RunError, match="no seat"):
             OpenWorld.joining("127.0.0.1", world.port, seat=7)
     with pytest.raises(ConfigError, match="did you mean"):
