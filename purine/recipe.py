@@ -207,6 +207,7 @@ def refuse_devices(scheme: Scheme, locations: tuple[Location, ...]) -> None:
         if scheme.asynchronous is not None:
             factors = {"workers": scheme.workers, **factors}
         product = " * ".join(f"{name} {count}" for name, count in factors.items())
+        product = f"servers {scheme.servers} + {product}" if scheme.servers else product
         what = f"the scheme is for {scheme.devices} devices, and {len(locations)} are named"
         remedy = "name as many devices, or change data, pipeline and model"
         expected = f"{product} = {scheme.devices} devices"

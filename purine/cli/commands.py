@@ -38,6 +38,14 @@ COMMANDS = {
         "launch:launch",
         "Start several hosts on this machine, each a process with its share of the cores.",
     ),
+    "join": (
+        "join:join",
+        "Train as a worker of a job that is going on, until it ends or Ctrl-C.",
+    ),
+    "leave": (
+        "join:leave",
+        "Tell a worker of a running job to bring what it has learnt and to leave.",
+    ),
     "predict": (
         "predict:predict",
         "Tell how fast a job will run, what it needs, and what limits it. Nothing runs.",

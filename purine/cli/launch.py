@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, Annotated
 
 import typer
@@ -34,7 +35,9 @@ def launch(
     """Start several hosts on this machine, each a process with its share of the cores.
 
     The first host shows progress; messages of the others have their name in front. If one fails,
-    all end, with its exit code. On several machines, torchrun, mpiexec or srun start the hosts.
+    all end, with its exit code; workers that do not wait for each other go on without one that is
+    lost, as long as the first host is there. On several machines, torchrun, mpiexec or srun start
+    the hosts.
 
     \b
     purine launch --hosts 2 -- train --net lenet --devices host0-1:cpu:0 --out runs/two
@@ -72,6 +75,8 @@ class _Hosts:
         cores = available()
         size = len(cores) // count
         self.processes = []
+        self._told, told = os.pipe()
+        os.set_blocking(self._told, False)
         for rank in range(count):
             own = cores[rank * size : (rank + 1) * size] or [cores[rank % len(cores)]]
             process = subprocess.Popen(
@@ -80,7 +85,8 @@ class _Hosts:
                 stdout=None if rank == 0 else subprocess.DEVNULL,
                 stderr=None if rank == 0 else subprocess.PIPE,
                 text=True,
-                env={**os.environ, **shared, "RANK": str(rank)},
+                env={**os.environ, **shared, "RANK": str(rank), "PURINE_LAUNCHER": str(told)},
+                pass_fds=(told,),
             )
             bind(process.pid, own)
             self.processes.append(process)
@@ -93,21 +99,36 @@ class _Hosts:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the hosts too
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda number, frame: self._send(number))
-        code, patience = 0, 0.1
+        code, patience, apart = 0, 0.1, False
         left = list(self.processes)
         while left:
             for process in list(left):
                 try:
                     ended = process.wait(timeout=patience)
                 except subprocess.TimeoutExpired:
-                    if code:
+                    if code or (apart and self.processes[0] not in left):
                         process.kill()
                     continue
                 left.remove(process)
+                apart = apart or self._are_apart()
+                if apart and process is not self.processes[0]:
+                    self._note(process, ended)
+                    continue
                 code = code or (ended if ended >= 0 else 128 - ended)
-                if code:
-                    patience = _PATIENCE_TO_STOP if code in _STOPPED else _PATIENCE
+                if code or apart:
+                    patience = _PATIENCE_TO_STOP if code in (0, *_STOPPED) else _PATIENCE
         return code
+
+    def _are_apart(self) -> bool:
+        """Whether the first host has said that the others may come and go from now on."""
+        with suppress(BlockingIOError):
+            return bool(os.read(self._told, 1))
+        return False
+
+    def _note(self, process: subprocess.Popen[str], code: int) -> None:
+        if code not in (0, *_STOPPED):
+            host = f"host{self.processes.index(process)}"
+            print(f"{host}: ended with code {code}; the others go on", file=sys.stderr, flush=True)
 
     def _send(self, number: int) -> None:
         for process in self.processes:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -20,16 +21,19 @@ from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
 from purine.job.foresee import foresight
-from purine.job.hosts import folder_on, hosts_of_job, join_hosts
-from purine.job.launch import job_layers, plan_run, started_again
-from purine.job.placing import megabytes, own_host, placement, scheme_of
+from purine.job.hosts import folder_on, hosts_of_job, join_hosts, joined, opened
+from purine.job.launch import job_layers, plan_run, resume, started_again
+from purine.job.placing import megabytes, over_hosts, own_host, placement, scheme_of
 from purine.job.status import answering
+from purine.job.training import run_of
+from purine.job.work import Work
 from purine.placement.devices import parse_devices
+from purine.transports.open_world import OpenWorld
 from purine.transports.processes import rank_and_size
 from purine.transports.world import World
 from purine.viewer.live import live_page
 
-__all__ = ["Signals", "run_job", "stop_signals"]
+__all__ = ["Signals", "join_job", "run_job", "stop_signals"]
 
 _ERASE_LINE = b"\r\x1b[2K"
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -55,13 +59,22 @@ def run_job(
         with view, _showing_log(view):
             view.stage("reading the data and building the graphs")
             plan, folder = _plan(layers, resumed=resumed)
-            world = join_hosts(plan.job)
-            folder = folder_on(world, plan, folder)
+            met = join_hosts(plan.job)
+            folder = folder_on(met, plan, folder)
+            world: World | None = met
+            if met is not None and over_hosts(plan.job):
+                others = opened(met, plan, folder)
+                if others is None:
+                    return 0
+                if not others.serves:
+                    return _work(plan, folder, others, signals)
+                world = others
             serves = live and (world is None or world.first)
             with live_page(folder.path) if serves else nullcontext() as address:
                 if address is not None:
                     view.note(f"live: {address}")
                 code = _train(plan, folder, world, view, output, signals, resumed=resumed)
+            folder.meeting_file.unlink(missing_ok=True)
             if world is not None:
                 world.close()
             return code
@@ -117,6 +130,34 @@ def _train(
         if training.complete:
             return 0
         return 128 + signals.received[0] if signals.received else 2
+
+
+def _work(plan: JobPlan, folder: RunFolder, world: OpenWorld, signals: Signals) -> int:
+    """Train as a worker of a job whose server is another host; returns the exit code."""
+    with run_of(plan, world) as run:
+        work = Work(plan, run, world)
+        with answering(folder.path, world.host, work.status):
+            work.until(lambda: bool(signals.received))
+    world.close()
+    return 128 + signals.received[0] if signals.received else 0
+
+
+def join_job(path: Path, transport: str | None, threads: int | None) -> int:
+    """Train as a worker that joins the job in a folder; returns the exit code."""
+    if threads is not None and threads < 1:
+        what, remedy = f"--threads is {threads}", "leave --threads out"
+        raise ConfigError(what, "1 or more threads", str(threads), remedy)
+    folder = RunFolder.existing(path)
+    folder.read_meeting()
+    with stop_signals() as signals:
+        plan = resume(folder, {})
+        plan = plan if threads is None else replace(plan, job=replace(plan.job, threads=threads))
+        print(f"waiting for a seat in {path}", flush=True)
+        world = joined(folder, transport)
+        print(f"training as {world.host}, from iteration {world.begin} on", flush=True)
+        code = _work(plan, folder, world, signals)
+        print("left", flush=True)
+        return code
 
 
 def _headline(plan: JobPlan) -> str:

@@ -159,6 +159,8 @@ def _asked_graph(
 ) -> Lowered:
     """The net or its training step, lowered as far as it is asked for."""
     from purine import lowering
+    from purine.lowering.hosts import hosts_of
+    from purine.lowering.workers import has_workers
 
     graph = _graph(file, **net)
     if step:
@@ -170,6 +172,9 @@ def _asked_graph(
             raise ConfigError(what, expected, f"{flag} {value}", remedy)
     if not lowered and after is None:
         return lowering.Lowered(graph)
+    if has_workers(graph) and len(hosts_of(graph)) > 1:
+        what, expected = "workers on several hosts are lowered one by one", "a step on one host"
+        raise ConfigError(what, expected, ", ".join(hosts_of(graph)), "leave --lowered out")
     return lowering.lower(graph, lowering.options_for(graph), after=after)
 
 

@@ -21,6 +21,7 @@ __all__ = ["Bar", "Lines", "View", "view_on"]
 _LINE_SECONDS = 5.0
 _STAGE_SECONDS = 2.0  # until a plain line says what takes so long before the first iteration
 _SMOOTHING = 0.95
+_MOST_WORKERS = 8  # that are shown
 
 
 class _Meter:
@@ -31,8 +32,11 @@ class _Meter:
         self.loss: float | None = None
         self._samples = 0
         self._since = perf_counter()
+        self._workers: tuple[tuple[int, int], ...] = ()
+        """What workers had done when the speed was last read."""
 
     def add(self, event: Trained) -> None:
+        self._workers = self._workers or ((0, 0),) * len(event.workers)
         self._samples += self.plan.samples_per_iteration
         if not math.isfinite(event.loss):  # a loss scale skipped it
             return
@@ -46,6 +50,21 @@ class _Meter:
     @property
     def seconds(self) -> float:
         return perf_counter() - self._since
+
+    def workers(self, event: Trained) -> str:
+        """A line with the speed of each worker since the speed was last read, and how stale what it
+        read was on average."""
+        samples = self.plan.samples_per_iteration / max(1, len(event.workers))
+        shown = []
+        both = zip(event.workers, self._workers, strict=True)
+        for number, ((now, stale), (before, old)) in enumerate(both):
+            count = now - before
+            speed, mean = count * samples / max(self.seconds, 1e-9), (stale - old) / max(1, count)
+            shown.append(f"{number}: {speed:,.0f}/s ({mean:.1f})")
+        if len(shown) > _MOST_WORKERS:
+            shown[_MOST_WORKERS:] = [f"and {len(shown) - _MOST_WORKERS} more"]
+        self._workers = event.workers
+        return f"\n  workers, with their staleness: {', '.join(shown)}" if shown else ""
 
     def speed(self) -> float:
         """Samples a second since the last call."""
@@ -135,11 +154,12 @@ class Lines(View):
         plan = self.meter.plan
         if self.meter.seconds >= _LINE_SECONDS or event.iteration == plan.iterations:
             scale = "" if event.loss_scale is None else f", loss scale {event.loss_scale:g}"
+            workers = self.meter.workers(event)
             self.note(
                 f"epoch {event.epoch}/{plan.epochs}, "
                 f"iteration {event.iteration}/{plan.iterations}: "
                 f"loss {self.meter.loss_text}, lr {event.lr:.3g}{scale}{_staleness(event)}, "
-                f"{self.meter.speed():,.0f} {plan.sample_noun}/s"
+                f"{self.meter.speed():,.0f} {plan.sample_noun}/s{workers}"
             )
 
     def note(self, text: str) -> None:
@@ -182,7 +202,8 @@ class Bar(View):
         plan = self.meter.plan
         self.meter.add(event)
         if self.meter.seconds >= 0.5:
-            self._speed = f", {self.meter.speed():,.0f} {plan.sample_noun}/s"
+            workers = self.meter.workers(event)
+            self._speed = f", {self.meter.speed():,.0f} {plan.sample_noun}/s{workers}"
         scale = "" if event.loss_scale is None else f", scale {event.loss_scale:g}"
         self.progress.update(
             self.task,

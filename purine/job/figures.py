@@ -24,6 +24,8 @@ class WorkerFigures:
     >>> figures.add(Result(0, {}, worker=1, staleness=3, missed=1))
     >>> figures.staleness
     (3.0, 3)
+    >>> figures.totals
+    ((0, 0), (1, 3))
     >>> figures.rows(seconds=2.0)[1]["images_per_second"]
     4.0
     """
@@ -31,6 +33,7 @@ class WorkerFigures:
     def __init__(self, workers: int, samples: int) -> None:
         self._samples = samples
         self._counts = [_Counts() for _ in range(workers)]
+        self._totals = [(0, 0)] * workers
 
     def add(self, result: Result) -> None:
         """Count an iteration of a worker."""
@@ -39,6 +42,13 @@ class WorkerFigures:
         counts.staleness += result.staleness
         counts.missed += result.missed
         counts.largest = max(counts.largest, result.staleness)
+        iterations, staleness = self._totals[result.worker]
+        self._totals[result.worker] = iterations + 1, staleness + result.staleness
+
+    @property
+    def totals(self) -> tuple[tuple[int, int], ...]:
+        """By worker the number of its iterations so far, and the sum of their staleness."""
+        return tuple(self._totals)
 
     @property
     def staleness(self) -> tuple[float, int]:

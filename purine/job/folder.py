@@ -65,6 +65,7 @@ class RunFolder:
     summary_file = _File("summary.json")
     trace_file = _File("trace.json")
     record_file = _File(RECORD)
+    meeting_file = _File("meeting.json")
     checkpoints = _File("checkpoints")
 
     @classmethod
@@ -207,6 +208,22 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write the results of the run."""
         _write_text(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
+
+    def write_meeting(self, place: Mapping[str, object]) -> None:
+        """Write where workers may join."""
+        _write_text(self.meeting_file, json.dumps(place) + "\n")
+
+    def read_meeting(self) -> Mapping[str, Any]:
+        """Where workers may join the job that runs in this folder: address, port and transport."""
+        what, remedy = "no job runs in this folder that workers can join", "see purine status"
+        expected = "a running job of workers on several hosts"
+        if not (self.is_running() and self.meeting_file.is_file()):
+            raise ConfigError(what, expected, "none", remedy, where=self.path)
+        try:
+            place = json.loads(self.meeting_file.read_text())
+            return {name: place[name] for name in ("address", "port", "transport")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise unreadable(ConfigError, self.meeting_file, error, expected, what) from error
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Add one line to the metrics file."""

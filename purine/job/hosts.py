@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,13 +18,15 @@ from purine.job.config import Job
 from purine.job.folder import FollowerFolder, RunFolder
 from purine.job.launch import open_folder
 from purine.job.options import OPTIONS
+from purine.job.placing import over_hosts, scheme_of
 from purine.job.plan import JobPlan
 from purine.placement.devices import as_locations
 from purine.runtime.agreement import facts_of
+from purine.transports.open_world import LINKS, OpenWorld
 from purine.transports.processes import ProcessWorld, rank_and_size
 from purine.transports.world import World
 
-__all__ = ["TRANSPORT", "folder_on", "hosts_of_job", "join_hosts"]
+__all__ = ["TRANSPORT", "dismiss", "folder_on", "hosts_of_job", "join_hosts", "joined", "opened"]
 
 TRANSPORT = "PURINE_TRANSPORT"
 """The variable that names the transport; `tcp` without it."""
@@ -38,19 +42,90 @@ def hosts_of_job(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(location.host for location in as_locations(job.devices)))
 
 
-def join_hosts(job: Job) -> World | None:
+def join_hosts(job: Job) -> ProcessWorld | None:
     """The world of a job on several hosts; None for a job on one."""
     hosts = hosts_of_job(job)
     if len(hosts) == 1:
         return None
     size = rank_and_size()[1]
     wanted = tuple(f"host{number}" for number in range(len(hosts)))
-    if size != len(hosts) or set(hosts) != set(wanted):
+    fewer = over_hosts(job) and 1 < size < len(hosts)  # the others may join later
+    if (size != len(hosts) and not fewer) or set(hosts) != set(wanted):
         what = f"the devices are those of {len(hosts)} hosts, and {size} were started"
         expected = f"{len(hosts)} processes, and devices of {', '.join(wanted)}"
         remedy = f"start them: purine launch --hosts {len(hosts)} -- train ..., or torchrun"
         raise ConfigError(what, expected, f"{size} and devices of {', '.join(hosts)}", remedy)
-    return ProcessWorld(os.environ.get(TRANSPORT, "tcp"))
+    transport = os.environ.get(TRANSPORT, "tcp")
+    if over_hosts(job) and hosts[0] != "host0":
+        what, expected = "the first device is not one of the first host", "a device of host0 first"
+        remedy = "write the devices of host0 first: it keeps what workers share"
+        raise ConfigError(what, expected, f"one of {hosts[0]}", remedy)
+    return ProcessWorld(transport)
+
+
+def opened(world: ProcessWorld, plan: JobPlan, folder: RunFolder) -> OpenWorld | None:
+    """The world of workers on the hosts that have met in `world`; from now on they come and go.
+
+    The first host is the server. It writes into the folder of the run where it can be reached. None
+    if the others have trained everything meanwhile.
+    """
+    transport = os.environ.get(TRANSPORT, "tcp")
+    servers = [OpenWorld.serving(os.environ["MASTER_ADDR"])] if world.first else []
+    reached_at = [json.dumps([one.address, one.port, transport]) for one in servers]
+    told = world.jointly(lambda: "".join(reached_at), op="open")
+    world.engage()
+    world.barrier()
+    world.close()
+    address, port, transport = json.loads(told[world.hosts[0]])
+    opened: OpenWorld | None
+    if servers:
+        (opened,) = servers
+        _tell_launcher()
+        folder.write_meeting({"address": address, "port": port, "transport": transport})
+    else:
+        scheme = scheme_of(plan.job)
+        assert scheme is not None
+        seat = hosts_of_job(plan.job).index(world.host) - scheme.servers
+        rank = world.hosts.index(world.host)
+        opened = OpenWorld.asking(address, port, transport=transport, seat=seat, rank=rank)
+    if opened is not None:
+        opened.met = world
+    return opened
+
+
+def _tell_launcher() -> None:
+    """Tell `purine launch` that hosts may come and go from now on."""
+    pipe = os.environ.get("PURINE_LAUNCHER")
+    if pipe is not None:
+        with suppress(OSError, ValueError):
+            os.write(int(pipe), b"1")
+
+
+def joined(folder: RunFolder, transport: str | None) -> OpenWorld:
+    """The world of a worker that joins the job that runs in a folder."""
+    place = folder.read_meeting()
+    engine = place["transport"]
+    if transport is None and engine not in LINKS:
+        what, found = f"a host cannot join over {engine}", f"a job over {engine}"
+        expected = f"a transport for hosts that come later: {', '.join(LINKS)}"
+        remedy = "name the transport of this worker: --transport tcp"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
+    return OpenWorld.joining(
+        place["address"], int(place["port"]), transport=transport or place["transport"]
+    )
+
+
+def dismiss(folder: RunFolder, worker: int) -> None:
+    """Tell a worker of the job that runs in a folder to leave."""
+    place = folder.read_meeting()
+    world = OpenWorld.visiting(place["address"], int(place["port"]))
+    links = world.ledger.present()
+    if worker not in links:
+        what, found = f"there is no worker {worker} that could leave", f"worker {worker}"
+        expected = f"one of workers {', '.join(map(str, sorted(links)))}" if links else "a worker"
+        remedy = "the server's own worker stays with it" if worker == 0 else "see the progress"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
+    world.dismiss(links[worker])
 
 
 def folder_on(world: World | None, plan: JobPlan, folder: RunFolder | None) -> RunFolder:

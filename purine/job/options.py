@@ -225,7 +225,9 @@ class JobOptions:
         "that do not wait for each other, each of data times pipeline devices: staleness=N|any, "
         "push=N and fetch=N iterations (downpour), "
         "every=N iterations, alpha=X (easgd), outer_lr=X and outer_momentum=X (diloco), "
-        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps. "
+        "partners=SEED (gossip), stale_rate=true, rates=tickets|steps; on several hosts (downpour, "
+        "easgd, local, diloco) servers=1 for no worker at the first device, which has what they "
+        "share. "
         "auto is what `purine plan` would recommend.",
         shown="a replica on each device",
         metavar="KEY=VALUE,...",

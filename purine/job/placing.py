@@ -15,6 +15,7 @@ from purine.job.config import Job
 from purine.lowering import Options, lower, options_for
 from purine.lowering.host_rules import host_problems
 from purine.lowering.hosts import hosts_of, part_of
+from purine.lowering.workers import alone, has_workers, here, worker_parts
 from purine.machine import capacity
 from purine.machine.cores import cores_of, on_gpus, threads_of, threads_of_all
 from purine.optimize import layout
@@ -36,6 +37,7 @@ __all__ = [
     "measuring_threads",
     "megabytes",
     "moved",
+    "over_hosts",
     "own_gpu",
     "own_host",
     "placement",
@@ -86,12 +88,10 @@ def workers_of(job: Job) -> int:
 
 
 def _refuse_for_workers(job: Job) -> None:
-    """Refuse options that steps of workers do not go with, and several hosts."""
-    hosts = dict.fromkeys(location.host for location in as_locations(job.devices))
-    if len(hosts) > 1:
-        what, expected = "the workers of a job are on one host", "devices of one host"
-        remedy = "name such devices, or write a script with purine.parallel.serve and OpenWorld"
-        raise ConfigError(what, expected, f"devices of {', '.join(hosts)}", remedy)
+    """Refuse options that steps of workers do not go with."""
+    if job.trace and len({at.host for at in as_locations(job.devices)}) > 1:
+        what, found = "there is no trace of workers on several hosts", "trace true"
+        raise ConfigError(what, "no --trace with them", found, "leave --trace out")
     for name, without in (("compile", "--compile"), ("compress", "--compress")):
         value = getattr(job, name)
         if value not in (None, False, "none"):
@@ -101,6 +101,13 @@ def _refuse_for_workers(job: Job) -> None:
     if job.precision == "fp16":
         what, found = "workers cannot train in fp16, which scales the loss", "precision fp16"
         raise ConfigError(what, "fp32 or bf16", found, "use --precision bf16")
+
+
+def over_hosts(job: Job) -> bool:
+    """Whether a job is of workers on several hosts."""
+    scheme = scheme_of(job)
+    apart = scheme is not None and scheme.synchronous().asynchronous is not None
+    return apart and len({at.host for at in as_locations(job.devices)}) > 1
 
 
 def own_host(job: Job) -> str:
@@ -180,11 +187,12 @@ def refuse_unfit(step: Graph, job: Job) -> None:
     """Raise `ConfigError` if a device of this host is missing or has too little memory."""
     host = own_host(job)
     several = len(hosts_of(step)) > 1
-    part = part_of(step, host) if several else step
+    apart = several and has_workers(step)
+    part = here(step, host) if apart else part_of(step, host) if several else step
     cores_of(part, threads=job.threads, share=job.share_cores)
     _refuse_prefetch(part, job.prefetch)
-    lowered = lower(step, Options(host=host) if several else None)
-    all_blobs = sum(map(size_in_bytes, lowered.graph.blobs.values()))
+    lowered = part if apart else lower(step, Options(host=host) if several else None).graph
+    all_blobs = sum(map(size_in_bytes, lowered.blobs.values()))
     if all_blobs > min(map(_available, {_memory(op.location) for op in part.ops.values()})):
         placement(step, host)
 
@@ -208,9 +216,13 @@ def placement(step: Graph, host: str | None = None) -> Placement:
     Refuses a step that this memory is too small for, or whose hosts do not fit each other.
     """
     host = host or hosts_of(step)[0]
-    for error in host_problems(step):
-        raise error
-    peaks = lower(step, options_for(step)).peak_memory()
+    apart = has_workers(step) and len(hosts_of(step)) > 1
+    peaks: dict[Location, int] = {}
+    for part in map(alone, worker_parts(step).values()) if apart else (step,):
+        for error in host_problems(part):
+            raise error
+        for at, size in lower(part, options_for(part)).peak_memory().items():
+            peaks[at] = peaks.get(at, 0) + size  # what workers share is counted for each
     memories = sorted({_memory(location) for location in peaks if location.host == host})
     available = {memory: _available(memory) for memory in memories}
     needs = Placement(peaks, available, bytes_moved(step), host)

@@ -269,11 +269,13 @@ def recipe_of(job: Job, caffe: CaffeSolver | None, iterations: int) -> Settings:
 def _own_host(job: Job) -> str | None:
     """The host of this process, if it builds its own part of the step alone.
 
-    Compiled steps are built whole. So are those with residuals, which belong to pairs of hosts.
+    Compiled steps are built whole. So are those with residuals, which belong to pairs of hosts, and
+    those of workers.
     """
     rank, size = rank_and_size()
     host, hosts = f"host{rank}", {location.host for location in placing.locations_of(job)}
     whole = "cuda" in job.devices or job.compile or job.compress in ("int8", "topk")
+    whole = whole or placing.over_hosts(job)
     return host if size == len(hosts) > 1 and host in hosts and not whole else None
 
 

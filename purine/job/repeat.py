@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from purine.errors import ConfigError
 from purine.job.folder import RunFolder
+from purine.job.hosts import hosts_of_job
 from purine.job.launch import resume
+from purine.job.placing import over_hosts
 from purine.runtime import checkpoint
 from purine.runtime.run import Run
 from purine.runtime.worker_states import record_of
@@ -25,6 +27,11 @@ class Replayed:
 
 def replay(folder: RunFolder) -> Replayed:
     """Train what is in the record of a run, and compare all states with its newest checkpoint."""
+    if over_hosts(folder.read_config()):
+        what, expected = "there is no record of updates over hosts", "workers on one host"
+        remedy = "train with workers on one host to replay what they do"
+        found = f"workers on {len(hosts_of_job(folder.read_config()))}"
+        raise ConfigError(what, expected, found, remedy, where=folder.path)
     record = record_of(folder.path)
     plan = resume(folder, {})
     job = plan.job

@@ -27,6 +27,7 @@ from purine.errors import ConfigError
 from purine.files import put_in_place, read_bounded
 from purine.graph import Graph
 from purine.graph.names import copied_from
+from purine.job.crew import Crew
 from purine.runtime.exchange import Wait
 from purine.runtime.run import Run
 
@@ -61,7 +62,7 @@ class Answer:
     status: Status | None = None
 
 
-def status_of(doing: str, run: Run) -> Status:
+def status_of(doing: str, run: Run | Crew) -> Status:
     """The status of a run whose job is `doing` something."""
     activity = run.activity()
     hosts = tuple(dict.fromkeys(wait.peer for wait in activity.waits))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
@@ -20,6 +20,7 @@ import torch
 from purine.autodiff import losses_of
 from purine.errors import RunError
 from purine.graph import Builder, Graph
+from purine.job.crew import Crew
 from purine.job.figures import WorkerFigures
 from purine.job.folder import FollowerFolder, RunFolder
 from purine.job.measuring import RUN, identity_of_run, refuse_foreign, results_of
@@ -35,9 +36,10 @@ from purine.recipe import fused
 from purine.runtime import checkpoint
 from purine.runtime.result import Result
 from purine.runtime.run import Run
+from purine.transports.open_world import OpenWorld
 from purine.transports.world import World
 
-__all__ = ["Event", "Saved", "Tested", "Trained", "Training"]
+__all__ = ["Event", "Saved", "Tested", "Trained", "Training", "run_of"]
 
 _MOST_IN_A_ROW = 25
 """Overflows in a row that end a job: 24 halve the largest loss scale, 2 ** 24, to 1."""
@@ -49,6 +51,7 @@ class Trained:
     """Iteration number `iteration` is complete; with a loss scale `loss` may not be finite.
 
     `staleness` is that of workers since the metrics were last written: the mean and the largest.
+    `workers` are their iterations so far, and the sum of the staleness of these.
     """
 
     iteration: int
@@ -57,6 +60,7 @@ class Trained:
     lr: float
     loss_scale: float | None = None
     staleness: tuple[float, int] | None = None
+    workers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,24 @@ Event: TypeAlias = Trained | Tested | Saved
 """What happened during training."""
 
 
+def run_of(plan: JobPlan, world: World | None = None) -> Run:
+    """The run of a plan's step, on this host."""
+    job, step = plan.job, _with_overflow_flag(plan.step)
+    compiled = compiles(job, step)
+    return Run(
+        fused(step) if compiled else step,
+        data=plan.data,
+        seed=job.seed or 0,
+        prefetch=job.prefetch,
+        threads=job.threads,
+        share_cores=job.share_cores,
+        compiled=compiled,
+        tf32=job.precision == "tf32",
+        record=job.trace,
+        world=world,
+    )
+
+
 class Training:
     """The training of a plan in a folder, from the folder's newest checkpoint or from the start."""
 
@@ -89,24 +111,13 @@ class Training:
         self.plan = plan
         self.folder = folder
         job = plan.job
-        step = _with_overflow_flag(plan.step)
-        compiled = compiles(job, step)
-        self._run = Run(
-            fused(step) if compiled else step,
-            data=plan.data,
-            seed=job.seed or 0,
-            prefetch=job.prefetch,
-            threads=job.threads,
-            share_cores=job.share_cores,
-            compiled=compiled,
-            tf32=job.precision == "tf32",
-            record=job.trace,
-            world=world,
-        )
         self._workers = workers_of(job)
         """How many iterations of the run are one of the job."""
+        self._run: Run | Crew = run_of(plan, world)
+        if isinstance(world, OpenWorld):
+            self._run = Crew(self._run, world, total=plan.iterations * self._workers)
         self._figures: WorkerFigures | None = None
-        if has_workers(step):
+        if has_workers(plan.step):
             share = plan.samples_per_iteration // self._workers
             self._figures = WorkerFigures(self._workers, share)
         self._weights = losses_of(plan.net)
@@ -173,7 +184,7 @@ class Training:
     def _agreed(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """`stop`, which on several hosts is true at the same iteration on all of them."""
         world, ahead = self._world, 3 * (self.plan.job.prefetch + 2)
-        if world is None:
+        if world is None or isinstance(world, OpenWorld):
             return stop
         return lambda: world.stops(self.iteration, wanted=stop(), ahead=ahead)
 
@@ -295,8 +306,10 @@ class Training:
             remedy += self.folder.kept_text()
             raise RunError(what, expected, str(loss), remedy, where=str(self.folder.path))
         scale = None if self._overflows is None else result[LOSS_SCALE]
-        stale = None if self._figures is None else self._figures.staleness
-        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale, stale)
+        event = Trained(iteration, self.plan.epoch(iteration), loss, result["lr"], scale)
+        if self._figures is not None:
+            own = self._figures.totals
+            event = replace(event, staleness=self._figures.staleness, workers=own)
         every = self.plan.job.log_every
         assert every is not None
         if iteration % every == 0 or iteration == self.plan.iterations:
@@ -355,6 +368,7 @@ class Training:
     def _end_trace(self) -> None:
         """Write the trace and stop recording, so that the file stays small."""
         self._doing = "gathers the trace"
+        assert isinstance(self._run, Run), "jobs of workers on several hosts have no trace"
         trace = self._run.gathered_trace()
         if trace is not None and trace.events:  # without, the trace of an earlier process is kept
             trace.save(self.folder.trace_file)

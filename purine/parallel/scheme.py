@@ -234,7 +234,13 @@ class Scheme:
     @property
     def devices(self) -> int:
         """How many devices it takes."""
-        return self.workers * self.group
+        return self.workers * self.group + self.servers
+
+    @property
+    def servers(self) -> int:
+        """How many devices have no worker, but what workers share."""
+        rule = self.asynchronous
+        return rule.count("servers") if rule and "servers" in RULES[rule.scheme] else 0
 
     @property
     def group(self) -> int:
@@ -293,7 +299,7 @@ class Scheme:
     def over(self, devices: int) -> Scheme:
         """The same for another number of devices, if it consists of workers or equal replicas."""
         if self.asynchronous is not None:
-            return replace(self, workers=max(1, devices // self.group))
+            return replace(self, workers=max(1, (devices - self.servers) // self.group))
         if self.pipeline == self.model == 1 and not self.shares:
             return replace(self, data=devices)
         return self

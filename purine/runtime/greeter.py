@@ -47,6 +47,8 @@ class Greeter:
         self._world, self._workers, self._seats, self._digest = world, workers, seats, digest
         self._busy: set[int] = set()
         """The seats that somebody was given and has not taken yet."""
+        self.reached: dict[int, int] = {}
+        """By seat the iteration that its workers have reported; without it, rounds tell."""
         self.lives: list[Life] = []
         """The workers that have come, in their order."""
         self._lock = threading.Lock()
@@ -72,6 +74,12 @@ class Greeter:
         after: Mapping[str, int] = self._workers.core.applied[self._seats[life.seat].place]
         after = next((other.before for other in later if other.seat == life.seat), after)
         return {name: count - life.before.get(name, 0) for name, count in after.items()}
+
+    def gone(self, life: Life) -> bool:
+        """Whether a worker is not there any more."""
+        seat = self._seats[life.seat]
+        later = self.lives[self.lives.index(life) + 1 :]
+        return self._workers.away(seat.place) or any(other.seat == life.seat for other in later)
 
     @property
     def present(self) -> list[int]:
@@ -104,7 +112,8 @@ class Greeter:
             self._busy.add(free[0])
         seat = self._seats[free[0]]
         carrier = self._workers.core.carriers[seat.place]
-        begin = carrier.rounds * carrier.pace
+        carried = self._world.begin + carrier.rounds * carrier.pace
+        begin = self.reached.get(free[0], carried)
         self._world.answer(question, host=seat.host, begin=begin)
         threading.Thread(
             target=self._open, args=(free[0], question), name="link", daemon=True

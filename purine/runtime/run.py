@@ -217,6 +217,16 @@ class Run:
         release_host_pool()
         return Results(self._step, count, before=self._refuse_fork)
 
+    def steps_while(self, allowed: Callable[[], int]) -> Iterator[Result]:
+        """Run iterations while `allowed` says how many more may begin; it ends when that is 0.
+
+        Those in flight then go on, and are the first of the next call.
+        """
+        self._refuse_fork()
+        release_host_pool()
+        while (left := allowed()) > 0:
+            yield self._step(left)
+
     def _step(self, left: int) -> Result:
         """The next of `left` results that the caller still wants."""
         with self._serving():
@@ -355,16 +365,22 @@ class Run:
 
     @checked
     def save(
-        self, folder: Path | str, *, extra: Mapping[str, object] | None = None, keep: int = 2
+        self,
+        folder: Path | str,
+        *,
+        extra: Mapping[str, object] | None = None,
+        keep: int = 2,
+        iteration: int | None = None,
     ) -> Path:
         """Complete the iterations in flight and write a checkpoint under `folder`.
 
         The newest `keep` checkpoints stay there. `extra` is stored in the manifest. Several hosts
-        write at the same time, each its own states, to a folder that they share.
+        write at the same time, each its own states, to a folder that they share. The server of
+        workers on other hosts may know better which `iteration` it is, of all workers together.
         """
         at_least("keep", keep, 1)
         with self._serving():
-            iteration, values = self._settled()
+            known, (iteration, values) = iteration, self._settled()
             if self.world is not None and not self._parts:
                 return checkpoint_hosts.save(
                     Path(folder),
@@ -380,12 +396,13 @@ class Run:
             if self._parts and self.world is not None:
                 shared = {state.shared for state in self._part.states.values()}
                 whole = {name: value for name, value in whole.items() if name in shared}
-                iteration = self._reached.all + self._served().carried
+                carried = self._reached.all + self._served().carried
+                iteration = carried if known is None else known
                 whole |= {SEED: torch.tensor(self.seed), ITERATION: torch.tensor(iteration)}
             else:
                 each = self._reached_now(iteration).each if self._parts else ()
                 whole |= beside_net(self.graph, values, each)
-            if self._parts:
+            if self._parts and self.world is None:
                 save_record(self._record_now(), Path(folder))
             return checkpoint.save(
                 Path(folder),
@@ -420,6 +437,8 @@ class Run:
             self.seed = saved.seed
             self._failure = None
             each = each_worker(saved.path, saved.forms, len(self._parts)) if self._parts else ()
+            if isinstance(self.world, OpenWorld):
+                self.world.begin = saved.iteration // self._couriers
             self._restart(Reached(saved.iteration, each), dict(saved.values))
             if self._parts:
                 self._past = past_of(saved, self.graph.digest)
@@ -630,6 +649,11 @@ class Run:
                 if post.peer is not None
             }
             self.greeter = Greeter(world, workers, seats, self.graph.digest)
+
+    @property
+    def _couriers(self) -> int:
+        """How many couriers the graph has, which is as many as workers over hosts."""
+        return sum(op.kind == ROUND for op in self.graph.ops.values())
 
     def serve(self, until: Callable[[Run], bool], *, look: float = 0.05) -> None:
         """Serve workers on other hosts, which may join and leave, until something is so.

@@ -209,9 +209,8 @@ class Workers:
 
     @property
     def carried(self) -> int:
-        """The iteration of synchronous training that all rounds so far come to."""
-        done = sum(carrier.rounds * carrier.pace for carrier in self.core.carriers.values())
-        return done // max(1, len(self.posts))
+        """How many iterations of all workers the rounds so far come to."""
+        return sum(carrier.rounds * carrier.pace for carrier in self.core.carriers.values())
 
     def away(self, place: int) -> bool:
         """Whether a courier does not go."""

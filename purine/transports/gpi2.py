@@ -26,7 +26,7 @@ from torch import Tensor
 
 from purine.errors import ConfigError, RunError
 
-__all__ = ["LIBRARY", "Node", "Store", "join"]
+__all__ = ["LIBRARY", "Node", "Store", "join", "joined"]
 
 LIBRARY = "PURINE_GPI2"
 """The variable with the path of `libGPI2.so`; without it, the loader's path is searched."""
@@ -250,6 +250,12 @@ def join(store: Store, rank: int, size: int) -> Node:
                 _set_up(library, store, rank, size)
             _node = Node(library)
         return _node
+
+
+def joined() -> Node:
+    """The node of this process, which has joined before."""
+    assert _node is not None, "this process has not joined GPI-2"
+    return _node
 
 
 def _loaded() -> ctypes.CDLL:

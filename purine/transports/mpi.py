@@ -130,9 +130,16 @@ def check_job(rank: int, size: int) -> None:
 
 
 class MpiTransport(Transport):
-    """The end of one host. `ranks` are the numbers of all hosts in the MPI job."""
+    """The end of one host. `ranks` are the numbers of all hosts in the MPI job.
 
-    def __init__(self, ranks: Mapping[str, int]) -> None:
+    With a `link` these hosts are not all of the job: only they open the transport of this number.
+    """
+
+    def __init__(self, ranks: Mapping[str, int], *, link: int | None = None) -> None:
+        self._members = None if link is None else tuple(ranks.values())
+        self._link = link or 0
+        if link is not None:
+            ranks = {host: number for number, host in enumerate(ranks)}
         self._library = _library()
         self._guard, self._MPI = self._library.guard, self._library.MPI
         self._ranks = ranks
@@ -168,9 +175,14 @@ class MpiTransport(Transport):
         self._incoming = regions_of(incoming, slots, by_source=True)
         self._outgoing = regions_of(outgoing, slots, by_source=False)
         try:
-            with self._guard:
-                self._comm, copied = MPI.COMM_WORLD.Idup()
-            self._complete(copied)  # from here on all hosts are there
+            if self._members is None:
+                with self._guard:
+                    self._comm, copied = MPI.COMM_WORLD.Idup()
+                self._complete(copied)  # from here on all hosts are there
+            else:
+                with self._guard:
+                    members = MPI.COMM_WORLD.Get_group().Incl(self._members)
+                    self._comm = MPI.COMM_WORLD.Create_group(members, self._link)
             _unlink_shared_files()
             self._comm.Set_errhandler(MPI.ERRORS_RETURN)
             size = sum(region.size for region in self._incoming.values())

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
@@ -25,35 +26,46 @@ from purine.errors import ConfigError, RunError
 from purine.graph import Graph
 from purine.lowering.together import Group
 from purine.nearest import unknown_name
+from purine.transports import gpi2
 from purine.transports.base import Transport
 from purine.transports.clock import Reading
 from purine.transports.communicator import Communicator
+from purine.transports.gaspi import GaspiTransport
+from purine.transports.ledger import Ledger
+from purine.transports.mpi import MpiTransport
 from purine.transports.shm import ShmTransport
 from purine.transports.tcp import TcpTransport
 from purine.transports.torchdist import TorchTransport
-from purine.transports.world import World
+from purine.transports.world import World, difference
 
 __all__ = ["LINKS", "OpenWorld", "Question"]
 
 LINKS = ("shm", "tcp", "torchdist")
-"""The transports of which two hosts can have one for themselves."""
+"""The transports by which a host can join at any time."""
+_ENGINES = ("gaspi", "mpi")
+"""Those that connect hosts which were started together."""
 _PATIENCE = timedelta(seconds=60)
+_BUILDS = 300.0
+"""Seconds that a worker with a seat has to build its part."""
 _NEVER = timedelta(days=365)
 """A receive may wait as long as it takes: hosts tell each other that they are alive."""
 _LOOK = 0.05
 """Seconds between two looks for an answer."""
 _OVER = "over"
+_CLOSED = "closed"
+_FACTS = "facts"
 _LEAVE = "leave"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """What a host that wants to join says: the `link` that it asks for, its seat, if it wants one
-    alone, and the transport."""
+    alone, the transport, and its number among the hosts that were started together."""
 
     link: int
     seat: int | None
     transport: str
+    rank: int = 0
 
 
 class OpenWorld(World):
@@ -61,11 +73,15 @@ class OpenWorld(World):
 
     def __init__(self, store: TCPStore, host: str, server: str, address: str) -> None:
         super().__init__()
-        self._store, self.host, self.server, self._address = store, host, server, address
+        self._store, self.host, self.server, self.address = store, host, server, address
         self.hosts = (host,) if host == server else (server, host)
         self.begin = 0
         """The iteration at which the worker of this host begins."""
         self._question: Question | None = None
+        self._facts: dict[str, str] = {}
+        self.ledger = Ledger(store)
+        self.met: World | None = None
+        """The world in which the hosts met first, whose store may be in this process."""
 
     @classmethod
     def serving(cls, address: str = "127.0.0.1", port: int = 0, host: str = "host0") -> OpenWorld:
@@ -77,16 +93,36 @@ class OpenWorld(World):
         cls, address: str, port: int, *, transport: str = "tcp", seat: int | None = None
     ) -> OpenWorld:
         """The world of a worker that the server has given a seat; it waits for a free one."""
-        if transport not in LINKS:
+        world = cls.asking(address, port, transport=transport, seat=seat)
+        if world is None:
+            what, expected = "the job is over", "a job that goes on"
+            raise RunError(what, expected, "one that ends", "start another one")
+        return world
+
+    @classmethod
+    def asking(
+        cls,
+        address: str,
+        port: int,
+        *,
+        transport: str = "tcp",
+        seat: int | None = None,
+        rank: int = 0,
+    ) -> OpenWorld | None:
+        """The same, or None if the job is over. `rank` is that of a host that was started together
+        with the server."""
+        if transport not in LINKS and not (rank and transport in _ENGINES):
             raise unknown_name(ConfigError, "transport of workers that join", transport, LINKS)
         store = _connected(address, port, master=False)
         link = int(store.add("asked", 1))
-        question = {"seat": seat, "transport": transport}
+        question = {"seat": seat, "transport": transport, "rank": rank}
         store.set(f"question{link}", json.dumps(question))
         key = f"answer{link}"
         try:
-            while not store.check([key]):
+            while not (store.check([key]) or store.check([_OVER])):
                 sleep(_LOOK)
+            if not store.check([key]):
+                return None
             answer = json.loads(store.get(key))
         except RuntimeError as error:
             found, remedy = "none: it has ended", "start the server, and then its workers"
@@ -96,8 +132,13 @@ class OpenWorld(World):
             raise RunError("the server has no seat for this worker", expected, "none", remedy)
         world = cls(store, answer["host"], answer["server"], _own_address(address, port))
         world.begin = answer["begin"]
-        world._question = Question(link, seat, transport)
+        world._question = Question(link, seat, transport, rank)
         return world
+
+    @classmethod
+    def visiting(cls, address: str, port: int) -> OpenWorld:
+        """The world of somebody who wants to tell the hosts something, and does not train."""
+        return cls(_connected(address, port, master=False), "visitor", "server", address)
 
     @property
     def port(self) -> int:
@@ -105,18 +146,28 @@ class OpenWorld(World):
         return int(self._store.port)
 
     @property
+    def serves(self) -> bool:
+        """Whether this host is the server."""
+        return self._question is None
+
+    @property
     def number(self) -> int:
         """The number of this worker's link; 0 at the server."""
         return 0 if self._question is None else self._question.link
 
     @property
-    def over(self) -> bool:
-        """Whether the server has ended the job, or told this host to leave."""
+    def told(self) -> bool:
+        """Whether the server has ended the job, or told this host to leave; fails without it."""
         keys = [_OVER] if self._question is None else [_OVER, f"{_LEAVE}{self._question.link}"]
+        return any(self._store.check([key]) for key in keys)
+
+    @property
+    def over(self) -> bool:
+        """Whether this host was told to leave, or the server is gone."""
         try:
-            return any(self._store.check([key]) for key in keys)
+            return self.told
         except (RuntimeError, dist.DistNetworkError):
-            return True  # the server is gone
+            return True
 
     def end(self) -> None:
         """Tell all workers that the job is over."""
@@ -132,7 +183,7 @@ class OpenWorld(World):
         while self._store.check([f"question{asked + len(found) + 1}"]):
             link = asked + len(found) + 1
             told = json.loads(self._store.get(f"question{link}"))
-            found.append(Question(link, told["seat"], told["transport"]))
+            found.append(Question(link, told["seat"], told["transport"], told["rank"]))
         return found
 
     def answer(self, question: Question, *, host: str, begin: int) -> None:
@@ -147,7 +198,7 @@ class OpenWorld(World):
     def confirmed(self, question: Question, digest: str, still: Callable[[], bool]) -> bool:
         """Wait until the worker of a link is ready to connect; False if it does not come, or has
         another graph, which it is told."""
-        key, ends = f"ready{question.link}", monotonic() + _PATIENCE.total_seconds()
+        key, ends = f"ready{question.link}", monotonic() + _BUILDS
         while not self._store.check([key]):
             if monotonic() > ends or not still():
                 return False
@@ -179,19 +230,23 @@ class OpenWorld(World):
         that of a question, with the worker `peer`."""
         asked = question or self._question
         assert asked is not None
+        if asked.transport == "mpi":
+            return MpiTransport({self.server: 0, peer or self.host: asked.rank}, link=asked.link)
         connection = self._store.clone()  # type: ignore[attr-defined]  # missing in the stubs
         store = PrefixStore(f"link{asked.link}", connection)
         if asked.transport == "torchdist":
             ranks = {self.server: 0, (peer or self.host): 1}
             group = dist.ProcessGroupGloo(store, ranks[self.host], 2, _NEVER)
             return TorchTransport(ranks, group)  # type: ignore[arg-type]  # it can do as much
+        if asked.transport == "gaspi":
+            return GaspiTransport(self.host, store, gpi2.joined())
         key = "secret"
         if self.host == self.server:
             store.set(key, os.urandom(32).hex())
         secret = hashlib.sha256(store.get(key)).digest()
         if asked.transport == "shm":
             return ShmTransport(self.host, store, secret)
-        return TcpTransport(self.host, store, secret, self._address)
+        return TcpTransport(self.host, store, secret, self.address)
 
     def transport(self) -> Transport:
         raise AssertionError("hosts that come and go have a link each")
@@ -203,6 +258,17 @@ class OpenWorld(World):
         self, text: str, *, op: str = "compare", blob: str = "settings"
     ) -> dict[str, str]:
         return dict.fromkeys(self.hosts, text)
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        """Raise `ConfigError` at a worker that differs from the server."""
+        if self._question is None:
+            self._facts |= facts
+            self._store.set(_FACTS, json.dumps(self._facts))
+            return
+        told = json.loads(self._store.get(_FACTS))
+        for name, value in facts.items():
+            if told.get(name, value) != value:
+                raise difference(name, {self.server: told[name], self.host: value})
 
     def compare_step(self, step: Graph) -> None:
         """Both ends of a link compare their graphs when it is made."""
@@ -225,7 +291,17 @@ class OpenWorld(World):
         """Nobody waits for anybody."""
 
     def close(self) -> None:
-        """The store ends with the process of the server."""
+        """Leave; a process of an MPI job stays until the server does, since MPI ends it otherwise.
+
+        The store ends with the process of the server.
+        """
+        if self._question is None:
+            self._store.set(_CLOSED, "1")
+            sleep(0.0 if self.met is None else 4 * _LOOK)  # others may still look for an answer
+        elif self._question.transport == "mpi":
+            with suppress(dist.DistError):
+                while not self._store.check([_CLOSED]):
+                    sleep(_LOOK)
 
 
 def _connected(address: str, port: int, *, master: bool) -> TCPStore:

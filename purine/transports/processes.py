@@ -154,6 +154,11 @@ class ProcessWorld(World):
             return TcpTransport(self.host, store, secret, _own_address())
         return ShmTransport(self.host, store, secret)
 
+    def engage(self) -> None:
+        """Let all hosts join an engine that later transports between two of them need."""
+        if self._transport == "gaspi":
+            join(self._store, self.hosts.index(self.host), len(self.hosts))
+
     def communicators(self, groups: Sequence[Group]) -> list[Communicator | None]:
         ranks = {host: rank for rank, host in enumerate(self.hosts)}
         on_gpus = [group for group in groups if group.gpus]

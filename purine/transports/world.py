@@ -23,7 +23,7 @@ from purine.transports.base import Transport
 from purine.transports.clock import Reading
 from purine.transports.communicator import Communicator
 
-__all__ = ["World", "host_lost", "unheard", "value_lost"]
+__all__ = ["World", "difference", "host_lost", "unheard", "value_lost"]
 
 
 def unheard() -> Mapping[str, str]:
@@ -83,7 +83,7 @@ class World(ABC):
             for other in others:
                 one, two = (given[host].get(name, "nothing") for host in (first, other))
                 if one != two:
-                    raise _difference(name, {first: one, other: two})
+                    raise difference(name, {first: one, other: two})
 
     def compare_step(self, step: Graph) -> None:
         """Raise `ConfigError` on all hosts if two of them have different steps.
@@ -111,7 +111,7 @@ class World(ABC):
         against = set(known[other if self.host == first else first].split())
         own = (line for line, hashed in zip(lines, hashes, strict=True) if hashed not in against)
         nodes = self.all_gather(next(own, "nothing more"))
-        raise _difference("step", {host: nodes[host] for host in (first, other)})
+        raise difference("step", {host: nodes[host] for host in (first, other)})
 
     def jointly(self, work: Callable[[], str], *, op: str) -> dict[str, str]:
         """What `work` returns on each host. An error on one of them is raised on all.
@@ -225,7 +225,7 @@ def _exchanged(step: Graph, host: str) -> dict[str, str]:
     return {peer: _hashed(sorted(texts)) for peer, texts in lines.items()}
 
 
-def _difference(name: str, found: Mapping[str, str]) -> ConfigError:
+def difference(name: str, found: Mapping[str, str]) -> ConfigError:
     """The error for two hosts that were started with different jobs."""
     one, other = found
     return ConfigError(

@@ -29,6 +29,7 @@ class Forked:
         stderr: int | None,
         text: bool,
         env: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
     ) -> None:
         assert (stdin, text, words[0]) == (subprocess.DEVNULL, True, sys.executable)
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -261,3 +261,11 @@ def test_help_imports_no_command() -> None:
     assert "purine.cli.commands" in modules
     assert "purine.cli.train" not in modules
     assert "torch" not in modules
+
+
+def test_workers_on_several_hosts_are_not_shown_lowered() -> None:
+    words = ("--net", "mlp", "--step", "--devices", "host0-1:cpu:0", "--parallel")
+    shown = call("show", *words, "asynchronous=easgd")
+    assert shown.code == 0, shown.err
+    refused = call("show", *words, "asynchronous=easgd", "--lowered")
+    assert (refused.code, "lowered one by one" in refused.err) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,7 @@ def test_workers_train_are_measured_and_go_on(tmp_path: Path, scheme: str) -> No
     run = tmp_path / "run"
     called = call(*SHORT, *WORKERS, f"asynchronous={scheme}", "--out", run)
     assert called.code == 0, called.err
+    assert re.search(r"\n  workers, .*: 0: [\d,]+/s \(\d.*, 1: [\d,]+/s \(\d", called.out)
     found = summary(run)
     assert found["parallel"] == f"workers=2,asynchronous={scheme}"
     assert (found["iterations"], len(metrics(run))) == (8, 9)

@@ -14,7 +14,7 @@ from purine.errors import ConfigError
 from purine.job import Job, make_plan, merge
 from purine.job.config import given_options
 from purine.job.file import missing_keys
-from purine.job.placing import laid_out, low_precision
+from purine.job.placing import laid_out, low_precision, over_hosts, placement, workers_of
 from tests.importers.mutations import SAMPLES
 
 NET = SAMPLES / "lenet_train_test.prototxt"
@@ -125,6 +125,19 @@ def test_devices_without_a_number_of_workers_are_shared_out_to_them() -> None:
     assert plan.samples_per_iteration == 8
 
 
+@pytest.mark.parametrize(("servers", "workers"), [(0, 4), (1, 3)])
+def test_a_server_without_a_worker_takes_a_device(servers: int, workers: int) -> None:
+    scheme = f"asynchronous=easgd,servers={servers}"
+    job = replace(WORKERS, batch=12, parallel=scheme, devices="host0-3:cpu:0")
+    plan = make_plan(job)
+    assert plan.job.parallel is not None
+    assert plan.job.parallel.startswith(f"workers={workers},asynchronous=easgd")
+    assert workers_of(plan.job) == workers
+    assert over_hosts(plan.job)
+    needs = placement(plan.step)
+    assert {at.host for at in needs.peaks} == {f"host{number}" for number in range(4)}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -136,7 +149,11 @@ def test_devices_without_a_number_of_workers_are_shared_out_to_them() -> None:
             "the scheme is for 3 devices, and 4 are named",
         ),
         ({"devices": "cuda:0-3"}, "workers cannot be on GPUs"),
-        ({"devices": "host0-3:cpu:0"}, "the workers of a job are on one host"),
+        ({"devices": "host0-3:cpu:0"}, "ssp does not go over hosts"),
+        (
+            {"devices": "host0-3:cpu:0", "parallel": "asynchronous=easgd", "trace": True},
+            "no trace of workers on several hosts",
+        ),
         ({"batch": 9}, "a batch of 9 cannot be cut by workers 4"),
     ],
 )

@@ -110,3 +110,11 @@ def test_a_record_that_begins_later_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"something else")
     with pytest.raises(CheckpointError, match="cannot be read"):
         replay(folder)
+
+
+def test_workers_on_several_hosts_have_no_record(tmp_path: Path) -> None:
+    hosts = {"devices": "host0-1:cpu:0", "parallel": "asynchronous=easgd"}
+    plan = make_plan(merge(RUN, hosts, {"out": str(tmp_path / "run")}))
+    folder = RunFolder.create(plan.job, plan.net)
+    with pytest.raises(ConfigError, match="no record of updates over hosts"):
+        replay(folder)

@@ -137,10 +137,32 @@ def test_a_server_may_train_too() -> None:
         assert 0 <= scores["accuracy"] <= 1
 
 
+def test_the_server_measures_with_the_running_statistics_of_workers() -> None:
+    net = pu.kinds.Net()
+    x, label = net.data((6, 1, 28, 28))
+    x = pu.kinds.batch_norm(pu.kinds.conv(x, 2, kernel=5, stride=4, name="conv"), name="bn")
+    net.output(pu.kinds.softmax_loss(pu.kinds.inner_product(x, 10, name="fc"), label))
+    step = pu.solvers.sgd(pu.backward(pu.data.prepare(net.graph(), DATA.train)), lr=0.05)
+    graph = serve(step, HOSTS, "easgd", servers=1, every=PACE)
+    with serving(graph) as (world, run):
+        (name,) = (n for n in run.states() if n.endswith("bn/mean") and n.startswith("worker2/"))
+        before = run.states()[name].clone()
+        Worker(graph, world.port, 12).end()
+        run.serve(lambda run: run.greeter is not None and not run.greeter.present)
+        first = run.states()[name].clone()
+        assert not first.equal(before)
+        Worker(graph, world.port, 2).end()  # begins with those of the server
+        run.serve(lambda run: run.greeter is not None and not run.greeter.present)
+        assert run.states()[name].norm() > first.norm() / 2
+
+
 def test_another_graph_and_a_missing_server_are_refused() -> None:
     with serving(graph_of("easgd")) as (world, _):
         with pytest.raises(ConfigError, match="another graph"):
             Worker(graph_of("easgd", alpha=0.125), world.port, 2).end()
+        own, other = OpenWorld.joining("127.0.0.1", world.port), {"seed": 4, "share_cores": True}
+        with pytest.raises(ConfigError, match="differ in their seed"):
+            pu.Run(graph_of("easgd"), data=DATA, threads=1, world=own, **other)
         with pytest.raises(RunError, match="no seat"):
             OpenWorld.joining("127.0.0.1", world.port, seat=7)
     with pytest.raises(ConfigError, match="did you mean"):

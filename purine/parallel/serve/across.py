@@ -26,7 +26,8 @@ from purine.parallel.serve.worker import Worker, join_workers
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import wrong_devices
 from purine.placement.place import to_devices
-from purine.registry.clock import ITERATION
+from purine.registry.aten import dtype_of
+from purine.registry.clock import ITERATION, SEED
 from purine.registry.fillers import with_name
 
 __all__ = ["over_hosts", "pace_of"]
@@ -78,6 +79,7 @@ def over_hosts(
         going = Courier(worker, server, builder)
         going.goes()
         courier(worker, going)
+        _statistics(worker, going)
     joined = Builder(join_workers(workers))
     for blob in builder.blobs.values():
         joined.add(blob)
@@ -378,23 +380,48 @@ def _ways(worker: Worker, courier: Courier, rate: float, momentum: float | None)
     """A worker tells how far it has come since it told so last."""
     _trained_here(worker)
     for parameter in worker.parameters:
-        at = courier.home(parameter)
-        here, before = courier.taken(parameter)
-        served = courier.state(parameter, parameter, first=parameter, shared=parameter)
-        way = courier.blob(f"{parameter}/way", parameter, at)
-        settings: dict[str, Attribute] = {"rate": rate}
-        inputs, outputs, kind = [served, way], [f"{served}/next"], "OuterWay"
-        if momentum is not None:
-            name = f"outer_momentum/{parameter}"
-            velocity = courier.state(name, parameter, shared=name)
-            inputs.append(velocity)
-            outputs.append(f"{velocity}/next")
-            settings["momentum"], kind = momentum, "OuterWayMomentum"
-        pushed = courier.op(f"{parameter}/push", kind, inputs, outputs, settings)
-        fresh = courier.fetch(f"{parameter}/fresh", served, parameter, after=pushed)
-        start = courier.state(f"start/{parameter}", parameter, at, first=parameter, following=fresh)
-        courier.op(f"{parameter}/way", "aten.sub.Tensor", [before, start], [way])
-        courier.deliver(parameter, here, before, fresh)
+        _way(courier, parameter, rate, momentum)
+
+
+def _way(courier: Courier, name: str, rate: float, momentum: float | None) -> None:
+    """Bring the way of one state, and what has become of it with those of all workers."""
+    at = courier.home(name)
+    here, before = courier.taken(name)
+    served = courier.state(name, name, first=name, shared=name)
+    way = courier.blob(f"{name}/way", name, at)
+    settings: dict[str, Attribute] = {"rate": rate}
+    inputs, outputs, kind = [served, way], [f"{served}/next"], "OuterWay"
+    if momentum is not None:
+        slot = f"outer_momentum/{name}"
+        velocity = courier.state(slot, name, shared=slot)
+        inputs.append(velocity)
+        outputs.append(f"{velocity}/next")
+        settings["momentum"], kind = momentum, "OuterWayMomentum"
+    pushed = courier.op(f"{name}/push", kind, inputs, outputs, settings)
+    fresh = courier.fetch(f"{name}/fresh", served, name, after=pushed)
+    start = courier.state(f"start/{name}", name, at, first=name, following=fresh)
+    courier.op(f"{name}/way", "aten.sub.Tensor", [before, start], [way])
+    courier.deliver(name, here, before, fresh)
+
+
+def _statistics(worker: Worker, courier: Courier) -> None:
+    """What no solver updates, such as running statistics, moves by the mean way of the workers:
+    the server measures with it."""
+    step, known = worker.step, {ITERATION, SEED, *worker.parameters}
+    known |= {name for parameter in worker.parameters for name in worker.memories(parameter)}
+    for name, state in step.states.items():
+        writer = step.producers.get(state.next)
+        if name in known or writer is None or state.next == name:
+            continue
+        if not dtype_of(step.blobs[name].dtype).is_floating_point:
+            what, expected = "workers on several hosts have no mean of this state", "real numbers"
+            remedy = "train with workers on one host, or without this layer"
+            raise ConfigError(what, expected, step.blobs[name].dtype, remedy, blob=name)
+        worker.share(name, bound=None, under=courier.local(name))
+        worker.name_filler(name)
+        if any(reader.name != writer.name for reader in step.consumers[name]):
+            worker.read_as(name, worker.fetch(name, of=name), but=[writer.name])
+        _way(courier, name, 1.0 / worker.count, None)
 
 
 _SCHEMES: Mapping[str, Callable[[Worker, Courier], None]] = {

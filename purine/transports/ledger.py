@@ -1,0 +1,86 @@
+"""What hosts that come and go tell each other of their job, in the store of the server.
+
+A worker takes *tickets*: each is an iteration that it may train, and nobody else does. It reports
+the iterations that are complete. When a worker is gone, the server puts back the tickets that it
+took and did not report. So all tickets are trained, by whoever is there.
+
+A worker notes tickets as its own before it takes them. If it dies in between, the server puts back
+some that were never taken; then there are a few more than were asked for, and none is ever missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+__all__ = ["Ledger"]
+
+_TICKETS, _LAST, _PRESENT = "tickets", "tickets/last", "present"
+
+
+class Ledger:
+    """The books of a job; `link` is the number of a worker's link to the server."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+        self._last: int | None = None
+
+    def begin(self, done: int, last: int) -> None:
+        """Let workers take tickets; `done` of `last` iterations were trained before."""
+        self._store.set(_LAST, str(last))
+        self._store.add(_TICKETS, done)
+
+    def take(self, link: int, count: int) -> int:
+        """Take up to `count` tickets; returns how many there were."""
+        last = self._last = self._last or int(self._store.get(_LAST))
+        self._store.add(_taken(link), count)
+        after = self._store.add(_TICKETS, count)
+        given = max(0, min(count, last - (after - count)))
+        if given < count:
+            self._store.add(_TICKETS, given - count)
+            self._store.add(_taken(link), given - count)
+        return int(given)
+
+    def taken(self, link: int) -> int:
+        """How many tickets a worker has taken."""
+        return int(self._store.add(_taken(link), 0))
+
+    def put_back(self, count: int) -> None:
+        """Let others take tickets that were not used."""
+        if count:
+            self._store.add(_TICKETS, -count)
+
+    def report(self, link: int, number: int, items: list[Any]) -> None:
+        """Tell the server something, as number `number` of the reports of a worker."""
+        self._store.set(_report(link, number), json.dumps(items))
+
+    def reported(self, link: int, number: int) -> list[Any] | None:
+        """A report, which is then removed; None if it is not there yet."""
+        key = _report(link, number)
+        if not self._store.check([key]):
+            return None
+        items = json.loads(self._store.get(key))
+        self._store.delete_key(key)
+        assert isinstance(items, list)
+        return items
+
+    def present(self) -> dict[int, int]:
+        """The workers that are there, with the numbers of their links."""
+        if not self._store.check([_PRESENT]):
+            return {}
+        return {int(worker): link for worker, link in json.loads(self._store.get(_PRESENT)).items()}
+
+    def note_present(self, links: Mapping[int, int]) -> None:
+        """Write down which workers are there."""
+        self._store.set(_PRESENT, json.dumps(dict(links)))
+
+
+def _taken(link: int) -> str:
+    return f"taken{link}"
+
+
+def _report(link: int, number: int) -> str:
+    return f"report{link}/{number}"
