@@ -35,6 +35,24 @@ def test_flops_are_those_of_the_products() -> None:
     assert count_flops(torch.relu, [X]) == 0
 
 
+def test_flops_are_those_of_the_device_and_none_are_counted_once() -> None:
+    seen = []
+
+    def products(x: Tensor) -> Tensor:
+        seen.append(x.device.type)
+        return x @ x @ x if x.device.type == "cpu" else x @ x
+
+    assert count_flops(products, [Spec((4, 4), "float32")]) == 2 * 2 * 4**3
+    assert seen == ["meta", "cpu"]
+
+    def none(x: Tensor) -> Tensor:
+        seen.append(x.device.type)
+        return x + x
+
+    assert count_flops(none, [X]) == 0
+    assert seen == ["meta", "cpu", "meta"]
+
+
 def test_a_joint_is_split_at_the_cotangent() -> None:
     joint = trace_joint(torch.tanh, [X], [True])
     (forward,), (backward,) = joint.forward, joint.backward
