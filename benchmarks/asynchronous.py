@@ -32,7 +32,7 @@ import purine as pu
 from purine.graph import Graph
 
 SCHEMES = {**OTHERS, "ssp": "workers=N,asynchronous=ssp"}
-RATES = {"lenet": 0.05, "nin": 0.1, "mlp": 0.05}
+RATES = {"lenet": 0.02, "nin": 0.1, "mlp": 0.05}
 """By net the largest rate."""
 SMALL = 20_000
 """Data sets below so many images are trained for more epochs, with more seeds."""
@@ -70,18 +70,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="images of all devices")
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--lr", type=float, help="the largest rate; by default that of the net")
-    parser.add_argument("--epochs", type=float, help="by default 4, or 2 for large data")
-    parser.add_argument("--seeds", type=int, help="runs of each scheme: 3, or 1 for large data")
+    parser.add_argument("--epochs", type=float, help="by default 8, or 1 for large data")
+    parser.add_argument("--seeds", type=int, help="runs of each scheme: 2, or 1 for large data")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--turns", type=int, default=4, help="turns, and tests, in an epoch")
+    parser.add_argument("--turns", type=int, default=6, help="turns, and tests, of a run")
     parser.add_argument("--target", type=float, default=0.85, help="test accuracy to reach")
     options = parser.parse_args()
     tables = {}
     for data in options.data:
         small = len(pu.data.open_data(data).train) < SMALL
-        epochs = options.epochs or (4.0 if small else 2.0)
+        epochs = options.epochs or (8.0 if small else 1.0)
         for net in options.nets:
-            case = Case(net, data, epochs, options.seeds or (3 if small else 1))
+            case = Case(net, data, epochs, options.seeds or (2 if small else 1))
             tables[case.name] = table_of(case, options)
     rows = [row for table in tables.values() for row in table.values()]
     largest = max((row["points"] or 0.0 for row in rows if "points" in row), key=abs, default=0.0)
@@ -148,10 +148,9 @@ def trained(
 ) -> tuple[float, tuple[float, int] | None]:
     """The last test accuracy, and the seconds and images of training until the target."""
     size = len(pu.data.open_data(case.data).train)
-    turns = max(1, round(options.turns * case.epochs))
     spent, seen, accuracy, reached = 0.0, 0, 0.0, None
-    for turn in range(1, turns + 1):
-        images = round(case.epochs * size * turn / turns) - seen
+    for turn in range(1, options.turns + 1):
+        images = round(case.epochs * size * turn / options.turns) - seen
         seconds = contender.train(images)
         contender.speeds.append(images / seconds)
         spent, seen = spent + seconds, seen + images

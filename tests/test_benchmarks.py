@@ -325,7 +325,7 @@ def test_stragglers_are_slow_and_everything_is_reported(
 
 
 def test_asynchronous_training_is_compared_with_synchronous() -> None:
-    command = "--nets mlp --epochs 0.1 --turns 20 --seeds 1 --target 0.1 --schemes ssp easgd"
+    command = "--nets mlp --epochs 0.1 --turns 2 --seeds 1 --target 0.1 --schemes ssp easgd"
     done = ran("asynchronous.py", command)
     *rows, last = done.stdout.splitlines()
     assert [row.split()[1] for row in rows[-3:]] == ["synchronous", "ssp", "easgd"]

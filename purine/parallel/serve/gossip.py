@@ -1,8 +1,10 @@
 """Gossip: workers send their parameters to each other, and there is no server.
 
-Each worker has parameters and a weight. Now and then it sends half of its weight, with its
-parameters, to the mailbox of another worker, and takes the mean of its own and what its mailbox
-holds by their weights. The weights of all workers and mailboxes always add up to 1.
+Each worker has parameters and a weight. In every iteration it takes the mean of its own and what
+its mailbox holds by their weights. Now and then it sends half of its weight, with its parameters,
+to the mailbox of another worker. The weights of all workers and mailboxes always add up to 1.
+
+What lies in a mailbox does not learn. So a worker looks into its own more often than it sends.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def partners_of(worker: int, count: int, seed: int) -> tuple[int, ...]:
 
 
 def gossip(worker: Worker) -> None:
-    """Send to another worker, and receive, every so many iterations."""
+    """Receive in every iteration, and send to another worker every so many iterations."""
     worker.take_tickets(versions=False)
     if worker.count == 1:
         return
@@ -61,7 +63,6 @@ def _exchange(worker: Worker, parameters: Sequence[str], group: str) -> None:
             *(f"{name}/next" for name in mailbox[1:]),
         ],
         of=parameters[0],
-        turns=(every, every - 1),
     )
     worker.last(f"{weight}/merged", weight, weight, f"{weight}/received")
     kept = []

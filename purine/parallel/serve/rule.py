@@ -25,11 +25,11 @@ RULES: Mapping[str, Mapping[str, Setting | None]] = {
     "downpour": {"staleness": "any", "push": 1, "fetch": 1, "stale_rate": False, "servers": 0},
     "hogwild": {"staleness": "any", "stale_rate": False},
     "easgd": {"every": 4, "alpha": None, "servers": 0},
-    "gossip": {"every": 1, "partners": 0},
+    "gossip": {"every": 4, "partners": 0},
     "local": {"staleness": "any", "every": 8, "servers": 0},
     "diloco": {
         "staleness": "any",
-        "every": 16,
+        "every": 8,
         "outer_lr": 0.5,
         "outer_momentum": 0.5,
         "servers": 0,
@@ -51,8 +51,9 @@ class Asynchronous:
     `fetch` iterations and sends the sum of its gradients every `push`. `hogwild`: the same in every
     iteration, with a state of the solver for each worker. `easgd`: each worker has parameters of
     its own; `every` so many iterations it and a shared center move towards each other by `alpha`
-    of their difference, by default 0.9 over the number of workers. `gossip`: each worker sends half
-    of its weight to another one, drawn by the seed `partners`, and averages what it received.
+    of their difference, by default 0.9 over the number of workers. `gossip`: each worker averages
+    what it received, and `every` so many iterations sends half of its weight to another one, drawn
+    by the seed `partners`.
     `local`: a worker reads the shared parameters, takes `every` steps and adds its way, divided by
     the number of workers. `diloco`: the same with Nesterov momentum.
 

@@ -170,11 +170,11 @@ def test_gossip_averages_by_weights_that_add_up_to_one() -> None:
     for ticket, worker in enumerate(order):
         own[worker] = solvers[worker](own[worker], gradient(own[worker], ticket), RATE)
         turns[worker] += 1
-        if turns[worker] % every:
-            continue
         weight, total = mail[worker]
         own[worker] = (weights[worker] * own[worker] + total) / (weights[worker] + weight)
         weights[worker], mail[worker] = weights[worker] + weight, (0.0, torch.zeros_like(total))
+        if turns[worker] % every:
+            continue
         partners = partners_of(worker, count, seed=5)
         partner = partners[(turns[worker] // every - 1) % len(partners)]
         half, (weight, total) = weights[worker] / 2, mail[partner]
