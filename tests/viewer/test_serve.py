@@ -99,6 +99,7 @@ def test_a_live_page_shows_new_metrics_and_what_a_stuck_run_waits_for(
 ) -> None:
     status = Status(7, (CHAIN,), ("host1",))
     with answering(folder, "127.0.0.1", lambda: status), opens(server.address) as opened:
+        opened.click(".status summary:has-text('7 iterations')")
         opened.wait_for_selector(f".status >> text={CHAIN}")
         assert "7 iterations" in opened.inner_text(".status")
         before = opened.get_attribute("figure:has-text('Loss') svg", "aria-label")
@@ -108,6 +109,22 @@ def test_a_live_page_shows_new_metrics_and_what_a_stuck_run_waits_for(
         assert "77.5" not in before
         server.end()
         opened.wait_for_selector(".status >> text=The run has ended.")
+
+
+def test_a_stuck_run_shows_at_once_what_its_hosts_wait_for(server: Server, opens: Opens) -> None:
+    news = {"rows": 0, "version": 0, "iteration": 7, "stuck": 1.0, "ended": False}
+    host = {"host": "host1", "fresh": True, "status": {"iteration": 7, "does": [CHAIN]}}
+    with opens(server.address) as opened:
+        opened.route("**/state?*", lambda route: route.fulfill(json={**news, "hosts": [host]}))
+        opened.wait_for_selector(".status summary:has-text('host1 iteration 7')")
+        assert not opened.is_visible(f".status >> text={CHAIN}")
+        news["stuck"] = 12.0
+        opened.wait_for_selector(f".status >> text={CHAIN}")
+        assert "Nothing was completed" in opened.inner_text(".status [role=status]")
+        opened.click(".status summary")  # it stays as the reader wants it
+        news["stuck"] = 13.0
+        opened.wait_for_selector(".status summary:has-text('13 s')")
+        assert not opened.is_visible(f".status >> text={CHAIN}")
 
 
 def test_the_server_ends_with_the_job(folder: Path) -> None:

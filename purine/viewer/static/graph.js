@@ -248,6 +248,7 @@ class GraphView {
     for (const edge of edges) {
       edge.line.classList.toggle("pg-edge-marked", marked !== null && (edge.source === marked || edge.target === marked));
     }
+    this.root.classList.toggle("pg-heated", heat !== null);
     this.hottest.textContent = heat ? `hottest: ${heatText(this.heat.value, shown)}` : "";
   }
 

@@ -4,6 +4,7 @@ import { el, short } from "./dom.js";
 
 const EVERY = 1000; // ms
 const PATIENCE = 5;
+const STUCK = 10; // s
 
 export function follow(page, live) {
   let [rows, version, failed] = [live.rows, live.version, 0];
@@ -48,15 +49,29 @@ function refresh(page, content) {
   scrollTo(0, scroll);
 }
 
+/** What is told of the run: a sentence, and folded what each host does, which opens if the run is stuck. */
 function showStatus(element, news) {
-  const lines = news.hosts.map((host) => {
-    const does = host.status ? host.status.does : ["did not answer"];
-    const at = host.status ? `iteration ${host.status.iteration}` : "";
-    const item = el("li", {}, el("strong", {}, short(host.host, 40)), ` ${at}: ${short(does[0], 200)}`);
-    if (does.length > 1) item.append(el("ul", {}, ...does.slice(1).map((line) => el("li", {}, short(line, 200)))));
-    return item;
-  });
-  const head = news.ended ? "The run has ended." : `Running: ${news.iteration} iterations are complete.`;
-  const stuck = news.stuck > 10 ? ` Nothing was completed for ${Math.round(news.stuck)} s; see what the hosts wait for.` : "";
-  element.replaceChildren(el("p", { class: stuck ? "note" : "" }, head + stuck), el("ul", { class: "hosts" }, ...lines));
+  if (!element.querySelector("details")) {
+    const fold = el("details", {}, el("summary", {}, ""), el("ul", { class: "hosts" }));
+    element.replaceChildren(el("p", { role: "status" }, ""), fold);
+  }
+  const [head, fold] = element.children;
+  const [summary, list] = fold.children;
+  const stuck = !news.ended && news.stuck > STUCK;
+  let text = news.ended ? "The run has ended." : "The run goes on.";
+  if (stuck) text = "Nothing was completed for a while: below is what the hosts wait for.";
+  if (stuck && !head.classList.contains("note")) fold.open = true;
+  head.classList.toggle("note", stuck);
+  if (head.textContent !== text) head.textContent = text; // it is read aloud only when it changes
+  const at = news.hosts.map((host) => `${short(host.host, 40)} ${host.status ? `iteration ${host.status.iteration}` : "did not answer"}`);
+  const since = stuck ? `, for ${Math.round(news.stuck)} s` : "";
+  summary.textContent = `${news.iteration} iterations are complete${since}${at.length ? `: ${at.join(", ")}` : ""}`;
+  list.replaceChildren(...news.hosts.map(hostItem));
+}
+
+function hostItem(host) {
+  const does = host.status ? host.status.does : ["did not answer"];
+  const item = el("li", {}, el("strong", {}, short(host.host, 40)), `: ${short(does[0], 200)}`);
+  if (does.length > 1) item.append(el("ul", {}, ...does.slice(1).map((line) => el("li", {}, short(line, 200)))));
+  return item;
 }

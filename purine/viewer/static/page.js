@@ -70,7 +70,7 @@ export class Page {
     const names = parts.map((part) => short(part.name, 90)).join(" and ");
     const sort = parts.length > 1 ? "Comparison of" : sorts[parts[0]?.sort] ?? "Page";
     const title = el("h1", {}, el("span", { class: "quiet" }, `${sort} `), names);
-    this.status = el("div", { class: "status", role: "status" });
+    this.status = el("div", { class: "status" });
     return el("header", {}, title, this.status);
   }
 

@@ -246,7 +246,7 @@ export class Timeline {
     const median = times[times.length >> 1];
     facts.push(["all of it", `${same.length} events, median ${timeText(median)}`]);
     if (events.onPath[event]) facts.push(["critical", "on the critical path"]);
-    const list = el("dl", { class: "facts" }, ...facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
+    const list = el("dl", { class: "facts" }, ...facts.map(([name, text]) => el("div", { class: text.length > 18 ? "wide-fact" : null }, el("dt", {}, name), el("dd", {}, text))));
     const cause = events.cause[event];
     const waited = cause >= 0 ? this._jump("waited for", cause) : null;
     this.details.replaceChildren(el("h3", {}, short(events.names[op])), list, waited ?? "");
