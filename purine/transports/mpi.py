@@ -49,6 +49,8 @@ _CREDIT, _END = -1, -2
 _ALIGNMENT = 64
 _SHORTEST, _LONGEST = 50e-6, 1e-3
 """Seconds between two looks for messages: they grow while none comes."""
+_SELDOM = 500e-6
+"""Seconds between two looks beside puts: to be woken in the middle of a put costs its core 10 us."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect, and to finalize MPI."""
 _FAREWELL = 5.0
@@ -160,6 +162,14 @@ class MpiTransport(Transport):
         self._bell = threading.Lock()
         """Free when `wait` is to return. An `Event` takes much longer to wait for."""
         self._bell.acquire()
+        self._reading = threading.Lock()
+        """Held while messages are taken, which keeps their order."""
+        self._heard: deque[Event] = deque()
+        """What puts have found, until `wait` reports it."""
+        self._putting: set[int] = set()
+        """The ranks that a put is under way to."""
+        self._next_look = 0.0
+        """When a put is to look for messages next."""
         self._closed = False
 
     def open(
@@ -206,17 +216,20 @@ class MpiTransport(Transport):
         rank, region = self._ranks[peer], self._outgoing[peer]
         if rank not in self._peers:
             return
+        self._putting.add(rank)
         try:
             if value is not None and value.numel():
                 payload = region.ordered(channel, value)
                 start = self._remote[peer] + region.offset(channel, version)
                 memory = self._MPI.buffer.fromaddress(payload.data_ptr(), payload.nbytes)
                 with self._guard:
-                    self._window.Put([memory, self._MPI.BYTE], rank, start)
+                    self._window.Put((memory, self._MPI.BYTE), rank, start)
                     self._window.Flush(rank)
             self._tell(rank, channel, version)
         except self._MPI.Exception as error:
             self._fail(peer, error)
+        self._putting.discard(rank)
+        self._look()
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         if self._ranks[peer] in self._peers:
@@ -228,13 +241,34 @@ class MpiTransport(Transport):
     def wait(self, timeout: float) -> list[Event]:
         ends, pause = monotonic() + timeout, _SHORTEST
         while True:
-            events = self._messages()
+            with self._reading:
+                events = list(self._heard) or self._messages()
+                self._heard.clear()
             while self._failed:
                 events.append(self._failed.popleft())
             left = ends - monotonic()
+            if self._putting:  # puts look too
+                pause = max(pause, _SELDOM)
             if events or left <= 0 or self._bell.acquire(timeout=min(pause, left)):
                 return events
             pause = min(2 * pause, _LONGEST)
+
+    def _look(self) -> None:
+        """Take what messages there are after a put, so that `wait` need not look beside puts.
+
+        To be woken in the middle of a put takes more from its core than to look once.
+        """
+        now = monotonic()
+        if self._closed or now < self._next_look or not self._reading.acquire(blocking=False):
+            return
+        self._next_look = now + _SHORTEST
+        try:
+            events = self._messages()
+            self._heard += events
+        finally:
+            self._reading.release()
+        if events:
+            self.wake()
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # it is free already
