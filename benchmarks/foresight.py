@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Import what all workers have in common, before they are forked."""
+    """Import and build what all workers have in common, before they are forked."""
     import torch
 
     import purine.job
@@ -124,6 +124,7 @@ def prepare() -> None:
     import purine.transports.processes  # noqa: F401
 
     torch.set_num_threads(1)
+    plan_of(job_of("mlp"))  # what building a graph imports
 
 
 def replays(options: argparse.Namespace) -> list[Case]:

@@ -137,15 +137,14 @@ def ours(case: Case) -> list[float]:
         now, ended, number, known = heapq.heappop(calendar)
         if not ended:
             flow = case.flows[number]
-            own, changed = flows.begin(now, [links[name] for name in flow.links], flow.size)
-            number_of[own] = number
+            number_of[flows.begin(now, [links[name] for name in flow.links], flow.size)] = number
         elif version.get(number) == known:
             ends[number_of[number]] = now / 1e9 + case.latency
             del version[number]
-            changed = flows.end(now, number)
-        else:
+            flows.end(number)
+        if calendar and calendar[0][0] <= now:
             continue
-        for one, end in changed.items():
+        for one, end in flows.settle(now).items():
             version[one] = version.get(one, 0) + 1
             heapq.heappush(calendar, (end, 1, one, version[one]))
     return ends

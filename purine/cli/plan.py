@@ -49,13 +49,14 @@ def plan(
     purine plan --net gpt2 --devices host0-7:cuda:0-7 --link 10gbit --memory 80gb
     purine plan --net lenet --devices host0-1:cpu:0-1 --link 1gbit --allow compression
     """
-    from purine.analysis.cost import PROFILE, load_profile
+    from purine.analysis.cost import load_profile
     from purine.job.automatic import base_plan, with_devices
     from purine.job.candidates import check_allowed
     from purine.job.config import merge
     from purine.job.file import job_text
     from purine.job.foresee import read_source, refuse_workers
     from purine.job.launch import job_layers
+    from purine.job.profiles import own_profile
     from purine.job.search import Search, search
     from purine.job.sizes import parse_size
     from purine.job.what_if import parse_what_if
@@ -69,7 +70,7 @@ def plan(
     told = Search(
         allow=check_allowed(allow.split(",") if allow else ()),
         what_if=what_if,
-        profile=PROFILE if profile is None else load_profile(profile),
+        profile=own_profile() if profile is None else load_profile(profile),
         source=None if from_trace is None else read_source(from_trace),
         memory=None if memory is None else parse_size(memory),
         most=simulate,
@@ -180,7 +181,7 @@ def _signature() -> Signature:
         _option("simulate", int, "Candidates that are simulated at most.", "N", 24),
         _option("seconds", float, "Seconds of the search at most.", "S", 300.0),
         _option("measure", float, "Seconds to measure the net here at most.", "S", 30.0),
-        _option("trial", float, "Seconds to run equally good plans here.", "S", 5.0),
+        _option("trial", float, "Seconds to run plans that may be the best here.", "S", 5.0),
         parameter("json", bool, typer.Option("--json", help="Print one JSON object."), False),
     ]
     taken = {one.name for one in ours} | {"parallel"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from purine.analysis.cost import PROFILE
 from purine.job.config import Given, Job, merge
 from purine.job.options import ALL, AUTO
 from purine.job.placing import refuse_unfit, threads_for
@@ -46,7 +47,8 @@ def settled_layers(
 ) -> list[Given]:
     """The layers with devices and a scheme where they leave these open.
 
-    Where several hosts train, each plans for itself, so nothing is measured: they agree.
+    Where several hosts train, each plans for itself. They agree, since nothing is measured and no
+    host uses a profile of its own.
     """
     layers = with_devices(layers)
     named = [layer["parallel"] for layer in layers if layer.get("parallel") is not None]
@@ -55,6 +57,8 @@ def settled_layers(
     plan = base_plan(merge(*({**layer, "parallel": None} for layer in layers)))
     alone = rank_and_size()[1] < 2
     told = Search(most=12, seconds=90.0, measuring=20.0 * alone, trial=5.0 * alone)
+    if not alone:
+        told = replace(told, profile=PROFILE)
     found = search(plan, replace(told, progress=progress))
     job = found.job
     refuse_unfit(make_plan(job, net=plan.net, elsewhere=True).step, job)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from purine.analysis.cost import PROFILE, Profile
+from purine.analysis.cost import Profile
 from purine.analysis.infer import check, size_in_bytes
 from purine.data.prepare import MEAN_IMAGE
 from purine.errors import ConfigError, PurineError
@@ -22,6 +22,7 @@ from purine.job.foresee import Source, WhatIf, foresee
 from purine.job.on_paper import foresee_folded
 from purine.job.placing import megabytes, threads_for
 from purine.job.plan import JobPlan, prepared, recipe_of
+from purine.job.profiles import own_profile
 from purine.job.quick import measurable, measured, tried
 from purine.machine.capacity import available_memory
 from purine.parallel import Scheme
@@ -37,8 +38,10 @@ ERROR = 0.08
 equally good."""
 MANY = 64
 """Above so many devices hosts that do the same are simulated once."""
-_TIES = 5
-"""How many plans are run at most to choose between them."""
+_TIES, _FEWEST = 5, 3
+"""How many plans are run in turns, at most and at least, to choose between them."""
+_NEAR = 1.5
+"""How much longer than the best a plan may take, as predicted, to run among the first."""
 _SIZES = 6
 """How many sizes of batches are measured."""
 _ONE = Scheme()
@@ -100,12 +103,12 @@ class Search:
     `memory` are the bytes of each device, or None for what this machine has, shared by its CPU
     devices. `most` bounds how many candidates are simulated, `seconds` how long the search takes,
     `measuring` how many seconds of it measuring may take. With a `source` nothing is measured.
-    For `trial` seconds, plans that are as good as the best run here, if they can.
+    Plans that may be the best take turns here for `trial` seconds, five at a time, if they can.
     """
 
     allow: Collection[str] = ()
     what_if: WhatIf = field(default_factory=WhatIf)
-    profile: Profile = PROFILE
+    profile: Profile = field(default_factory=own_profile)
     source: Source | None = None
     memory: int | None = None
     most: int = 24
@@ -253,7 +256,7 @@ class _Searching:
             source=source,
             what_if=told.what_if,
             profile=told.profile,
-            iterations=8,
+            iterations=10,
             shape=shape,
         )
 
@@ -305,19 +308,49 @@ class _Searching:
         )
 
     def _tried(self, plans: list[Planned]) -> tuple[Planned, ...]:
-        """The plans with those first that are equally good and ran, the quickest of these first."""
-        most = plans[0].seconds * (1 + ERROR)
-        ties = [one for one in plans if one.seconds < most][:_TIES]
-        several = len({host for one in ties for host in one.candidate.hosts}) > 1
-        if self.told.trial <= 0 or len(ties) < 2 or several or not measurable(self.plan):
+        """The plans with those first that ran here, the quickest of these first.
+
+        The most promising run first. How much their times over what was predicted differ says how
+        far other predictions may be off: as long as one of the others may be quicker yet, some more
+        run, beside the quickest so far.
+        """
+        if self.told.trial <= 0 or len(plans) < 2 or not self._runs_here(plans):
             return tuple(plans)
+        best = plans[0].seconds
+        close = sum(one.seconds < best * (1 + ERROR) for one in plans)
+        near = sum(one.seconds < best * _NEAR for one in plans)
+        first = max(min(close, _TIES), min(near, _FEWEST))
+        if first < 2:
+            return tuple(plans)
+        ran, waiting = self._run(plans[:first]), plans[first:]
+        while waiting and perf_counter() - self.start < self.told.seconds:
+            ratios = [_took(one) / one.seconds for one in ran]
+            error = max(ERROR, max(ratios) / min(ratios) - 1)
+            most = _took(ran[0]) * (1 + error) / min(ratios)
+            chosen = [one for one in waiting if one.seconds < most][: _TIES - 1]
+            if not chosen:
+                break
+            waiting = [one for one in waiting if one not in chosen]
+            ran = sorted([*self._run([ran[0], *chosen]), *ran[1:]], key=_took)
+        return (*ran, *waiting)
+
+    def _runs_here(self, plans: Collection[Planned]) -> bool:
+        several = any(len(one.candidate.hosts) > 1 for one in plans)
+        return not several and measurable(self.plan)
+
+    def _run(self, plans: Collection[Planned]) -> list[Planned]:
+        """Plans that took turns here, the quickest first."""
         start = perf_counter()
-        steps = [with_candidate(self.plan, one.candidate) for one in ties]
+        steps = [with_candidate(self.plan, one.candidate) for one in plans]
         times = tried(steps, seconds=self.told.trial)
         self.measuring += perf_counter() - start
-        ran = [replace(one, tried=time) for one, time in zip(ties, times, strict=True)]
-        ran.sort(key=lambda one: one.tried or 0.0)
-        return (*ran, *(one for one in plans if one not in ties))
+        ran = [replace(one, tried=time) for one, time in zip(plans, times, strict=True)]
+        return sorted(ran, key=_took)
+
+
+def _took(one: Planned) -> float:
+    """The seconds of a step of a plan that ran, else those that were predicted."""
+    return one.seconds if one.tried is None else one.tried
 
 
 def _ordered(todo: Collection[Candidate], work: Work) -> list[Candidate]:

@@ -171,9 +171,12 @@ class Engine:
             self._push(number, host.core.extend(iterations))
         calendar, changed = self._calendar, self._changed
         groups, members = self._groups, self._members
+        flows = self.flows
         while True:
             if changed:
                 self._look()
+            if flows.unsettled and (not calendar or calendar[0][0] > self.now):
+                self._settle()
             if not calendar:
                 break
             now, _, code, a, b = heappop(calendar)
@@ -308,7 +311,6 @@ class Engine:
                     self.now, source, peer, size, (peer, channel, iteration), (number, worker)
                 )
                 waits += not sent.over
-                self._sent(sent.begun)
                 for message in sent.through:
                     self._through(source, *message)
             host.busy[worker] += self.now - host.started[worker]
@@ -389,8 +391,9 @@ class Engine:
         assert isinstance(core, HostCore)
         self._push(number, core.grant(peer, completed))
 
-    def _sent(self, ends: dict[int, float]) -> None:
-        for flow, end in ends.items():
+    def _settle(self) -> None:
+        """Note when flows end, before time goes on."""
+        for flow, end in self.flows.settle(self.now).items():
             self._version[flow] = self._version.get(flow, 0) + 1
             self._at(end, _FLOW, flow, self._version[flow])
 
@@ -398,14 +401,13 @@ class Engine:
         del self._version[flow]
         key = self._of_flow.pop(flow, None)
         if key is not None:
-            self._sent(self.flows.end(self.now, flow))
+            self.flows.end(flow)
             meeting = self._meetings[key]
             meeting.flows -= 1
             if not meeting.flows:
                 self._at(self.now + self.wires.meeting_latency(key), _MEET, 0, key)
             return
         source, ended = self.wires.flow_ended(self.now, flow)
-        self._sent(ended.begun)
         for message in ended.through:
             self._through(source, *message)
         for number, worker in ended.released:
@@ -431,10 +433,9 @@ class Engine:
             return
         for source, target in zip(one.hosts, (*one.hosts[1:], one.hosts[0]), strict=True):
             route = self.machine.network.route(source, target)
-            flow, ends = self.flows.begin(self.now, route, max(1.0, meeting.size))
+            flow = self.flows.begin(self.now, route, max(1.0, meeting.size))
             self._of_flow[flow] = key
             meeting.flows += 1
-            self._sent(ends)
 
     def _end_meeting(self, key: tuple[object, ...]) -> None:
         for number, worker in self._meetings.pop(key).waiting:

@@ -4,14 +4,15 @@ A link carries bytes in one direction. Flows over a link share it fairly (max-mi
 flows grow together until a link is full, flows over it keep their rate, and the others go on. A
 route is the links that a flow takes from one host to another; its latency is added once.
 
-Only flows that are connected through links that they share are computed anew when one begins or
-ends.
+When flows have begun or ended, only those are computed anew that are connected with them through
+links that they share: once for all that begin and end at one time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heapreplace
 
 __all__ = ["Flows", "Link", "Network", "max_min"]
 
@@ -77,30 +78,50 @@ def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> 
     >>> max_min({0: ["a"], 1: ["a", "b"], 2: ["b"]}, {"a": 10.0, "b": 4.0})
     {1: 2.0, 2: 2.0, 0: 8.0}
     """
-    left: dict[str, float] = {}
+    return _max_min({flow: tuple(dict.fromkeys(own)) for flow, own in routes.items()}, rates)
+
+
+def _max_min(
+    routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]
+) -> dict[int, float]:
+    """The fair rates of flows that take no link twice.
+
+    Shares of links only grow while flows are settled. So a link whose share has grown since it was
+    noted is noted anew when its turn comes.
+    """
     over: dict[str, list[int]] = {}
     for flow, links in routes.items():
-        for name in dict.fromkeys(links):
-            left[name] = rates[name]
+        for name in links:
             over.setdefault(name, []).append(flow)
-    open_flows = {name: len(flows) for name, flows in over.items()}
+    left = {name: rates[name] for name in over}
+    count = {name: len(flows) for name, flows in over.items()}
+    noted = [(left[name] / count[name], name) for name in over]
+    heapify(noted)
     found: dict[int, float] = {}
-    while open_flows:
-        share, tightest = min([(left[name] / count, name) for name, count in open_flows.items()])
+    while noted:
+        share, tightest = noted[0]
+        if not count[tightest]:
+            heappop(noted)
+            continue
+        now = left[tightest] / count[tightest]
+        if now > share:
+            heapreplace(noted, (now, tightest))
+            continue
+        heappop(noted)
         for flow in over[tightest]:
-            if flow in found:
-                continue
-            found[flow] = share
-            for name in dict.fromkeys(routes[flow]):
-                open_flows[name] -= 1
-                left[name] = max(0.0, left[name] - share)
-                if not open_flows[name]:
-                    del open_flows[name]
+            if flow not in found:
+                found[flow] = now
+                for name in routes[flow]:
+                    count[name] -= 1
+                    rest = left[name] - now
+                    left[name] = rest if rest > 0.0 else 0.0
     for flow in routes:  # flows without links are as fast as one likes
         found.setdefault(flow, float("inf"))
     return found
 
 
+_NO_LINK = Link("", float("inf"))
+"""What a flow goes over that takes no link."""
 _KEPT = 20_000
 """Sets of routes whose rates are remembered: a step has the same ones in each iteration."""
 
@@ -108,8 +129,8 @@ _KEPT = 20_000
 class Flows:
     """The flows under way. Times are in nanoseconds, sizes in bytes.
 
-    Whoever drives it asks with `changed` for the ends that differ from what it was told, and calls
-    `advance` when one of them has come.
+    Whoever drives it calls `end` when the end of a flow has come, and `settle` before time goes on
+    after flows began or ended.
     """
 
     def __init__(self) -> None:
@@ -123,36 +144,41 @@ class Flows:
         self._since: dict[int, float] = {}
         self.carried: dict[str, float] = {}
         """Bytes that each link has carried or will have when its flows end."""
+        self.unsettled: dict[str, None] = {}
+        """Links whose flows began or ended at this time."""
         self._next = 0
         self._known: dict[tuple[tuple[str, ...], ...], tuple[float, ...]] = {}
         """The rates of flows with these routes."""
 
-    def begin(self, now: float, links: Sequence[Link], size: float) -> tuple[int, dict[int, float]]:
-        """Start a flow; returns its number, and the end of every flow whose end changed."""
+    def begin(self, now: float, links: Sequence[Link], size: float) -> int:
+        """Start a flow; returns its number."""
         number = self._next
         self._next += 1
-        names = tuple(link.name for link in links)
+        links = links or (_NO_LINK,)
+        names = tuple(dict.fromkeys(link.name for link in links))
         for link in links:
             self._rates.setdefault(link.name, link.rate / 1e9)
             self._over.setdefault(link.name, {})[number] = None
             self.carried[link.name] = self.carried.get(link.name, 0.0) + size
+            self.unsettled[link.name] = None
         self._routes[number], self._left[number] = names, float(size)
         self._rate[number], self._since[number] = 0.0, now
-        return number, self._renew(now, names, number)
+        return number
 
-    def end(self, now: float, number: int) -> dict[int, float]:
-        """A flow is through; returns the end of every flow whose end changed."""
-        names = self._routes.pop(number)
-        for name in names:
+    def end(self, number: int) -> None:
+        """A flow is through."""
+        for name in self._routes.pop(number):
             del self._over[name][number]
+            self.unsettled[name] = None
         del self._left[number], self._rate[number], self._since[number]
-        return self._renew(now, names, None)
 
-    def _renew(self, now: float, names: Sequence[str], new: int | None) -> dict[int, float]:
-        flows = self._connected(names)
-        if len(flows) == 1 and new is not None:
-            rate = min((self._rates[name] for name in names), default=float("inf"))
-            rates = {new: rate}
+    def settle(self, now: float) -> dict[int, float]:
+        """Share the links among the flows that are there; returns the ends that changed."""
+        flows = self._connected(self.unsettled)
+        self.unsettled = {}
+        if len(flows) == 1:
+            (only,) = flows
+            rates = {only: min(self._rates[name] for name in self._routes[only])}
         else:
             rates = dict(zip(flows, self._shares(flows), strict=True))
         ends: dict[int, float] = {}
@@ -170,7 +196,7 @@ class Flows:
         routes = tuple([self._routes[flow] for flow in flows])
         shares = self._known.get(routes)
         if shares is None:
-            found = max_min(dict(enumerate(routes)), self._rates)
+            found = _max_min(dict(enumerate(routes)), self._rates)
             shares = tuple(found[number] for number in range(len(routes)))
             if len(self._known) >= _KEPT:
                 self._known.clear()
@@ -185,9 +211,10 @@ class Flows:
             for flow in self._over.get(todo.pop(), ()):
                 if flow not in flows:
                     flows[flow] = None
-                    fresh = [name for name in self._routes[flow] if name not in seen]
-                    seen.update(fresh)
-                    todo += fresh
+                    for name in self._routes[flow]:
+                        if name not in seen:
+                            seen.add(name)
+                            todo.append(name)
         return flows
 
     def __iter__(self) -> Iterator[int]:

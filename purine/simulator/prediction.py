@@ -24,6 +24,8 @@ __all__ = ["Prediction", "predict", "simulate"]
 
 _SKIP = 3
 """Iterations at the start that are unlike the others: pipelines of iterations fill up."""
+_DRAIN = 2
+"""Iterations at the end that are unlike the others: none after them takes cores and links."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,13 @@ def per_step(engine: Engine, iterations: int) -> float:
     """Seconds of a step in the steady state."""
     ends = ends_of_steps(engine)
     skip = min(_SKIP, iterations - 2)
-    return (ends[-1] - ends[skip]) / (len(ends) - 1 - skip) / 1e9
+    last = max(skip + 1, iterations - 1 - _DRAIN)
+    return (ends[last] - ends[skip]) / (last - skip) / 1e9
 
 
 def _range(engine: Engine, seconds: float) -> tuple[float, float]:
     """Between which times nine of ten steps lie."""
-    ends = ends_of_steps(engine)[_SKIP:]
+    ends = ends_of_steps(engine)[_SKIP:-_DRAIN]
     steps = [(b - a) / 1e9 for a, b in itertools.pairwise(ends)]
     cuts = statistics.quantiles(steps, n=20)
     return min(cuts[0], seconds), max(cuts[-1], seconds)

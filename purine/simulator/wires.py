@@ -29,10 +29,9 @@ _Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Change:
-    """What follows from a put or the end of a flow: the ends of flows that changed, messages that
-    are through with the time at which they arrive, and threads whose puts are over."""
+    """What follows from a put or the end of a flow: messages that are through with the time at
+    which they arrive, and threads whose puts are over."""
 
-    begun: dict[int, float] = field(default_factory=dict)
     through: list[tuple[str, int, int, float]] = field(default_factory=list)
     released: list[_Place] = field(default_factory=list)
     over: bool = True
@@ -97,18 +96,17 @@ class Wires:
             connection.pieces.append(_Piece(size - before, message, None))
         connection.queued += size
         if connection.flow < 0:
-            change.begun = self._start(now, (source, target), connection)
+            self._start(now, (source, target), connection)
         return change
 
     def wait(self, place: _Place, count: int) -> None:
         """A thread waits for as many connections."""
         self._waits[place] = count
 
-    def _start(self, now: float, pair: tuple[str, str], one: _Connection) -> dict[int, float]:
+    def _start(self, now: float, pair: tuple[str, str], one: _Connection) -> None:
         route = self._machine.network.route(*pair)
-        one.flow, ends = self._flows.begin(now, route, one.pieces[0].size)
+        one.flow = self._flows.begin(now, route, one.pieces[0].size)
         self._of_flow[one.flow] = pair
-        return ends
 
     def flow_ended(self, now: float, flow: int) -> tuple[str, Change]:
         """A piece of a connection is through; returns the sender and what follows."""
@@ -117,9 +115,9 @@ class Wires:
         piece = connection.pieces.popleft()
         connection.queued -= piece.size
         connection.flow = -1
-        change.begun = self._flows.end(now, flow)
+        self._flows.end(flow)
         if connection.pieces:
-            change.begun |= self._start(now, pair, connection)
+            self._start(now, pair, connection)
         if piece.message is not None:
             change.through.append((*piece.message, now + connection.latency))
         if piece.place is not None:

@@ -23,12 +23,14 @@ def test_all_candidates_of_a_case_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = benchmark("plan.py", monkeypatch)
-    options = Namespace(most=3, turns=1, seconds=0.01, trial=0.1)
-    row = plan["measured_case"]("mlp:32:cpu:0-1", options)
+    options = Namespace(most=3, turns=1, seconds=0.01, trial=0.1, measure=0.5)
+    case = "mlp:32:cpu:0-1"
+    made = plan["planned"](case, options)
+    row = plan["compared"](case, made, plan["in_turns"](made.rows, options))
     assert row["ratio"] >= 1
     assert row["plain"] >= 1
-    assert row["candidates"] <= 3
-    plan["report"]([row])
+    assert row["candidates"] == len(made.rows) <= 6
+    plan["report"]([row], 1.0)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["cases"] == 1
 

@@ -190,3 +190,33 @@ def test_plans_that_are_equally_good_are_run() -> None:
     assert ran[0].tried is not None
     assert ran[1].tried is not None
     assert 0 < ran[0].tried <= ran[1].tried < 1
+
+
+def test_plans_run_until_none_of_the_others_may_be_quicker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What ran took 1.5 times to twice what was predicted, so others may be as far off."""
+    plan = plan_of("cpu:0-1")
+    predicted = [1.0, 1.05, 1.2, 1.3, 1.4, 1.7, 3.0]
+    factors = [2.0, 1.9, 1.5, 1.0, 1.0, 1.0, 1.0]
+    every = list(candidates(parse_devices("cpu:0-1"), 64, layers=5))[: len(predicted)]
+    took = {one: s * f for one, s, f in zip(every, predicted, factors, strict=True)}
+    rounds: list[list[Candidate]] = []
+
+    def with_candidate_only(plan: JobPlan, one: Candidate) -> Candidate:
+        return one
+
+    def tried(steps: list[Candidate], *, seconds: float) -> list[float]:
+        rounds.append(steps)
+        return [took[one] for one in steps]
+
+    monkeypatch.setattr("purine.job.search.with_candidate", with_candidate_only)
+    monkeypatch.setattr("purine.job.search.tried", tried)
+    monkeypatch.setattr("purine.job.search.measurable", lambda plan: True)
+    searching = _Searching(plan, Search(trial=0.1))
+    planned = [Planned(one, s, s, s, {}) for one, s in zip(every, predicted, strict=True)]
+    found = searching._tried(planned)
+    assert rounds == [every[:3], [every[2], *every[3:5]], [every[3], every[5]]]
+    assert [one.candidate for one in found[:2]] == every[3:5]
+    assert [one.tried is not None for one in found] == [True] * 6 + [False]
+    assert {one.candidate for one in found} == set(every)

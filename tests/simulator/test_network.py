@@ -11,16 +11,26 @@ from purine.simulator.network import Flows, Link, Network, max_min
 
 def test_one_flow_has_the_slowest_link_of_its_way() -> None:
     flows = Flows()
-    _, ends = flows.begin(0.0, [Link("a", 1e9), Link("b", 0.5e9)], 100)
-    assert ends == {0: 200.0}
+    flows.begin(0.0, [Link("a", 1e9), Link("b", 0.5e9)], 100)
+    assert flows.settle(0.0) == {0: 200.0}
+
+
+def test_a_flow_without_links_takes_no_time() -> None:
+    flows = Flows()
+    flows.begin(0.0, [], 100)
+    flows.begin(0.0, [], 100)
+    assert flows.settle(5.0) == {0: 5.0, 1: 5.0}
 
 
 def test_two_flows_share_a_link_and_the_second_speeds_up() -> None:
     flows, link = Flows(), Link("a", 1e9)
     flows.begin(0.0, [link], 100)
-    _, ends = flows.begin(50.0, [link], 100)
-    assert ends == {0: 150.0, 1: 250.0}  # each has half: 50 bytes are left of the first
-    assert flows.end(150.0, 0) == {1: 200.0}
+    assert flows.settle(0.0) == {0: 100.0}
+    flows.begin(50.0, [link], 100)
+    # Each has half: 50 bytes are left of the first.
+    assert flows.settle(50.0) == {0: 150.0, 1: 250.0}
+    flows.end(0)
+    assert flows.settle(150.0) == {1: 200.0}
     assert flows.carried == {"a": 200.0}
 
 
@@ -28,8 +38,8 @@ def test_both_directions_are_links_of_their_own() -> None:
     network = Network.switched(["a", "b"], Link("", 1e9, 2e-6))
     flows = Flows()
     flows.begin(0.0, network.route("a", "b"), 1000)
-    _, ends = flows.begin(0.0, network.route("b", "a"), 1000)
-    assert ends == {1: 1000.0}
+    flows.begin(0.0, network.route("b", "a"), 1000)
+    assert flows.settle(0.0) == {0: 1000.0, 1: 1000.0}
     assert network.latency("a", "b") == pytest.approx(2e-6)
 
 
