@@ -50,7 +50,7 @@ _ALIGNMENT = 64
 _SHORTEST, _LONGEST = 50e-6, 1e-3
 """Seconds between two looks for messages: they grow while none comes."""
 _SELDOM = 500e-6
-"""Seconds between two looks beside puts: to be woken in the middle of a put costs its core 10 us."""
+"""Seconds between two looks beside puts: being woken in the middle of one costs 10 us."""
 _PATIENCE = 60.0
 """Seconds that a host waits for the others to connect, and to finalize MPI."""
 _FAREWELL = 5.0
