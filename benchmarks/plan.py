@@ -114,7 +114,6 @@ def prepare() -> None:
     plan_of({"net": "mlp", "batch": 1, "iters": 1})  # what building a graph imports
 
 
-
 def measured_case(case: str, options: argparse.Namespace) -> dict[str, object]:
     """The plan of a case, and what its candidates take when they run."""
     plan = apart(partial(limited, options.patience, partial(planned, case, options)))

@@ -81,9 +81,7 @@ def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> 
     return _max_min({flow: tuple(dict.fromkeys(own)) for flow, own in routes.items()}, rates)
 
 
-def _max_min(
-    routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]
-) -> dict[int, float]:
+def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) -> dict[int, float]:
     """The fair rates of flows that take no link twice.
 
     Shares of links only grow while flows are settled. So a link whose share has grown since it was
