@@ -63,6 +63,8 @@ _LOOK = 0.25
 """Seconds between two looks for lost hosts."""
 _GRACE = 1.0
 """Seconds that a call may still take after a host is lost: one that has done its part may end."""
+_LAST_WORDS = 3.0
+"""Seconds for which the host of the store stays at most, so that all others see who is lost."""
 _CHUNK = 16 << 20
 """Bytes of a text that are sent at a time."""
 _STOP = "stop"
@@ -255,11 +257,16 @@ class ProcessWorld(World):
 
         `host` is the one whose answer it needs, if it is one alone.
         """
-        result, since = self._caller.call(call), None
+        result, since, seen = self._caller.call(call), None, self._pulse.round()
         while not result.done():
             wait([result], timeout=_LOOK)
-            since = (since or monotonic()) if self._lost(host) else None
-            if since is not None and monotonic() - since > _GRACE and not result.done():
+            if not self._lost(host):
+                since = None
+            elif since is None:
+                since, seen = monotonic(), self._pulse.round()
+            elif monotonic() - since > _GRACE and (
+                not self.first or seen() or monotonic() - since > _LAST_WORDS
+            ):
                 break
         error = result.exception() if result.done() else None
         if result.done() and not isinstance(error, RuntimeError):

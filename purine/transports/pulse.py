@@ -95,6 +95,23 @@ class Pulse:
             if times * _BEAT > SILENCE and peer not in self.ended
         }
 
+    def round(self) -> Callable[[], bool]:
+        """A function that tells whether all peers that are alive have looked since this one did.
+
+        A peer that beats looks next. So one whose number has grown by two has looked in between.
+        """
+        before = dict(self._numbers)
+
+        def over() -> bool:
+            away = {*self.losses(), *self.ended}
+            return all(
+                int(number) >= int(before[peer] or 0) + 2
+                for peer, number in self._numbers.items()
+                if peer not in away
+            )
+
+        return over
+
     @property
     def ended(self) -> Collection[str]:
         """The peers that have left. They are lost to those that still wait for them."""

@@ -108,6 +108,20 @@ def test_a_host_that_has_left_is_known_and_not_lost() -> None:
     assert list(job.pulses["host0"].ended) == ["host1"]
 
 
+def test_a_round_is_over_when_each_host_that_is_alive_has_looked() -> None:
+    job = Job()
+    job.beat(3, *HOSTS)
+    job.pulses["host1"].close()
+    job.beat(1, "host0")
+    over = job.pulses["host0"].round()
+    assert not over()
+    job.beat(1, "host2", "host0")
+    assert not over()  # host2 has written its number, and may not have read the others
+    job.beat(1, "host2", "host0")
+    assert over()
+    assert list(job.pulses["host2"].ended) == ["host1"]
+
+
 SCRIPT = """
 import os, signal, sys
 from purine.errors import HostLostError
