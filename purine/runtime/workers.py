@@ -30,6 +30,7 @@ from purine.runtime.members import Finished, Member, member_of
 from purine.runtime.program import Program, compile_program
 from purine.runtime.record import Record
 from purine.runtime.workers_core import WorkersCore
+from purine.trace.events import Read
 from purine.trace.trace import Trace
 from purine.transports.base import Transport
 
@@ -139,6 +140,9 @@ class Workers:
         }
         self.store: dict[str, Tensor] = {}
         """The newest version of each shared state. A push replaces it or writes over it."""
+        self.writers: dict[str, tuple[str, int]] = {}
+        """By shared state the op and the iteration that pushed the newest version."""
+        self.reads: list[Read] | None = [] if settings.record else None
         for name, shared in self._shared.items():
             self.store.setdefault(shared, states[name])
         self._settings = settings
@@ -308,7 +312,7 @@ class Workers:
         trace = Trace()
         for executor in self.executors:
             trace += executor.trace()
-        return trace
+        return replace(trace, reads=tuple(self.reads or ()))
 
     def activity(self) -> Activity:
         """What all lanes do at this moment."""
@@ -410,10 +414,19 @@ class _Seat:
             over = self._core.start(self._worker, token)
             store = self._workers.store
             versions = [(number, name, store[name]) for number, name in self._reads[op]]
+            if self._workers.reads is not None:
+                self._note_reads(op, iteration, self._workers.reads)
         pushes = op in self._member.pushes
         for number, name, version in versions:
             copied = pushes and name not in over
             self._buffers.put(iteration, number, version.clone() if copied else version)
+
+    def _note_reads(self, op: int, iteration: int, reads: list[Read]) -> None:
+        """Record whose versions an op takes."""
+        writers = (self._workers.writers.get(name) for _, name in self._reads[op])
+        for writer in dict.fromkeys(writers):
+            if writer is not None:
+                reads.append((*writer, self.plan.ops[op], iteration))
 
     def complete(self, token: int) -> list[int]:
         op = token % self.size
@@ -438,6 +451,7 @@ class _Seat:
         if iteration % every == phase:
             for name, shared in self._writes[op]:
                 self._workers.store[shared] = self._buffers.take(iteration + 1, name)
+                self._workers.writers[shared] = self.plan.ops[op], iteration
 
     def waiting(self) -> list[tuple[int, str, int]]:
         return self._core.waiting(self._worker)

@@ -9,10 +9,25 @@ from typing import TypeAlias
 
 from purine.trace.tables import natural
 
-__all__ = ["ARRIVAL", "FETCH", "POST", "PUT", "Edge", "Event", "by_lane", "covered", "host_of"]
+__all__ = [
+    "ARRIVAL",
+    "FETCH",
+    "POST",
+    "PUT",
+    "Edge",
+    "Event",
+    "Read",
+    "by_lane",
+    "covered",
+    "host_of",
+]
 
 Edge: TypeAlias = tuple[str, str, int]
 """Producer op, consumer op, and the iterations between them: 0, or 1 through a state."""
+
+Read: TypeAlias = tuple[str, int, str, int]
+"""What one worker read of another: the op that pushed a version of a shared state and its
+iteration, the op that took this version and its iteration."""
 
 FETCH = "Fetch"
 """The kind of events that are no ops: transfers of outputs from a GPU to the host."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 from purine.trace.clocks import HostClock
-from purine.trace.events import Edge, Event, by_lane
+from purine.trace.events import Edge, Event, Read, by_lane
 
 __all__ = ["from_json", "to_json"]
 
@@ -30,6 +30,7 @@ def to_json(
     events: Sequence[Event],
     edges: Sequence[Edge],
     clocks: Sequence[HostClock] = (),
+    reads: Sequence[Read] = (),
     *,
     arrows: bool = True,
 ) -> str:
@@ -41,7 +42,9 @@ def to_json(
     other: _Json = {"purine": "trace", "version": _VERSION, "origin": origin, "edges": edges}
     if clocks:
         other["clocks"] = [asdict(clock) for clock in clocks]
-    lines = _rows(events, edges if arrows else (), origin)
+    if reads:
+        other["reads"] = reads
+    lines = _rows(events, edges if arrows else (), reads if arrows else (), origin)
     rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in lines)
     return (
         f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other, ensure_ascii=False)},\n'
@@ -49,7 +52,9 @@ def to_json(
     )
 
 
-def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterator[_Json]:
+def _rows(
+    events: Sequence[Event], edges: Sequence[Edge], reads: Sequence[Read], origin: int
+) -> Iterator[_Json]:
     """Metadata, then slices, then arrows: an arrow must follow the slices that it joins."""
     pids: dict[str, int] = {}
     track_of: dict[int, tuple[int, int]] = {}
@@ -68,7 +73,7 @@ def _rows(events: Sequence[Event], edges: Sequence[Edge], origin: int) -> Iterat
         start, duration = _micros(event.start - origin), _micros(event.end - event.start)
         facts = {"op": event.op, "kind": event.kind, "iteration": event.iteration}
         yield slice_ | {"ts": start, "dur": duration, "args": facts}
-    for number, (first, last, time) in enumerate(_arrows(events, edges), start=1):
+    for number, (first, last, time) in enumerate(_arrows(events, edges, reads), start=1):
         for phase, index, moment in (("s", first, time), ("f", last, events[last].start)):
             pid, tid = track_of[index]
             row: _Json = {"ph": phase, "name": "edge", "cat": "edge", "id": number}
@@ -92,8 +97,22 @@ def _tracks(events: Sequence[Event], queue: Sequence[int]) -> list[list[int]]:
     return tracks
 
 
-def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[int, int, int]]:
+def _arrows(
+    events: Sequence[Event], edges: Sequence[Edge], reads: Sequence[Read]
+) -> Iterator[tuple[int, int, int]]:
     """The edges to draw: the indices of the producer's and the consumer's event, and the start."""
+    for start, end in _joined(events, edges, reads):
+        before, after = events[start], events[end]
+        time = min(before.end - 1, after.start)
+        # Without duration an event gets no arrow, which belongs to the slice around its time.
+        if time >= before.start and after.start < after.end:
+            yield start, end, time
+
+
+def _joined(
+    events: Sequence[Event], edges: Sequence[Edge], reads: Sequence[Read]
+) -> Iterator[tuple[int, int]]:
+    """The indices of the events that edges and reads join, but for neighbours on a lane."""
     iterations: dict[str, dict[int, int]] = defaultdict(dict)
     for index, event in enumerate(events):
         iterations[event.op][event.iteration] = index
@@ -101,13 +120,12 @@ def _arrows(events: Sequence[Event], edges: Sequence[Edge]) -> Iterator[tuple[in
     for producer, consumer, distance in edges:
         for iteration, start in iterations[producer].items():
             end = iterations[consumer].get(iteration + distance)
-            if end is None or (distance == 0 and (start, end) in behind):
-                continue
-            before, after = events[start], events[end]
-            time = min(before.end - 1, after.start)
-            # Without duration an event gets no arrow, which belongs to the slice around its time.
-            if time >= before.start and after.start < after.end:
-                yield start, end, time
+            if end is not None and (distance or (start, end) not in behind):
+                yield start, end
+    for push, made, taker, taken in reads:
+        before, after = iterations[push].get(made), iterations[taker].get(taken)
+        if before is not None and after is not None and (before, after) not in behind:
+            yield before, after
 
 
 def _micros(ns: int) -> float:
@@ -118,8 +136,8 @@ def _micros(ns: int) -> float:
 
 def from_json(
     content: Any,
-) -> tuple[tuple[Event, ...], tuple[Edge, ...], tuple[HostClock, ...]]:
-    """The events, edges and clocks of a file's content.
+) -> tuple[tuple[Event, ...], tuple[Edge, ...], tuple[HostClock, ...], tuple[Read, ...]]:
+    """The events, edges, clocks and reads of a file's content.
 
     Raises KeyError, TypeError, ValueError or ArithmeticError if `to_json` did not write it.
     """
@@ -149,7 +167,11 @@ def from_json(
     for row in other.get("clocks", ()):
         numbers = (_typed(row[key], int) for key in ("offset", "drift", "uncertainty"))
         clocks.append(HostClock(_typed(row["host"], str), *numbers))
-    return tuple(events), tuple(edges), tuple(clocks)
+    reads: list[Read] = []
+    for push, made, taker, taken in other.get("reads", ()):
+        ends = (_typed(push, str), _typed(made, int)), (_typed(taker, str), _typed(taken, int))
+        reads.append((*ends[0], *ends[1]))
+    return tuple(events), tuple(edges), tuple(clocks), tuple(reads)
 
 
 def _typed(value: object, kind: type[_T]) -> _T:

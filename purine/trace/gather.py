@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from purine.graph.names import copied_from
 from purine.trace.clocks import clock_of, offset_at
-from purine.trace.events import ARRIVAL, POST, PUT, Edge, Event
+from purine.trace.events import ARRIVAL, POST, PUT, Edge, Event, Read
 from purine.trace.file import from_json, to_json
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
@@ -33,7 +33,7 @@ def gather(world: World, trace: Trace, readings: Sequence[Reading]) -> Trace | N
     """
     own = shifted(trace, readings)
     clocks = (clock_of(world.host, readings),)
-    texts = world.collect(to_json(own.events, own.edges, clocks, arrows=False))
+    texts = world.collect(to_json(own.events, own.edges, clocks, own.reads, arrows=False))
     parts = [Trace(*from_json(json.loads(text))) for text in texts]
     return merged(parts) if world.first else None
 
@@ -61,6 +61,7 @@ def merged(parts: Sequence[Trace]) -> Trace:
     taken: set[str] = set()
     events: list[Event] = []
     edges: dict[Edge, None] = {}
+    reads: list[Read] = []
     for part in parts:
         kinds = {event.op: event.kind for event in part.events}
         name_of = {
@@ -69,6 +70,8 @@ def merged(parts: Sequence[Trace]) -> Trace:
         taken |= kinds.keys()
         for event in part.events:
             events.append(replace(event, op=name_of.get(event.op, event.op)))
+        for push, made, taker, its in part.reads:
+            reads.append((name_of.get(push, push), made, name_of.get(taker, taker), its))
         for before, after, distance in part.edges:
             # The way from a put to an arrival leads through another host, which is there now.
             if kinds.get(before) not in (PUT, POST) or kinds.get(after) != ARRIVAL:
@@ -78,7 +81,7 @@ def merged(parts: Sequence[Trace]) -> Trace:
             for sender in taken.intersection((_put(event), _post(event))):
                 edges[sender, event.op, 0] = None
     clocks = tuple(clock for part in parts for clock in part.clocks)
-    return Trace(tuple(_with_transfers(events)), tuple(edges), clocks)
+    return Trace(tuple(_with_transfers(events)), tuple(edges), clocks, tuple(reads))
 
 
 def _put(arrival: Event) -> str:

@@ -20,7 +20,7 @@ from purine.graph import Graph
 from purine.kinds.fused import FUSED
 from purine.lowering.packing import PACK
 from purine.trace.clocks import HostClock
-from purine.trace.events import ARRIVAL, FETCH, POST, PUT, Edge, Event, by_lane
+from purine.trace.events import ARRIVAL, FETCH, POST, PUT, Edge, Event, Read, by_lane
 from purine.trace.file import from_json, to_json
 
 __all__ = ["Trace", "causes", "edges_of", "puts_of", "window"]
@@ -35,7 +35,8 @@ compiled in their first call and, on a GPU, captured after `WARM_UP` calls."""
 class Trace:
     """The events of a run, sorted by start, and the edges between its ops.
 
-    The trace of several hosts has the `clocks` by which their times were brought onto one.
+    The trace of several hosts has the `clocks` by which their times were brought onto one, and that
+    of asynchronous workers has their `reads` of shared states.
 
     >>> late = Event("b", "Relu", 0, "host a, cpu:0", "compute", 20, 30)
     >>> soon = Event("a", "Conv", 0, "host a, cpu:0", "compute", 0, 20)
@@ -46,6 +47,7 @@ class Trace:
     events: tuple[Event, ...] = ()
     edges: tuple[Edge, ...] = ()
     clocks: tuple[HostClock, ...] = ()
+    reads: tuple[Read, ...] = ()
 
     def __post_init__(self) -> None:
         assert all(event.start <= event.end for event in self.events)
@@ -55,7 +57,8 @@ class Trace:
     def __add__(self, other: Trace) -> Trace:
         """Both traces as one, for a run that was recorded in two parts."""
         edges = tuple(dict.fromkeys(self.edges + other.edges))
-        return Trace(self.events + other.events, edges, self.clocks + other.clocks)
+        clocks, reads = self.clocks + other.clocks, self.reads + other.reads
+        return Trace(self.events + other.events, edges, clocks, reads)
 
     @property
     def iterations(self) -> tuple[int, ...]:
@@ -103,7 +106,7 @@ class Trace:
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            put_in_place(path, to_json(self.events, self.edges, self.clocks))
+            put_in_place(path, to_json(self.events, self.edges, self.clocks, self.reads))
         except OSError as error:
             what, remedy = "cannot save the trace", "free space there, or choose another file"
             expected = "a file that can be written"
@@ -204,6 +207,9 @@ def causes(trace: Trace) -> list[int | None]:
     producers: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for producer, consumer, distance in trace.edges:
         producers[consumer].append((producer, distance))
+    pushes: dict[tuple[str, int], list[int | None]] = defaultdict(list)
+    for push, made, taker, taken in trace.reads:
+        pushes[taker, taken].append(index_of.get((push, made)))
     neighbour = {
         later: sooner
         for queue in by_lane(events).values()
@@ -217,6 +223,7 @@ def causes(trace: Trace) -> list[int | None]:
             cause_of.append(cause_of[put])
             continue
         needed = [index_of.get((op, event.iteration - gap)) for op, gap in producers[event.op]]
+        needed += pushes.get((event.op, event.iteration), ())
         before = [index for index in needed if index is not None and index < here]
         if here in neighbour:
             before.append(neighbour[here])

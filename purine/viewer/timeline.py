@@ -52,6 +52,7 @@ def timeline_of(trace: Trace, graph: Graph | None = None) -> dict[str, Json]:
             "to": packed([numbers[edge[1]] for edge in edges]),
             "distance": packed([edge[2] for edge in edges]),
         },
+        "reads": _reads(trace, place),
         "warm_up": trace.warm_up,
         "clocks": [[one.host, one.offset, one.drift, one.uncertainty] for one in trace.clocks],
     }
@@ -126,6 +127,18 @@ def _critical(trace: Trace, place: Sequence[int]) -> list[int]:
     """The critical path after warm-up: places of events, the first one first."""
     index_of = {event: index for index, event in enumerate(trace.events)}
     return [place[index_of[step.event]] for step in summary(trace).path]
+
+
+def _reads(trace: Trace, place: Sequence[int]) -> dict[str, Json]:
+    """What workers read of each other, as places of events."""
+    index_of = {(event.op, event.iteration): index for index, event in enumerate(trace.events)}
+    pairs = [
+        (place[index_of[push, made]], place[index_of[taker, taken]])
+        for push, made, taker, taken in trace.reads
+        if (push, made) in index_of and (taker, taken) in index_of
+    ]
+    pairs.sort(key=lambda pair: pair[1])
+    return {"from": packed([one for one, _ in pairs]), "to": packed([to for _, to in pairs])}
 
 
 def _waits(trace: Trace, place: Sequence[int], origin: int) -> dict[str, Json]:

@@ -250,6 +250,23 @@ def test_it_can_be_evaluated_and_traced() -> None:
         assert run.activity().completed == 4
 
 
+@pytest.mark.parametrize("record", [True, "segments"])
+@pytest.mark.parametrize("scheme", ["ssp", "downpour", "easgd"])
+def test_a_trace_tells_whose_versions_were_read(scheme: str, record: bool | str) -> None:
+    with run_of(graph_of(scheme), record=record) as run:
+        list(run.steps(12))
+        trace = run.gathered_trace()
+    assert trace is not None
+    event_at = {(event.op, event.iteration): event for event in trace.events}
+    ends = [(event_at[push, made], event_at[op, its]) for push, made, op, its in trace.reads]
+    assert all(push.end <= reader.end for push, reader in ends)
+    assert any(push.location != reader.location for push, reader in ends)
+    if record is True:  # each push takes the version before it, so only the first took none
+        pushes, takers = {read[:2] for read in trace.reads}, {read[2:] for read in trace.reads}
+        first = [op.partition("/")[2] for op, _ in pushes - takers]
+        assert len(first) == len(set(first))
+
+
 def test_a_failed_worker_ends_the_run_with_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Buffers.run
 

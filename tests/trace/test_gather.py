@@ -52,6 +52,13 @@ def moved(trace: Trace, by: int) -> Trace:
     return Trace(tuple(events), trace.edges)
 
 
+def test_reads_follow_the_names_of_their_ops() -> None:
+    one = Trace((event("lr", 0, 2, location=ONE), event("f", 3, 4, location=ONE)))
+    reads = (("lr", 0, "lr", 1), ("lr", 0, "g", 0))
+    two = Trace((event("lr", 1, 3, location=OTHER), event("g", 3, 4, location=OTHER)), reads=reads)
+    assert merged([one, two]).reads == (("host1/lr", 0, "host1/lr", 1), ("host1/lr", 0, "g", 0))
+
+
 def test_times_are_shifted_by_offsets_that_drift() -> None:
     readings = [Reading(0, 100, 3), Reading(1000, 200, 5)]
     events = (event("a", 0, 10), event("b", 500, 900), event("c", 1000, 1300))

@@ -16,7 +16,7 @@ from purine.errors import ConfigError, RunError
 from purine.graph import Builder, Graph
 from purine.trace.events import Event
 from purine.trace.summary import summary
-from purine.trace.trace import Trace, edges_of, window
+from purine.trace.trace import Trace, causes, edges_of, window
 from tests.trace.traces import CARD, COMPILED, CPU0, CPU1, HOST, MICRO, MILLI, event, on_gpu
 
 
@@ -69,6 +69,31 @@ def arrows(content: dict[str, Any]) -> list[tuple[str, int, str, int]]:
 
 
 # The file.
+
+
+def two_workers() -> Trace:
+    """Two workers that share a state: each push takes the version before it."""
+    events = [
+        event("one/push", 1_000, 3_000),
+        event("two/push", 3_500, 5_000, location=CPU1),
+        event("two/other", 5_000, 9_000, location=CPU1),
+        event("one/push", 9_500, 9_900, iteration=1),
+    ]
+    reads = ("one/push", 0, "two/push", 0), ("two/push", 0, "one/push", 1)
+    return Trace(tuple(events), reads=reads)
+
+
+def test_reads_of_shared_states_come_back_and_are_arrows(tmp_path: Path) -> None:
+    trace = two_workers()
+    content = saved(trace, tmp_path)
+    assert Trace.load(tmp_path / "trace.json") == trace
+    assert arrows(content) == list(trace.reads)
+    assert Trace.load(tmp_path / "trace.json") + trace == trace + trace
+
+
+def test_an_event_waits_for_the_push_that_it_reads() -> None:
+    trace = two_workers()
+    assert causes(trace) == [None, 0, 1, 1]
 
 
 def test_a_trace_comes_back_equal(tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_events_that_overlap_on_a_lane_get_rows_of_their_own() -> None:
     assert [(row["lane"], row["track"]) for row in rows] == [("inbound:b", 0), ("inbound:b", 1)]
 
 
+def test_reads_of_workers_are_the_places_of_events() -> None:
+    one, other, again = (
+        Event(op, "Push", number, f"host a, cpu:{device}", "compute", 10 * at, 10 * at + 5)
+        for at, (op, number, device) in enumerate((("a", 0, 0), ("b", 0, 1), ("a", 1, 0)))
+    )
+    reads = (("a", 0, "b", 0), ("b", 0, "a", 1), ("b", 7, "a", 1))
+    found: Any = timeline_of(Trace((one, other, again), reads=reads))["reads"]
+    pairs = zip(unpacked(found["from"]), unpacked(found["to"]), strict=True)
+    assert [*pairs] == [(2, 1), (0, 2)]  # rows first: a 0, a 1, b 0
+
+
 def test_the_critical_path_is_that_of_the_summary(trace: Trace, timeline: Any) -> None:
     names, op = timeline["ops"]["names"], unpacked(timeline["op"])
     path = [names[op[at]] for at in unpacked(timeline["path"])]

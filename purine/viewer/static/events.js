@@ -19,11 +19,12 @@ export async function readEvents(packed) {
   const ops = await unpackAll(packed.ops, ["kind", "role"]);
   const waits = await unpackAll(packed.waits, ["device", "sort", "start", "duration", "event"]);
   const edges = await unpackAll(packed.edges, ["from", "to", "distance"]);
-  return new Events(packed, columns, ops, waits, edges);
+  const reads = await unpackAll(packed.reads, ["from", "to"]);
+  return new Events(packed, columns, ops, waits, edges, reads);
 }
 
 export class Events {
-  constructor(packed, columns, ops, waits, edges) {
+  constructor(packed, columns, ops, waits, edges, reads) {
     Object.assign(this, { count: packed.count, rows: packed.rows, roles: packed.roles, warmUp: packed.warm_up });
     this.op = Int32Array.from(columns.op);
     this.iteration = Int32Array.from(columns.iteration);
@@ -40,6 +41,8 @@ export class Events {
     waits.duration.forEach((duration, at) => (waited[at + 1] = waited[at] + duration));
     this.waits = { ...waits, before: waited, sorts: packed.waits.sorts, locations: packed.waits.locations };
     this.edges = edges;
+    /** What workers read of each other: places of events, sorted by those that read. */
+    this.reads = { from: Int32Array.from(reads.from), to: Int32Array.from(reads.to) };
     this.onPath = new Uint8Array(this.count);
     for (const at of this.path) this.onPath[at] = 1;
     this._placeRows();
@@ -112,6 +115,18 @@ export class Events {
       this.producers[this.edges.to[at]].push([this.edges.from[at], this.edges.distance[at]]);
       this.consumers[this.edges.from[at]].push([this.edges.to[at], this.edges.distance[at]]);
     }
+  }
+
+  /** The reads [from, to] by the events of a row between two times. */
+  readsIn(row, from, to) {
+    const { from: pushes, to: takers } = this.reads;
+    const found = [];
+    const begin = this.firstBehind(row, from);
+    for (let at = firstIndex(0, takers.length, (k) => takers[k] >= begin); at < takers.length; at++) {
+      if (takers[at] >= this.first[row + 1] || this.start[takers[at]] > to) break;
+      found.push([pushes[at], takers[at]]);
+    }
+    return found;
   }
 
   /** The name in the graph of an op. */

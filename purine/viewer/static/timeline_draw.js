@@ -232,7 +232,11 @@ function drawTransfers(sheet, low, high) {
       }
     }
   }
+  const reads = [];
+  for (let row = low; row < high && reads.length <= ARROWS; row++) reads.push(...events.readsIn(row, view.from, view.to));
   sheet.context.globalAlpha = 0.55;
+  if (reads.length > ARROWS) sheet.note = "Zoom in to see what workers read of each other";
+  else for (const [from, to] of reads) drawArrow(sheet, from, to);
   for (const event of found) {
     if ((events.end[event] - events.start[event]) * scale < 2) continue;
     const { before, after } = events.neighbours(event);
