@@ -7,6 +7,7 @@ the last one is reported, all workers bring what is left and go, and only then t
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,9 @@ from purine.runtime.executor import Activity
 from purine.runtime.greeter import Greeter, Life
 from purine.runtime.result import Result
 from purine.runtime.run import Run
+from purine.trace.file import from_json
+from purine.trace.gather import merged
+from purine.trace.trace import Trace
 from purine.transports.open_world import OpenWorld
 
 __all__ = ["LEAVES", "Crew", "as_item"]
@@ -79,6 +83,8 @@ class Crew:
         self._known = 0
         """How many workers have ever come."""
         self._looked = self._seen = monotonic()
+        self._traces: dict[int, Trace] = {}
+        """By link what workers have recorded."""
         self._taken = 0
         """How many tickets the server's own worker has and has not used."""
         self._begun = self._over = False
@@ -111,6 +117,27 @@ class Crew:
         """Go on from a checkpoint; returns its iteration."""
         self.iteration = self._run.load(folder)
         return self.iteration
+
+    def gathered_trace(self) -> Trace:
+        """What this host and the workers have recorded, on the clock of this host.
+
+        From now on nothing is recorded. Workers that joined later have recorded nothing.
+        """
+        if not self._begun:
+            return Trace()
+        own, greeter, ends = self._run.end_trace(), self._greeter(), monotonic() + _FAREWELL
+        self._world.ledger.ask_for_traces()
+        awaited = {life.link: life for life in greeter.lives if life.traced}
+        while awaited and monotonic() < ends:
+            gone = [link for link, life in awaited.items() if greeter.gone(life)]
+            for link in list(awaited):
+                text = self._world.ledger.trace_of(link)
+                if text is not None:
+                    self._traces[link] = Trace(*from_json(json.loads(text)))
+                if text is not None or link in gone:
+                    del awaited[link]
+            self._serve(_LOOK)
+        return merged([own, *self._traces.values()])
 
     def activity(self) -> Activity:
         """What the server does at this moment."""
@@ -173,8 +200,7 @@ class Crew:
     def _look(self, greeter: Greeter) -> None:
         """Read what workers have reported, and see who has come and gone."""
         self._looked = monotonic()
-        once = iter((False, True))
-        self._run.serve(lambda run: next(once), look=0.0)  # raises what has failed
+        self._serve(0.0)
         changed = len(greeter.lives) > self._known
         for life in greeter.lives[self._known :]:
             self._accounts[life.link] = _Account(life)
@@ -195,6 +221,11 @@ class Crew:
             self._seen = self._looked
         elif self._looked - self._seen > _ALONE:
             self._give_up()
+
+    def _serve(self, seconds: float) -> None:
+        """Let workers go on for some time; raises what has failed."""
+        once = iter((False, True))
+        self._run.serve(lambda run: next(once), look=seconds)
 
     def _read(self, link: int, account: _Account, greeter: Greeter) -> None:
         """Read all that a worker has reported."""

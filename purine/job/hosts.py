@@ -87,7 +87,9 @@ def opened(world: ProcessWorld, plan: JobPlan, folder: RunFolder) -> OpenWorld |
         assert scheme is not None
         seat = hosts_of_job(plan.job).index(world.host) - scheme.servers
         rank = world.hosts.index(world.host)
-        opened = OpenWorld.asking(address, port, transport=transport, seat=seat, rank=rank)
+        opened = OpenWorld.asking(
+            address, port, transport=transport, seat=seat, rank=rank, traced=plan.job.trace
+        )
     if opened is not None:
         opened.met = world
     return opened

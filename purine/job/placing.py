@@ -89,9 +89,6 @@ def workers_of(job: Job) -> int:
 
 def _refuse_for_workers(job: Job) -> None:
     """Refuse options that steps of workers do not go with."""
-    if job.trace and len({at.host for at in as_locations(job.devices)}) > 1:
-        what, found = "there is no trace of workers on several hosts", "trace true"
-        raise ConfigError(what, "no --trace with them", found, "leave --trace out")
     for name, without in (("compile", "--compile"), ("compress", "--compress")):
         value = getattr(job, name)
         if value not in (None, False, "none"):

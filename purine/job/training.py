@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -88,6 +88,9 @@ Event: TypeAlias = Trained | Tested | Saved
 def run_of(plan: JobPlan, world: World | None = None) -> Run:
     """The run of a plan's step, on this host."""
     job, step = plan.job, _with_overflow_flag(plan.step)
+    record: bool | Literal["segments"] = job.trace
+    if isinstance(world, OpenWorld):  # it is not made again after the trace, so it stays fast
+        record = "segments" if job.trace and (world.serves or world.traced) else False
     compiled = compiles(job, step)
     return Run(
         fused(step) if compiled else step,
@@ -98,7 +101,7 @@ def run_of(plan: JobPlan, world: World | None = None) -> Run:
         share_cores=job.share_cores,
         compiled=compiled,
         tf32=job.precision == "tf32",
-        record=job.trace,
+        record=record,
         world=world,
     )
 
@@ -368,12 +371,12 @@ class Training:
     def _end_trace(self) -> None:
         """Write the trace and stop recording, so that the file stays small."""
         self._doing = "gathers the trace"
-        assert isinstance(self._run, Run), "jobs of workers on several hosts have no trace"
         trace = self._run.gathered_trace()
         if trace is not None and trace.events:  # without, the trace of an earlier process is kept
             trace.save(self.folder.trace_file)
-        self._run.close()
-        self._run.record = False
+        if isinstance(self._run, Run):
+            self._run.close()
+            self._run.record = False
         self._trace_end = None
 
 

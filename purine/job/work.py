@@ -13,6 +13,7 @@ from purine.job.crew import LEAVES, as_item
 from purine.job.plan import JobPlan
 from purine.job.status import TRAINS, Status, status_of
 from purine.runtime.run import Run
+from purine.trace.file import to_json
 from purine.transports.open_world import OpenWorld
 from purine.transports.world import host_lost
 
@@ -39,6 +40,8 @@ class Work:
         self._reported = self._began = monotonic()
         self._told = False
         """Whether the job is over for this worker."""
+        self._traced = world.traced
+        """Whether it has a trace to bring."""
 
     def until(self, stop: Callable[[], bool]) -> None:
         """Train until the job is over, the server sends it away, or `stop` says so."""
@@ -68,7 +71,9 @@ class Work:
     def _leave(self) -> None:
         """Bring everything that is complete or in flight, and go."""
         in_flight = self._run.steps_while(lambda: self._run.in_flight)
-        self._items += [*map(as_item, in_flight), LEAVES]
+        self._items += map(as_item, in_flight)
+        self._bring_trace()
+        self._items.append(LEAVES)
         self._over()
         self._run.close()
 
@@ -89,4 +94,13 @@ class Work:
                 self._items = []
             self._reported = monotonic()
             self._told = self._told or self._world.told
+            if self._traced and self._world.ledger.wants_traces:
+                self._bring_trace()
         return self._told
+
+    def _bring_trace(self) -> None:
+        """Give the server what was recorded so far, once."""
+        if self._traced:
+            self._traced, trace = False, self._run.end_trace()
+            text = to_json(trace.events, trace.edges, trace.clocks, trace.reads, arrows=False)
+            self._world.ledger.bring_trace(self._world.number, text)

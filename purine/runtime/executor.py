@@ -120,6 +120,7 @@ class Executor:
             if exchange is not None:
                 self._run = exchange.running(self._run)
         self._seat = seat
+        self._recording = settings.record
         self._results: dict[int, Mapping[str, Fetched]] = {}
         self._collected = start
         self._failure: RunError | None = None
@@ -297,6 +298,13 @@ class Executor:
         events += [self._event(*item, ran_at) for ran_at, item in recorded]
         return Trace(tuple(events), tuple(dict.fromkeys(edges)))
 
+    def end_trace(self) -> Trace:
+        """The events recorded so far; from now on nothing is recorded."""
+        self._recording, trace = False, self.trace()
+        for records in self._records:
+            records.clear()
+        return trace
+
     def close(self) -> None:
         """Stop all lanes after the ops they are running; values stay readable."""
         if os.getpid() != self._process:
@@ -438,7 +446,8 @@ class Executor:
                     self._streams.wait(token)
                 begin = perf_counter_ns()
                 run(token)
-                record.append((token, begin, perf_counter_ns()))
+                if self._recording:
+                    record.append((token, begin, perf_counter_ns()))
             events = alone and alone.wait(0)
             with lock:
                 release(token)

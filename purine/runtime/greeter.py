@@ -28,11 +28,13 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A worker that has come: its link, its seat, and the pushes of that seat `before` it."""
+    """A worker that has come: its link, its seat, and the pushes of that seat `before` it. A
+    `traced` one brings a trace."""
 
     link: int
     seat: int
     before: Mapping[str, int]
+    traced: bool = False
 
 
 class Greeter:
@@ -129,7 +131,9 @@ class Greeter:
                 transport = self._world.link(question, seat.host)
                 before = Counter(self._workers.core.applied[seat.place])
                 self._workers.occupy(seat.place, transport)
-                self.lives.append(Life(question.link, number, before))
+                self.lives.append(Life(question.link, number, before, question.traced))
+                if question.traced:
+                    self._world.tell_time(question)
         except (PurineError, RuntimeError, OSError):
             pass  # it has died meanwhile; its seat is free again
         finally:

@@ -67,7 +67,8 @@ from purine.runtime.worker_states import (
     save_record,
 )
 from purine.runtime.workers import Reached, Workers, open_workers
-from purine.trace.gather import gather
+from purine.trace.clocks import clock_of
+from purine.trace.gather import gather, shifted
 from purine.trace.trace import Trace
 from purine.transports.clock import Reading
 from purine.transports.open_world import OpenWorld
@@ -491,6 +492,19 @@ class Run:
             readings = [*self._readings, self.world.clock()]
             return gather(self.world, self.trace, readings)
 
+    def end_trace(self) -> Trace:
+        """The events of the workers on this host since the start, on the clock of the server.
+
+        From now on nothing is recorded. The run goes on meanwhile.
+        """
+        with self._serving():
+            self.record = False
+            if isinstance(self._executor, Workers):
+                self._recorded += self._executor.end_trace()
+            trace, self._recorded = self._recorded, Trace()
+            readings = self._readings or [Reading(0, 0, 0)]
+            return replace(shifted(trace, readings), clocks=(clock_of(self._host, readings),))
+
     def close(self) -> None:
         """Complete the iterations in flight and end the threads of the run.
 
@@ -642,6 +656,8 @@ class Run:
             elif post.carrier.of is not None:
                 world.ready(self.graph.digest)
                 workers.occupy(place, world.link())
+                if self.record:
+                    self._readings.append(world.clock())
         if world.host == world.server:
             seats = {
                 number: Seat(place, post.peer)

@@ -150,6 +150,8 @@ class Workers:
             place: post.states({n: v for n, v in states.items() if n in post.plain.states})
             for place, post in self.posts.items()
         }
+        self._left = Trace()
+        """What the couriers that go no more have recorded."""
         self._leaving: dict[int, threading.Thread] = {}
         """By courier that goes no more the thread that ends its lanes."""
         self._executors: dict[int, Executor] = {}
@@ -185,7 +187,9 @@ class Workers:
             self._raise_if_stopped()
             self.core.cores[place] = core
             seat = _Seat(self, place, program)
-            settings = replace(self._settings, credit=1)
+            first = leaving is None  # rounds count from 0 in each life, and a trace has one of them
+            record = first and self.reads is not None
+            settings = replace(self._settings, credit=1, record=record)
             executor = Executor(
                 program, states=states, settings=settings, exchange=exchange, seat=seat
             )
@@ -200,10 +204,16 @@ class Workers:
         if executor is None:
             return
         self._push(self.core.vacate(place))
-        thread = threading.Thread(target=executor.close, name="leaving", daemon=True)
+        thread = threading.Thread(target=self._end, args=(executor,), name="leaving", daemon=True)
         self._leaving[place] = thread
         thread.start()
         self.host.notify_all()
+
+    def _end(self, executor: Executor) -> None:
+        """End the lanes of a courier that goes no more."""
+        executor.close()
+        with self.lock:
+            self._left += executor.trace()
 
     @property
     def begun(self) -> int:
@@ -309,10 +319,19 @@ class Workers:
 
     def trace(self) -> Trace:
         """The events recorded so far."""
-        trace = Trace()
+        trace = self._left
         for executor in self.executors:
             trace += executor.trace()
         return replace(trace, reads=tuple(self.reads or ()))
+
+    def end_trace(self) -> Trace:
+        """The events recorded so far; from now on nothing is recorded."""
+        with self.lock:
+            trace, reads = self._left, tuple(self.reads or ())
+            for executor in self.executors:
+                trace += executor.end_trace()
+            self._left, self.reads = Trace(), None
+        return replace(trace, reads=reads)
 
     def activity(self) -> Activity:
         """What all lanes do at this moment."""

@@ -18,7 +18,9 @@ from torch._C._distributed_c10d import TCPStore
 
 __all__ = ["Ledger"]
 
-_TICKETS, _LAST, _PRESENT = "tickets", "tickets/last", "present"
+_TICKETS, _LAST, _PRESENT, _TRACES = "tickets", "tickets/last", "present", "traces"
+_CHUNK = 1 << 20
+"""Letters of a trace that are sent at a time: a store takes no values of any length."""
 
 
 class Ledger:
@@ -67,6 +69,33 @@ class Ledger:
         assert isinstance(items, list)
         return items
 
+    def ask_for_traces(self) -> None:
+        """Ask all workers for what they have recorded so far."""
+        self._store.set(_TRACES, "1")
+
+    @property
+    def wants_traces(self) -> bool:
+        """Whether workers are to bring what they have recorded."""
+        return bool(self._store.check([_TRACES]))
+
+    def bring_trace(self, link: int, text: str) -> None:
+        """Give the server the trace of a worker."""
+        chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
+        for number, chunk in enumerate(chunks):
+            self._store.set(_trace(link, number), chunk)
+        self._store.set(f"trace{link}", str(len(chunks)))
+
+    def trace_of(self, link: int) -> str | None:
+        """The trace that a worker has brought, which is then removed; None if it has not yet."""
+        key = f"trace{link}"
+        if not self._store.check([key]):
+            return None
+        keys = [_trace(link, number) for number in range(int(self._store.get(key)))]
+        text = "".join(self._store.get(part).decode() for part in keys)
+        for part in (key, *keys):
+            self._store.delete_key(part)
+        return text
+
     def present(self) -> dict[int, int]:
         """The workers that are there, with the numbers of their links."""
         if not self._store.check([_PRESENT]):
@@ -80,6 +109,10 @@ class Ledger:
 
 def _taken(link: int) -> str:
     return f"taken{link}"
+
+
+def _trace(link: int, number: int) -> str:
+    return f"trace{link}/{number}"
 
 
 def _report(link: int, number: int) -> str:

@@ -14,8 +14,9 @@ import os
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import count
 from time import monotonic, sleep
 
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from purine.lowering.together import Group
 from purine.nearest import unknown_name
 from purine.transports import gpi2
 from purine.transports.base import Transport
-from purine.transports.clock import Reading
+from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator
 from purine.transports.gaspi import GaspiTransport
 from purine.transports.ledger import Ledger
@@ -60,12 +61,14 @@ _LEAVE = "leave"
 @dataclass(frozen=True, slots=True)
 class Question:
     """What a host that wants to join says: the `link` that it asks for, its seat, if it wants one
-    alone, the transport, and its number among the hosts that were started together."""
+    alone, the transport, its number among the hosts that were started together, and whether it will
+    ask for the time, since it records a trace."""
 
     link: int
     seat: int | None
     transport: str
     rank: int = 0
+    traced: bool = False
 
 
 class OpenWorld(World):
@@ -108,15 +111,16 @@ class OpenWorld(World):
         transport: str = "tcp",
         seat: int | None = None,
         rank: int = 0,
+        traced: bool = False,
     ) -> OpenWorld | None:
         """The same, or None if the job is over. `rank` is that of a host that was started together
-        with the server."""
+        with the server. Only a `traced` one knows how its clock differs from that of the server."""
         if transport not in LINKS and not (rank and transport in _ENGINES):
             raise unknown_name(ConfigError, "transport of workers that join", transport, LINKS)
         store = _connected(address, port, master=False)
         link = int(store.add("asked", 1))
-        question = {"seat": seat, "transport": transport, "rank": rank}
-        store.set(f"question{link}", json.dumps(question))
+        question = Question(link, seat, transport, rank, traced)
+        store.set(f"question{link}", json.dumps(asdict(question)))
         key = f"answer{link}"
         try:
             while not (store.check([key]) or store.check([_OVER])):
@@ -132,7 +136,7 @@ class OpenWorld(World):
             raise RunError("the server has no seat for this worker", expected, "none", remedy)
         world = cls(store, answer["host"], answer["server"], _own_address(address, port))
         world.begin = answer["begin"]
-        world._question = Question(link, seat, transport, rank)
+        world._question = question
         return world
 
     @classmethod
@@ -182,8 +186,7 @@ class OpenWorld(World):
         found: list[Question] = []
         while self._store.check([f"question{asked + len(found) + 1}"]):
             link = asked + len(found) + 1
-            told = json.loads(self._store.get(f"question{link}"))
-            found.append(Question(link, told["seat"], told["transport"], told["rank"]))
+            found.append(Question(**json.loads(self._store.get(f"question{link}"))))
         return found
 
     def answer(self, question: Question, *, host: str, begin: int) -> None:
@@ -281,8 +284,35 @@ class OpenWorld(World):
     def collect(self, text: str) -> list[str]:
         return [text]
 
+    @property
+    def traced(self) -> bool:
+        """Whether this is a worker that brings the server a trace."""
+        return self._question is not None and self._question.traced
+
     def clock(self) -> Reading:
-        return Reading(self.now(), 0, 0)
+        """How far the clock of the server is ahead; a worker that is not traced does not know."""
+        if not self.traced:
+            return Reading(self.now(), 0, 0)
+        store, numbers = self._clock_of(self.number), count()
+
+        def ask() -> int:
+            number = next(numbers)
+            store.set(f"asked{number}", "")
+            return int(store.get(f"told{number}"))
+
+        return estimate(ask, self.now)
+
+    def tell_time(self, question: Question) -> None:
+        """Answer a worker that asks for the time of the server; it has just come."""
+        store = self._clock_of(question.link)
+        for number in range(ROUNDS):
+            store.wait([f"asked{number}"])
+            store.set(f"told{number}", str(self.now()))
+
+    def _clock_of(self, link: int) -> PrefixStore:
+        """A connection of its own: a call that waits holds up all others on the same one."""
+        connection = self._store.clone()  # type: ignore[attr-defined]  # missing in the stubs
+        return PrefixStore(f"clock{link}", connection)
 
     def stops(self, iteration: int, *, wanted: bool, ahead: int) -> bool:
         return wanted or self.over

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from purine.runtime import checkpoint
+from purine.trace.trace import Trace, puts_of
 from tests.cli.runs import metrics
 from tests.cli.test_launch import ended, started
 from tests.command import call
@@ -80,6 +81,25 @@ def test_a_job_trains_every_iteration_and_is_measured(
     assert call("join", run).code == 2
 
 
+@pytest.mark.parametrize("iters", [4, 40])
+def test_a_trace_shows_what_couriers_carry_and_what_is_read(tmp_path: Path, iters: int) -> None:
+    run = tmp_path / "run"
+    words = job("easgd,every=2,servers=1", 2, iters=40, batch=32, trace_iters=iters, out=run)
+    code, out, err = ended(launched("train", *words, "--trace", hosts=2, transport="tcp"))
+    assert (code, "done: 40 iterations" in out) == (0, True), err
+    trace = Trace.load(run / "trace.json")
+    assert {clock.host for clock in trace.clocks} == {"host0", "host1"}
+    puts = puts_of(trace)
+    ways = {(trace.events[put].host, trace.events[at].host) for at, put in puts.items()}
+    assert ways == {("host0", "host1"), ("host1", "host0")}
+    event_at = {(event.op, event.iteration): event for event in trace.events}
+    complete = [read for read in trace.reads if read[2:] in event_at]
+    ends = [(event_at[push, made], event_at[op, its]) for push, made, op, its in complete]
+    assert ends
+    assert all(push.host == reader.host for push, reader in ends)  # the store of one host
+    assert all(push.end <= reader.end for push, reader in ends)
+
+
 def test_a_job_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = job("easgd,every=2", 3, iters=100_000, save_every=100_000, batch=48, out=run)
@@ -139,7 +159,6 @@ def test_workers_die_leave_and_join_while_the_others_go_on(tmp_path: Path) -> No
         ("easgd,servers=2", {"devices": "host0-2:cpu:0"}, "servers does not go over hosts"),
         ("downpour,stale_rate=true", {}, "stale_rate does not go over hosts"),
         ("downpour,push=4,fetch=2", {}, "downpour pushes and fetches in turns"),
-        ("easgd", {"trace": None}, "no trace of workers on several hosts"),
         ("easgd", {"devices": "host0:cpu:0-1,host1:cpu:0-1"}, "share hosts"),
         ("easgd", {"devices": "host1:cpu:0,host0:cpu:0"}, "not one of the first host"),
     ],

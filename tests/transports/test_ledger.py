@@ -37,6 +37,19 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
 
 
+def test_a_trace_of_any_length_is_brought_once() -> None:
+    whole = store()
+    server, worker = Ledger(whole), Ledger(whole)
+    assert not worker.wants_traces
+    server.ask_for_traces()
+    assert worker.wants_traces
+    text = "µ" * (5 << 19)  # two bytes each
+    worker.bring_trace(3, text)
+    assert server.trace_of(2) is None
+    assert server.trace_of(3) == text
+    assert server.trace_of(3) is None
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     lives=st.lists(st.integers(1, 25), max_size=8),
