@@ -20,13 +20,14 @@ import threading
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from purine.errors import ConfigError, RunError
+from purine.transports.base import Store
 
-__all__ = ["LIBRARY", "Node", "Store", "join", "joined"]
+__all__ = ["LIBRARY", "Node", "join", "joined"]
 
 LIBRARY = "PURINE_GPI2"
 """The variable with the path of `libGPI2.so`; without it, the loader's path is searched."""
@@ -82,14 +83,6 @@ class _Config(ctypes.Structure):
         ("data_port", c_uint),
         ("rest", c_uint * 115),
     ]
-
-
-class Store(Protocol):
-    """What is needed of the store of `torch.distributed`."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class Node:
@@ -176,7 +169,7 @@ class Node:
 
     def arrived(self, segment: int, count: int) -> list[tuple[int, int]]:
         """The notifications below `count` that are set, with their values; resets them."""
-        found: list[tuple[int, int]] = []
+        arrived: list[tuple[int, int]] = []
         first, value, begin = c_uint(), c_uint(), 0
         while begin < count:
             code = self._library.gaspi_notify_waitsome(
@@ -187,8 +180,8 @@ class Node:
             begin = first.value + 1
             self._library.gaspi_notify_reset(segment, first.value, byref(value))
             if value.value:
-                found.append((first.value, value.value))
-        return found
+                arrived.append((first.value, value.value))
+        return arrived
 
     def settle(self, rank: int) -> bool:
         """Take completions off the queue of a rank; whether it is empty. Fills `lost`."""

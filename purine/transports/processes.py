@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -31,7 +30,7 @@ from purine.lowering.together import Group
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
 from purine.transports import nccl
-from purine.transports.base import ENDED, Transport, bytes_of
+from purine.transports.base import ENDED, Transport, bytes_of, own_address
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator, GlooCommunicator
 from purine.transports.gaspi import GaspiTransport
@@ -76,16 +75,6 @@ def rank_and_size() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
-
-
-def _own_address() -> str:
-    """The address at which others reach this host: as told, or the one towards the first host."""
-    told = os.environ.get("PURINE_ADDRESS")
-    if told:
-        return told
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        return str(probe.getsockname()[0])
 
 
 class ProcessWorld(World):
@@ -151,7 +140,8 @@ class ProcessWorld(World):
         secret = hashlib.sha256(self._shared(f"secret{self._count}", os.urandom(32).hex())).digest()
         store = PrefixStore(f"transport{self._count}", self._store)
         if self._transport == "tcp":
-            return TcpTransport(self.host, store, secret, _own_address())
+            address = own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            return TcpTransport(self.host, store, secret, address)
         return ShmTransport(self.host, store, secret)
 
     def engage(self) -> None:
@@ -173,8 +163,8 @@ class ProcessWorld(World):
             if group.gpus:
                 return nccl.connected(group, self.host, ranks, timeout=_NEVER, watched=watched)
             numbers = [ranks[host] for host in group.hosts]
-            made = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
-            return GlooCommunicator(made, ranks) if isinstance(made, dist.ProcessGroup) else None
+            own = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
+            return GlooCommunicator(own, ranks) if isinstance(own, dist.ProcessGroup) else None
 
         return list(map(connected, groups))
 
