@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from purine.analysis.infer import with_batch
 from purine.analysis.sample_rules import is_batch_norm
@@ -163,7 +162,7 @@ def compose(
     compress: str | None = None,
     scheme: Scheme | None = None,
     host: str | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Graph:
     """The training step of a net on several devices, by a scheme or by the settings of one.
 

@@ -39,7 +39,7 @@ _ALONE = 60.0
 _log = logging.getLogger("purine")
 
 
-def as_item(result: Result) -> list[Any]:
+def as_item(result: Result) -> list[object]:
     """The result of a worker's iteration for a report: its single numbers."""
     numbers = {name: value.item() for name, value in result.outputs.items() if value.numel() == 1}
     return [result.own, result.staleness, result.missed, numbers]

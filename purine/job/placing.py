@@ -31,6 +31,7 @@ __all__ = [
     "Placement",
     "compiles",
     "crowding",
+    "hosts_of_job",
     "laid_out",
     "locations_of",
     "low_precision",
@@ -66,6 +67,11 @@ class Placement:
         return sum(self.peaks[location] for location in self.here(memory))
 
 
+def hosts_of_job(job: Job) -> tuple[str, ...]:
+    """The hosts that the devices of a job name, each once."""
+    return tuple(dict.fromkeys(location.host for location in as_locations(job.devices)))
+
+
 def scheme_of(job: Job) -> Scheme | None:
     """The scheme of a job, with nothing left open; None for a job on one device without one."""
     count = len(parse_devices(job.devices))
@@ -89,7 +95,7 @@ def workers_of(job: Job) -> int:
 
 def _refuse_for_workers(job: Job) -> None:
     """Refuse options that steps of workers do not go with."""
-    if job.trace and len({at.host for at in as_locations(job.devices)}) > 1:
+    if job.trace and len(hosts_of_job(job)) > 1:
         what, found = "there is no trace of workers on several hosts", "trace true"
         raise ConfigError(what, "no --trace with them", found, "leave --trace out")
     for name, without in (("compile", "--compile"), ("compress", "--compress")):
@@ -107,13 +113,12 @@ def over_hosts(job: Job) -> bool:
     """Whether a job is of workers on several hosts."""
     scheme = scheme_of(job)
     apart = scheme is not None and scheme.synchronous().asynchronous is not None
-    return apart and len({at.host for at in as_locations(job.devices)}) > 1
+    return apart and len(hosts_of_job(job)) > 1
 
 
 def own_host(job: Job) -> str:
     """The host that this process is; the first of the job where no launcher tells."""
-    hosts = list(dict.fromkeys(location.host for location in as_locations(job.devices)))
-    rank, size = rank_and_size()
+    hosts, (rank, size) = hosts_of_job(job), rank_and_size()
     name = f"host{rank}"
     return name if size == len(hosts) and name in hosts else hosts[0]
 

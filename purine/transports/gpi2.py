@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -41,7 +40,7 @@ _LAUNCHER = ("GASPI_RANK", "GASPI_NRANKS", "GASPI_SOCKET", "GASPI_MFILE", "GASPI
 _PER_MACHINE = 256
 """GPI-2 uses two ports of each process, this far apart, and one more for data over TCP."""
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+_SIGNATURES: dict[str, tuple[type, ...]] = {
     "gaspi_config_get": (c_void_p,),
     "gaspi_notification_num": (POINTER(c_uint),),
     "gaspi_notify": (c_ubyte, c_ushort, c_uint, c_uint, c_ubyte, c_ulong),
@@ -128,12 +127,8 @@ class Node:
     def notify(self, rank: int, segment: int, notification: int, value: int) -> bool:
         """Set a notification of a rank. False if the queue is full: try again."""
 
-        def post(queue: int) -> int:
-            return int(
-                self._library.gaspi_notify(segment, rank, notification, value, queue, _SHORT)
-            )
-
-        return self._post(rank, 1, post)
+        notify, where = self._library.gaspi_notify, (segment, rank, notification, value)
+        return self._post(rank, 1, lambda queue: int(notify(*where, queue, _SHORT)))
 
     def write(
         self,
@@ -151,16 +146,15 @@ class Node:
         starts = range(0, size, self._largest)
 
         def post(queue: int) -> int:
+            write, last = self._library.gaspi_write, self._library.gaspi_write_notify
             code = _SUCCESS
             for start in starts:
                 length = min(self._largest, size - start)
                 where = (source[0], source[1] + start, rank, target[0], target[1] + start, length)
                 if start != starts[-1]:
-                    code = self._library.gaspi_write(*where, queue, _SHORT)
+                    code = write(*where, queue, _SHORT)
                 else:
-                    code = self._library.gaspi_write_notify(
-                        *where, notification, value, queue, _SHORT
-                    )
+                    code = last(*where, notification, value, queue, _SHORT)
                 if code != _SUCCESS:
                     break
             return int(code)
@@ -221,7 +215,7 @@ class Node:
                 self.lost.setdefault(rank, f"GPI-2 cannot write to it (code {code})")
             return True
 
-    def _number(self, name: str, kind: Any) -> int:
+    def _number(self, name: str, kind: type[c_uint | c_ushort | c_ulong]) -> int:
         value = kind()
         _check(getattr(self._library, name)(byref(value)), name, "a number")
         return int(value.value)

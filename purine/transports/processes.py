@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -317,18 +317,21 @@ class _Caller:
     """A thread for calls that may never return; it does not keep the process alive."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._serve, name="world", daemon=True).start()
 
     def call(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._calls.put((future, call))
-        return future
 
-    def _serve(self) -> None:
-        while True:
-            future, call = self._calls.get()
+        def run() -> None:
             try:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            self._calls.get()()

@@ -21,7 +21,6 @@ from ctypes import Array, c_ubyte
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +107,7 @@ class TcpTransport(Transport):
         for peer, region in self._incoming.items():
             memory = torch.empty(region.size, dtype=torch.uint8)
             self._slots[peer] = Slots(region, memory)
-            self._bytes[peer] = _bytes_of(memory)
+            self._bytes[peer] = memory.numpy().data
         self._connect_all(peers)
         for peer in peers:
             for connection in (self._puts[peer], self._takes[peer]):
@@ -124,7 +123,7 @@ class TcpTransport(Transport):
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         header = MESSAGE.pack(channel, 0, version)
         connection, size = self._puts[peer], 0
-        parts: list[Any] = [header]
+        parts: list[bytes | Array[c_ubyte]] = [header]
         if value is not None and (size := value.nbytes):
             payload = self._outgoing[peer].ordered(channel, value)
             block = self._sizes.get(size) or self._sizes.setdefault(size, c_ubyte * size)
@@ -256,8 +255,3 @@ class TcpTransport(Transport):
             self._takes[peer] = connection
         else:
             connection.close()
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    array: Any = tensor.numpy()  # numpy's types do not say that arrays are buffers
-    return memoryview(array)

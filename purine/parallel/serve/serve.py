@@ -8,7 +8,6 @@ is that of `replicate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from purine.analysis.infer import check
 from purine.arguments import checked
@@ -55,7 +54,7 @@ def serve(
     step: Graph,
     devices: str | Iterable[str | Location],
     scheme: str | Asynchronous = "ssp",
-    **settings: Any,
+    **settings: object,
 ) -> Graph:
     """A training step on several workers that do not wait for each other.
 
