@@ -123,7 +123,6 @@ def make_step(net: Graph, settings: Settings) -> Graph:
 
 
 def _through(stages: Iterable[Stage], graph: Graph, settings: Settings) -> Graph:
-    """A graph after the stages that apply."""
     for stage in stages:
         if stage.applies(settings):
             graph = stage.transform(graph, settings)

@@ -214,7 +214,6 @@ def _resume_command(training: Training) -> str:
 
 
 def _failed_output(training: Training, error: OSError, progress: str) -> ConfigError:
-    """The error of a training whose output could not be written."""
     if training.complete:
         what, remedy = "the run is complete", f"see {training.folder.path}"
     else:

@@ -152,7 +152,6 @@ class Crew:
         return self._run.greeter
 
     def _train(self) -> None:
-        """Train an iteration here."""
         assert self._own is not None
         if self._results is None:
             self._results = self._run.steps_while(self._allowed)
@@ -197,7 +196,6 @@ class Crew:
             self._give_up()
 
     def _read(self, link: int, account: _Account, greeter: Greeter) -> None:
-        """Read all that a worker has reported."""
         ledger = self._world.ledger
         while (items := ledger.reported(link, account.reports)) is not None:
             account.reports += 1

@@ -93,7 +93,6 @@ class HostReplicas:
         return hosts, {host: number for number, host in enumerate(hosts)}
 
     def _shares(self, location: Location) -> dict[str, float]:
-        """By host its share of the batch."""
         return {
             host: sum(part.size for part in replicas) / replicas[0].whole
             for host, replicas in self.group(location).items()
@@ -384,21 +383,16 @@ class HostReplicas:
                 return self._known(sums(number))
             return values(route.host(number))
 
-        def weight(number: int, own: bool) -> float:
-            """Of a value: hosts without children pass theirs on as it is."""
-            return shares[route.host(number)] if not even and own else 1.0
-
-        def add(number: int, inputs: Sequence[list[str]]) -> None:
-            scale = 1.0 / len(shares) if even and not number else 1.0
+        for number, inputs in self._nodes(route, values, total):
             children = route.children(number)
-            weights = [weight(number, True), *(weight(k, not route.children(k)) for k in children)]
-            settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in weights)}
+            # Hosts without children pass their own value on, which counts with their share.
+            own = () if even else (number, *(k for k in children if not route.children(k)))
+            scale = 1.0 / len(shares) if even and not number else 1.0
+            counts = (shares[route.host(k)] if k in own else 1.0 for k in (number, *children))
+            settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in counts)}
             if len(inputs) == 1 or (even and not number and route.is_flat):
                 settings = {}
             self._add_average([name for row in inputs for name in row], sums(number), settings)
-
-        for number, inputs in self._nodes(route, values, total):
-            add(number, inputs)
 
     def _nodes(
         self,

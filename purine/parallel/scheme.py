@@ -359,7 +359,6 @@ def _read(key: str, value: object) -> Any:
 
 
 def _grid_of(path: Path) -> str:
-    """The grid in a file, as it prints."""
     try:
         return str(Schedule.parse(read_bounded(expanded(path), _BYTES).decode()))
     except (OSError, UnicodeDecodeError) as error:

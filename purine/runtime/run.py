@@ -238,7 +238,6 @@ class Run:
             return result
 
     def _result(self, executor: Executor | Workers, iteration: int) -> Result:
-        """Wait for the result of an iteration."""
         if isinstance(executor, Workers):
             done, values = executor.wait()
             outputs = {of_worker(name): value for name, value in values.items()}

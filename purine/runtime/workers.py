@@ -78,11 +78,9 @@ class Workers:
         for worker, part in enumerate(parts.values()):
             if worker in self.posts:
                 members.append(self.posts[worker].member)
-                continue
-            lowered = lower(part, Options() if single else options_for(part))
-            programs[worker] = program = compile_program(lowered, sources)
-            family = Aliasing(lowered.unsegmented or lowered.graph).family
-            members.append(member_of(lowered.graph, program.plan, family))
+            else:
+                programs[worker], member = _compiled(part, sources, single=single)
+                members.append(member)
         self.lock = threading.Lock()
         self.host = threading.Condition(self.lock)
         starts = reached.each or (0,) * len(parts)
@@ -98,23 +96,15 @@ class Workers:
         self._cuts = None if replay is None else replay.cuts
         self._failure: RunError | None = None
         self._process = os.getpid()
-        graphs = [program.graph for program in programs.values()]
-        graphs += [post.plain for post in self.posts.values()]
-        self._shared = {
-            name: state.shared
-            for graph in graphs
-            for name, state in graph.states.items()
-            if state.shared
-        }
+        graphs = [one.graph for one in programs.values()] + [p.plain for p in self.posts.values()]
+        every = [item for graph in graphs for item in graph.states.items()]
+        self._shared = {name: state.shared for name, state in every if state.shared}
         self.store: dict[str, Tensor] = {}
         """The newest version of each shared state. A push replaces it or writes over it."""
         for name, shared in self._shared.items():
             self.store.setdefault(shared, states[name])
         self._settings = settings
-        self._first = {
-            courier: post.states({n: v for n, v in states.items() if n in post.plain.states})
-            for courier, post in self.posts.items()
-        }
+        self._first = {courier: post.states(states) for courier, post in self.posts.items()}
         self._leaving: dict[int, threading.Thread] = {}
         """By courier that goes no more the thread that ends its lanes."""
         self._executors: dict[int, Executor] = {}
@@ -309,6 +299,16 @@ class Workers:
             raise self._failure
         for executor in self.executors:
             executor._raise_if_stopped()
+
+
+def _compiled(
+    part: Graph, sources: Mapping[str, Kernel], *, single: bool
+) -> tuple[Program, Member]:
+    """The program of a worker, and what it does to shared states."""
+    lowered = lower(part, Options() if single else options_for(part))
+    program = compile_program(lowered, sources)
+    family = Aliasing(lowered.unsegmented or lowered.graph).family
+    return program, member_of(lowered.graph, program.plan, family)
 
 
 class _Seat:

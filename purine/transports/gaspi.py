@@ -144,30 +144,27 @@ class GaspiTransport(Transport):
         number = self._numbers[peer][channel]
         notification = link.first + number * self._count + version % self._count
         offset, end = region.span(channel, version)
+        node, note = self._node, (notification, version + 1)
         if value is None or offset == end:
-            self._insist(
-                lambda: self._node.notify(link.rank, link.segment, notification, version + 1)
-            )
+            self._insist(lambda: node.notify(link.rank, link.segment, *note))
             return
 
         def write(source: tuple[int, int]) -> None:
             target, size = (link.segment, link.offset + offset), end - offset
-            self._insist(
-                lambda: self._node.write(link.rank, source, target, size, notification, version + 1)
-            )
+            self._insist(lambda: node.write(link.rank, source, target, size, *note))
 
         start, copies = self._copies[peer]
         if channel in copies.region.channels:
             copies.fill(channel, version, value)
             write((self._segment, start + copies.region.offset(channel, version)))
             return
-        lent = self._node.bind(region.flat(channel, value))
+        lent = node.bind(region.flat(channel, value))
         write((lent, 0))
-        while not self._node.settle(link.rank):
+        while not node.settle(link.rank):
             if self._closed or self._is_lost(peer):
                 return  # GPI-2 may still read it, so the memory stays
             sleep(_GONE)
-        self._node.release(lent)
+        node.release(lent)
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         with self._sending:

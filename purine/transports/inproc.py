@@ -259,7 +259,6 @@ class InprocWorld(World):
         self._shared.barrier.abort()
 
     def _all(self, own: T) -> dict[str, T]:
-        """What each host gave."""
         self._shared.given[self.host] = own
         self.barrier()
         given = dict(self._shared.given)

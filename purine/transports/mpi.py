@@ -333,7 +333,6 @@ class MpiTransport(Transport):
                         self._sent.append(oldest)
 
     def _messages(self) -> list[Event]:
-        """What the messages say that are there now."""
         MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
         status, missed = MPI.Status(), 0
         try:

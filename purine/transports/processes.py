@@ -291,7 +291,6 @@ def _receive_text(rank: int) -> str:
 
 
 def _ask_time() -> int:
-    """The time of the first host."""
     time = torch.zeros(1, dtype=torch.int64)
     dist.send(time, dst=0)
     dist.recv(time, src=0)

@@ -88,8 +88,6 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Link:
-    """The state of what goes between this host and a peer."""
-
     rank: int
     outgoing: Region
     slots: Slots
