@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from purine.analysis.infer import with_batch
 from purine.analysis.sample_rules import is_batch_norm
@@ -124,7 +123,6 @@ def make_step(net: Graph, settings: Settings) -> Graph:
 
 
 def _through(stages: Iterable[Stage], graph: Graph, settings: Settings) -> Graph:
-    """A graph after the stages that apply."""
     for stage in stages:
         if stage.applies(settings):
             graph = stage.transform(graph, settings)
@@ -163,7 +161,7 @@ def compose(
     compress: str | None = None,
     scheme: Scheme | None = None,
     host: str | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Graph:
     """The training step of a net on several devices, by a scheme or by the settings of one.
 

@@ -114,7 +114,6 @@ def _options(
 
 
 def _commands() -> Any:
-    """All commands, as what typer makes of them."""
     app = typer.Typer(
         name="purine",
         no_args_is_help=True,

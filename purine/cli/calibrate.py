@@ -30,12 +30,12 @@ def calibrate(
     from purine.job.profiles import profile_path, save_profile
 
     path = out or profile_path()
-    found = measure(seconds=seconds, tell=lambda line: typer.echo(line, err=True))
-    save_profile(found, path)
-    typer.echo(f"{found.name}: {len(found.kernels.points)} times of kernels")
+    profile = measure(seconds=seconds, tell=lambda line: typer.echo(line, err=True))
+    save_profile(profile, path)
+    typer.echo(f"{profile.name}: {len(profile.kernels.points)} times of kernels")
     typer.echo(
-        f"one core: {found.core.flops / 1e9:.1f} GFLOP/s, {found.core.bytes / 1e9:.1f} GB/s; "
-        f"dispatch {found.dispatch * 1e6:.1f} us, waking a thread {found.hop * 1e6:.1f} us; "
-        f"another busy core costs {found.crowding:.1%}"
+        f"one core: {profile.core.flops / 1e9:.1f} GFLOP/s, {profile.core.bytes / 1e9:.1f} GB/s; "
+        f"dispatch {profile.dispatch * 1e6:.1f} us, waking a thread {profile.hop * 1e6:.1f} us; "
+        f"another busy core costs {profile.crowding:.1%}"
     )
     typer.echo(f"written to {path}")

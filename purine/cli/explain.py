@@ -43,5 +43,5 @@ def explain(
         raise ConfigError(what, "a run folder with its config.yaml", str(run), remedy, where=run)
     source = None if from_trace is None else read_source(from_trace)
     known = None if profile is None else load_profile(profile)
-    found = compared(recorded.plan, recorded.trace, source=source, profile=known)
-    typer.echo(found.text(top), nl=False)
+    explained = compared(recorded.plan, recorded.trace, source=source, profile=known)
+    typer.echo(explained.text(top), nl=False)

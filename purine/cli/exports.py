@@ -48,9 +48,9 @@ def export(
 
     folder = RunFolder.existing(run)
     path = folder.path / f"net{SUFFIXES[format.value][0]}" if out is None else out
-    made = export(folder, format.value, path, iteration=checkpoint, outputs=output or [])
-    for file, data in made.files.items():
+    exported = export(folder, format.value, path, iteration=checkpoint, outputs=output or [])
+    for file, data in exported.files.items():
         write_whole(file, data)
-        typer.echo(f"{file}: {len(data):,} bytes, after {made.iteration} iterations")
-    for note in made.notes:
+        typer.echo(f"{file}: {len(data):,} bytes, after {exported.iteration} iterations")
+    for note in exported.notes:
         typer.echo(f"note: {note}", err=True)

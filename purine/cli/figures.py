@@ -20,18 +20,18 @@ def headline(plan: JobPlan) -> str:
     )
 
 
-def figures(plan: JobPlan, found: Foresight) -> str:
+def figures(plan: JobPlan, foretold: Foresight) -> str:
     """The figures of a prediction as text."""
-    one = found.prediction
+    one = foretold.prediction
     step, low, high = (as_time(seconds * 1e9) for seconds in (one.seconds, one.low, one.high))
     noun = plan.sample_noun
     lines = [
         f"a step takes {step} (nine of ten between {low} and {high}): "
-        f"{found.samples_per_second:,.0f} {noun}/s, "
-        f"{_duration(found.seconds_in_all)} for {plan.iterations} iterations",
+        f"{foretold.samples_per_second:,.0f} {noun}/s, "
+        f"{_duration(foretold.seconds_in_all)} for {plan.iterations} iterations",
         f"devices: {one.busy:.1%} compute, {one.bubble:.1%} waits for other devices, "
         f"{one.exposed:.1%} for transfers, {one.other:.1%} dispatch and data",
-        f"limit: {found.limits}",
+        f"limit: {foretold.limits}",
     ]
     for (source, target), size in sorted(one.pairs.items()):
         lines.append(f"{source} to {target}: {megabytes(int(size))} a step")
@@ -39,21 +39,21 @@ def figures(plan: JobPlan, found: Foresight) -> str:
     for at, size in one.memory.items():
         name = f"{at.host}:{at.device}" if several else at.device
         lines.append(f"memory of {name}: {megabytes(size)} at the peak")
-    lines.append(found.basis)
-    lines += [f"note: {note}" for note in found.notes]
+    lines.append(foretold.basis)
+    lines += [f"note: {note}" for note in foretold.notes]
     return "\n".join(lines)
 
 
-def as_json(found: Foresight) -> str:
+def as_json(foretold: Foresight) -> str:
     """The figures of a prediction as one JSON object."""
-    one = found.prediction
+    one = foretold.prediction
     return dumps(
         {
             "seconds": one.seconds,
             "low": one.low,
             "high": one.high,
-            "samples_per_second": found.samples_per_second,
-            "seconds_in_all": found.seconds_in_all,
+            "samples_per_second": foretold.samples_per_second,
+            "seconds_in_all": foretold.seconds_in_all,
             "busy": one.busy,
             "bubble": one.bubble,
             "exposed": one.exposed,
@@ -61,8 +61,8 @@ def as_json(found: Foresight) -> str:
             "links": dict(one.links),
             "bytes": {f"{a} {b}": size for (a, b), size in one.pairs.items()},
             "memory": {str(at): size for at, size in one.memory.items()},
-            "limit": found.limits,
-            "basis": found.basis,
+            "limit": foretold.limits,
+            "basis": foretold.basis,
         }
     )
 

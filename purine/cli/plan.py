@@ -5,38 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from purine.cli.parameters import given, parameter
-from purine.cli.predict import job_options
-from purine.cli.train import job_parameters
+from purine.cli.parameters import given, option, parameter
+from purine.cli.train import given_options, job_parameters
 
 if TYPE_CHECKING:
-    from purine.job.search import Searched
+    from purine.job.search import Search, Searched
 
 __all__ = ["plan"]
 
 
-def plan(
-    job: Path | None,
-    *,
-    out: Path | None = None,
-    memory: str | None = None,
-    link: str | None = None,
-    latency: str | None = None,
-    transport: str | None = None,
-    allow: str | None = None,
-    from_trace: Path | None = None,
-    profile: Path | None = None,
-    simulate: int = 24,
-    seconds: float = 300.0,
-    measure: float = 30.0,
-    trial: float = 5.0,
-    json: bool = False,
-    **options: object,
-) -> None:
+def plan(job: Path | None, *, out: Path | None = None, json: bool = False, **options: Any) -> None:
     """Search the schemes for a job's devices, and write the best one as a job that runs.
 
     Replicas, pipelines, cut layers and their products, with micro-batches, schedules, topologies
@@ -49,27 +31,48 @@ def plan(
     purine plan --net gpt2 --devices host0-7:cuda:0-7 --link 10gbit --memory 80gb
     purine plan --net lenet --devices host0-1:cpu:0-1 --link 1gbit --allow compression
     """
-    from purine.analysis.cost import load_profile
     from purine.job.automatic import base_plan, with_devices
-    from purine.job.candidates import check_allowed
     from purine.job.config import merge
     from purine.job.file import job_text
-    from purine.job.foresee import read_source, refuse_workers
+    from purine.job.foresee import refuse_workers
     from purine.job.launch import job_layers
+    from purine.job.search import search
+
+    told = _told(quiet=json, **{name: options.pop(name) for name in _SEARCH})
+    layers = with_devices(job_layers(job, given_options(options)))
+    base = base_plan(merge(*({**layer, "parallel": None} for layer in layers), {"out": None}))
+    refuse_workers(base)
+    best = search(base, told)
+    if out is not None:
+        _write(out, job_text(replace(best.job, out=None)))
+    typer.echo(_as_json(best) if json else _text(best, out))
+
+
+def _told(
+    *,
+    memory: str | None,
+    allow: str | None,
+    from_trace: Path | None,
+    profile: Path | None,
+    simulate: int,
+    seconds: float,
+    measure: float,
+    trial: float,
+    quiet: bool,
+    **what_if: str | None,
+) -> Search:
+    """What a search is told by the options that are its own."""
+    from purine.analysis.cost import load_profile
+    from purine.job.candidates import check_allowed
+    from purine.job.foresee import read_source
     from purine.job.profiles import own_profile
-    from purine.job.search import Search, search
+    from purine.job.search import Search
     from purine.job.sizes import parse_size
     from purine.job.what_if import parse_what_if
 
-    items = {"link": link, "latency": latency, "transport": transport}
-    what_if, _ = parse_what_if([f"{key}={value}" for key, value in items.items() if value])
-    layers = with_devices(job_layers(job, job_options(options)))
-    chosen = merge(*({**layer, "parallel": None} for layer in layers), {"out": None})
-    base = base_plan(chosen)
-    refuse_workers(base)
-    told = Search(
+    return Search(
         allow=check_allowed(allow.split(",") if allow else ()),
-        what_if=what_if,
+        what_if=parse_what_if([f"{key}={value}" for key, value in what_if.items() if value])[0],
         profile=own_profile() if profile is None else load_profile(profile),
         source=None if from_trace is None else read_source(from_trace),
         memory=None if memory is None else parse_size(memory),
@@ -77,12 +80,8 @@ def plan(
         seconds=seconds,
         measuring=measure,
         trial=trial,
-        progress=(lambda text: None) if json else lambda text: typer.echo(text, err=True),
+        progress=(lambda text: None) if quiet else lambda text: typer.echo(text, err=True),
     )
-    found = search(base, told)
-    if out is not None:
-        _write(out, job_text(replace(found.job, out=None)))
-    typer.echo(_as_json(found) if json else _text(found, out))
 
 
 def _write(path: Path, text: str) -> None:
@@ -97,44 +96,44 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(what, expected, str(error), remedy) from error
 
 
-def _text(found: Searched, out: Path | None) -> str:
+def _text(searched: Searched, out: Path | None) -> str:
     """The ten best plans, what fell out, and what is recommended."""
     from purine.job.placing import megabytes
-    from purine.job.search import ERROR
+    from purine.job.search import ERROR, seconds_text
 
     lines = ["     a step     at the peak  scheme"]
     lines += [
-        f"{number:>2}  {_time(one.seconds):>9}  {megabytes(one.peak):>12}  {one.candidate}"
-        + ("" if one.tried is None else f" ({_time(one.tried)} when it ran)")
-        for number, one in enumerate(found.plans[:10], 1)
+        f"{number:>2}  {seconds_text(one.seconds):>9}  {megabytes(one.peak):>12}  {one.candidate}"
+        + ("" if one.tried is None else f" ({seconds_text(one.tried)} when it ran)")
+        for number, one in enumerate(searched.plans[:10], 1)
     ]
-    if len(found.plans) > 10:
-        lines.append(f"    and {len(found.plans) - 10} that are slower")
+    if len(searched.plans) > 10:
+        lines.append(f"    and {len(searched.plans) - 10} that are slower")
     reasons: dict[str, list[str]] = {}
-    for candidate, why in found.out:
+    for candidate, why in searched.out:
         reasons.setdefault(why, []).append(str(candidate))
     for why, which in list(reasons.items())[:20]:
         more = f" and {len(which) - 3} others" if len(which) > 3 else ""
         lines.append(f"out: {'; '.join(which[:3])}{more}: {why}")
     if len(reasons) > 20:
         lines.append(f"out for other reasons: {sum(map(len, list(reasons.values())[20:]))}")
-    if found.ties:
-        names = "; ".join(str(one.candidate) for one in found.ties[:3])
+    if searched.ties:
+        names = "; ".join(str(one.candidate) for one in searched.ties[:3])
         lines.append(
-            f"note: {len(found.ties)} differ from the best by less than the error of predictions, "
-            f"{ERROR:.0%}: {names}"
+            f"note: {len(searched.ties)} differ from the best by less than the error of "
+            f"predictions, {ERROR:.0%}: {names}"
         )
     lines.append(
-        f"{found.basis}; {len(found.plans)} plans simulated in {found.seconds:.1f} s, "
-        f"{found.measured:.1f} s of it to measure"
+        f"{searched.basis}; {len(searched.plans)} plans simulated in {searched.seconds:.1f} s, "
+        f"{searched.measured:.1f} s of it to measure"
     )
-    lines.append(f"recommended: {found.best.candidate}")
+    lines.append(f"recommended: {searched.best.candidate}")
     if out is not None:
         lines.append(f"written to {out}: purine train {out}")
     return "\n".join(lines)
 
 
-def _as_json(found: Searched) -> str:
+def _as_json(searched: Searched) -> str:
     from json import dumps
 
     return dumps(
@@ -147,45 +146,38 @@ def _as_json(found: Searched) -> str:
                     "seconds": one.seconds,
                     "peak": one.peak,
                 }
-                for one in found.plans
+                for one in searched.plans
             ],
-            "out": [{"candidate": str(one), "why": why} for one, why in found.out],
-            "ties": len(found.ties),
-            "basis": found.basis,
-            "seconds": found.seconds,
-            "measured": found.measured,
+            "out": [{"candidate": str(one), "why": why} for one, why in searched.out],
+            "ties": len(searched.ties),
+            "basis": searched.basis,
+            "seconds": searched.seconds,
+            "measured": searched.measured,
         }
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 
 def _option(name: str, annotation: object, text: str, metavar: str, default: object) -> Parameter:
     return parameter(name, annotation, given(text, metavar=metavar), default)
 
 
-def _signature() -> Signature:
-    ours = [
-        _option("out", Path | None, "Write the best plan as a job file.", "FILE", None),
-        _option("memory", str | None, "What each device has: 16gb.", "SIZE", None),
-        _option("link", str | None, "The link of each host: 10gbit.", "RATE", None),
-        _option("latency", str | None, "From host to host: 50us.", "TIME", None),
-        _option("transport", str | None, "What hosts would use: tcp, shm.", "NAME", None),
-        _option(
-            "allow", str | None, "What changes numbers: compression, staleness.", "NAME,...", None
-        ),
-        _option("from_trace", Path | None, "Times of ops: a run or a trace.", "RUN|FILE", None),
-        _option("profile", Path | None, "The machine's profile.", "FILE", None),
-        _option("simulate", int, "Candidates that are simulated at most.", "N", 24),
-        _option("seconds", float, "Seconds of the search at most.", "S", 300.0),
-        _option("measure", float, "Seconds to measure the net here at most.", "S", 30.0),
-        _option("trial", float, "Seconds to run plans that may be the best here.", "S", 5.0),
-        parameter("json", bool, typer.Option("--json", help="Print one JSON object."), False),
-    ]
-    taken = {one.name for one in ours} | {"parallel"}
-    return Signature([*(one for one in job_parameters() if one.name not in taken), *ours])
-
-
-plan.__dict__["__signature__"] = _signature()
+_OWN = [
+    _option("out", Path | None, "Write the best plan as a job file.", "FILE", None),
+    _option("memory", str | None, "What each device has: 16gb.", "SIZE", None),
+    _option("link", str | None, "The link of each host: 10gbit.", "RATE", None),
+    _option("latency", str | None, "From host to host: 50us.", "TIME", None),
+    _option("transport", str | None, "What hosts would use: tcp, shm.", "NAME", None),
+    _option("allow", str | None, "What changes numbers: compression, staleness.", "NAME,...", None),
+    _option("from_trace", Path | None, "Times of ops: a run or a trace.", "RUN|FILE", None),
+    _option("profile", Path | None, "The machine's profile.", "FILE", None),
+    _option("simulate", int, "Candidates that are simulated at most.", "N", 24),
+    _option("seconds", float, "Seconds of the search at most.", "S", 300.0),
+    _option("measure", float, "Seconds to measure the net here at most.", "S", 30.0),
+    _option("trial", float, "Seconds to run plans that may be the best here.", "S", 5.0),
+    option("json", bool, "Print one JSON object."),
+]
+_SEARCH = [one.name for one in _OWN if one.name not in ("out", "json")]
+_TAKEN = {"parallel", *(one.name for one in _OWN)}
+plan.__dict__["__signature__"] = Signature(  # what typer reads
+    [*(one for one in job_parameters() if one.name not in _TAKEN), *_OWN]
+)

@@ -58,12 +58,12 @@ def plot(
         what, found = f"{len(runs)} runs are too many for one plot", str(len(runs))
         raise ConfigError(what, f"at most {_MOST}", found, "name fewer, or see purine runs")
     histories = [read_history(run) for run in runs]
-    made = curves_of(histories, across=x.value, log=log, window=smooth)
+    curves = curves_of(histories, across=x.value, log=log, window=smooth)
     if out is None:
-        _show(made, width)
+        _show(curves, width)
     else:
         refuse_other_suffix(out, ".svg")
-        write_whole(out, picture(made))
+        write_whole(out, picture(curves))
         typer.echo(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}")
 
 

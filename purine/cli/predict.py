@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from inspect import Parameter, Signature
+from inspect import Signature
 from pathlib import Path
 
 import typer
 
-from purine.cli.parameters import given, parameter
-from purine.cli.train import job_parameters
+from purine.cli.parameters import option
+from purine.cli.train import given_options, job_parameters
 
-__all__ = ["job_options", "predict"]
+__all__ = ["predict"]
 
 
 def predict(
@@ -49,65 +49,33 @@ def predict(
     from purine.placement.devices import parse_devices
 
     assumed, devices = parse_what_if(what_if or [])
-    layers = with_devices(job_layers(job, job_options(options)))
+    layers = with_devices(job_layers(job, given_options(options)))
     if devices is not None:
         layers.append({"devices": devices})
     job_now = replace(merge(*layers), out=None)
-    if len(parse_devices(job_now.devices)) > MANY and from_trace is None:
-        measured = None if profile is None else load_profile(profile)
-        plan, found = foresight_of_many(job_now, what_if=assumed, profile=measured)
-        typer.echo(as_json(found) if json else f"{headline(plan)}\n{figures(plan, found)}")
-        return
-    plan = make_plan(job_now, elsewhere=True)
-    refuse_workers(plan)
-    source = None if from_trace is None else read_source(from_trace)
     measured = None if profile is None else load_profile(profile)
-    found = foresight(plan, source=source, what_if=assumed, profile=measured)
-    if trace_out is not None:
-        found.prediction.trace.save(trace_out)
-    typer.echo(as_json(found) if json else f"{headline(plan)}\n{figures(plan, found)}")
+    if len(parse_devices(job_now.devices)) > MANY and from_trace is None:
+        plan, foretold = foresight_of_many(job_now, what_if=assumed, profile=measured)
+    else:
+        plan = make_plan(job_now, elsewhere=True)
+        refuse_workers(plan)
+        source = None if from_trace is None else read_source(from_trace)
+        foretold = foresight(plan, source=source, what_if=assumed, profile=measured)
+        if trace_out is not None:
+            foretold.prediction.trace.save(trace_out)
+    typer.echo(as_json(foretold) if json else f"{headline(plan)}\n{figures(plan, foretold)}")
 
 
-def job_options(options: dict[str, object]) -> dict[str, object]:
-    """The options of a job that were given, as the command line wrote them."""
-    from purine.job.options import OPTIONS
-
-    return {
-        name: OPTIONS[name].from_command_line(value)
-        for name, value in options.items()
-        if value is not None and value != []
-    }
-
-
-def _signature() -> Signature:
-    extra: list[Parameter] = [
-        parameter(
-            "from_trace",
-            Path | None,
-            given("Times of ops: a run or a trace.json.", metavar="RUN|FILE"),
-        ),
-        parameter(
-            "what_if",
-            list[str] | None,
-            given(
-                "link=10gbit, latency=50us, transport=tcp, devices=cpu:0-7, slow=cpu:2@0.5; "
-                "may be given several times.",
-                metavar="KEY=VALUE",
-            ),
-        ),
-        parameter(
-            "profile",
-            Path | None,
-            given("The machine's profile, from purine calibrate.", metavar="FILE"),
-        ),
-        parameter(
-            "trace_out",
-            Path | None,
-            given("Write the predicted trace, for purine trace.", metavar="FILE"),
-        ),
-        parameter("json", bool, typer.Option("--json", help="Print one JSON object."), False),
-    ]
-    return Signature([*job_parameters(), *extra])
-
-
-predict.__dict__["__signature__"] = _signature()
+_WHAT_IF = (
+    "link=10gbit, latency=50us, transport=tcp, devices=cpu:0-7, slow=cpu:2@0.5; "
+    "may be given several times."
+)
+_PARAMETERS = [
+    *job_parameters(),
+    option("from_trace", Path, "Times of ops: a run or a trace.json.", metavar="RUN|FILE"),
+    option("what_if", list[str], _WHAT_IF, metavar="KEY=VALUE"),
+    option("profile", Path, "The machine's profile, from purine calibrate.", metavar="FILE"),
+    option("trace_out", Path, "Write the predicted trace, for purine trace.", metavar="FILE"),
+    option("json", bool, "Print one JSON object."),
+]
+predict.__dict__["__signature__"] = Signature(_PARAMETERS)  # what typer reads

@@ -21,9 +21,16 @@ from purine.errors import ConfigError
 from purine.job import JobPlan, RunFolder, Tested, Trained, Training
 from purine.job.config import Given
 from purine.job.foresee import foresight
-from purine.job.hosts import folder_on, hosts_of_job, join_hosts, joined, opened
+from purine.job.hosts import folder_on, join_hosts, joined, opened
 from purine.job.launch import job_layers, plan_run, resume, started_again
-from purine.job.placing import megabytes, over_hosts, own_host, placement, scheme_of
+from purine.job.placing import (
+    hosts_of_job,
+    megabytes,
+    over_hosts,
+    own_host,
+    placement,
+    scheme_of,
+)
 from purine.job.status import answering
 from purine.job.training import run_of
 from purine.job.work import Work
@@ -207,7 +214,6 @@ def _resume_command(training: Training) -> str:
 
 
 def _failed_output(training: Training, error: OSError, progress: str) -> ConfigError:
-    """The error of a training whose output could not be written."""
     if training.complete:
         what, remedy = "the run is complete", f"see {training.folder.path}"
     else:

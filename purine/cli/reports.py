@@ -101,13 +101,15 @@ def replay(run: Annotated[Path, argument("The folder of a run.")]) -> None:
     """
     from purine import job
 
-    found = job.replay(job.RunFolder.existing(run))
-    on = f"{found.iterations} iterations of {found.workers} workers"
-    if not found.different:
+    replayed = job.replay(job.RunFolder.existing(run))
+    on = f"{replayed.iterations} iterations of {replayed.workers} workers"
+    if not replayed.different:
         typer.echo(f"{on} replayed: all states are the same, bit for bit")
         return
-    names = ", ".join(found.different[:4])
-    typer.echo(f"{on} replayed: {len(found.different)} states differ, among them {names}", err=True)
+    names = ", ".join(replayed.different[:4])
+    typer.echo(
+        f"{on} replayed: {len(replayed.different)} states differ, among them {names}", err=True
+    )
     raise typer.Exit(1)
 
 

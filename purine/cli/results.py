@@ -97,9 +97,9 @@ def _confusion_text(table: Confusion) -> str:
         note = f"the {_TABLE} of {classes} classes that were found least\n"
     rows = [("class", *taken, "samples", "found", "right")]
     for number in order:
-        own, found, right = table.of_class(number)
+        own, recall, right = table.of_class(number)
         counts = [str(count) if count else "." for count in table.counts[number]] if taken else []
-        shares = ("-" if share is None else f"{share:.1%}" for share in (found, right))
+        shares = ("-" if share is None else f"{share:.1%}" for share in (recall, right))
         rows.append((str(number), *counts, str(own), *shares))
     lines = [note + as_table(rows, left=0, indent=""), "", *_worst(table)]
     if table.left_out:
@@ -146,10 +146,10 @@ def infer(
     from purine.job import RunFolder
     from purine.job.predictions import infer
 
-    found = infer(RunFolder.existing(run), data=data, iteration=checkpoint, top=top)
+    predicted = infer(RunFolder.existing(run), data=data, iteration=checkpoint, top=top)
     if out is None:
-        typer.echo(found.as_csv(), nl=False)
+        typer.echo(predicted.as_csv(), nl=False)
         return
-    write_whole(out, found.as_npz() if out.suffix.lower() == ".npz" else found.as_csv())
-    samples = f"{len(found.classes)} samples of {found.data}"
-    typer.echo(f"{out}: predictions for {samples} after {found.iteration} iterations")
+    write_whole(out, predicted.as_npz() if out.suffix.lower() == ".npz" else predicted.as_csv())
+    samples = f"{len(predicted.classes)} samples of {predicted.data}"
+    typer.echo(f"{out}: predictions for {samples} after {predicted.iteration} iterations")

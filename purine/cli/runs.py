@@ -41,15 +41,15 @@ def runs(
     from purine.job.history import find_runs, read_history
 
     histories = []
-    found = find_runs(folder)
-    for path in found:
+    folders = find_runs(folder)
+    for path in folders:
         try:
             histories.append(read_history(path))
         except PurineError as error:
             typer.echo(f"error: {error}", err=True)
     if histories:
         typer.echo(_as_json(histories) if format is Format.json else _listed(histories))
-    if len(histories) < len(found):
+    if len(histories) < len(folders):
         raise typer.Exit(2)
 
 
@@ -136,40 +136,40 @@ def compare(
     from purine.job.compare import compare
     from purine.job.history import read_history
 
-    made = compare(read_history(first), read_history(second))
-    typer.echo(_compared_json(made) if format is Format.json else _compared(made, top))
+    comparison = compare(read_history(first), read_history(second))
+    typer.echo(_compared_json(comparison) if format is Format.json else _compared(comparison, top))
 
 
-def _compared(made: Comparison, top: int) -> str:
+def _compared(pair: Comparison, top: int) -> str:
     from purine.job.history import short_names
     from purine.trace.tables import as_table, as_time
 
-    labels = short_names([made.first.path, made.second.path])
+    labels = short_names([pair.first.path, pair.second.path])
     settings = [
         (name, _setting(name, one), _setting(name, two))
-        for name, (one, two) in made.settings.items()
+        for name, (one, two) in pair.settings.items()
     ]
     sections = ["settings: the same"]
     if settings:
         sections = [f"settings\n{as_table([('', *labels), *settings], left=3)}"]
     numbers = [
         (name, _number(one), _number(two), _factor(one, two))
-        for name, (one, two) in made.numbers.items()
+        for name, (one, two) in pair.numbers.items()
         if (one, two) != (None, None)
     ]
     sections.append(f"results\n{as_table([('', *labels, 'B/A'), *numbers], left=1)}")
-    sections.append(_losses(made))
-    if made.steps is not None:
+    sections.append(_losses(pair))
+    if pair.steps is not None:
         rows = [("kind", *labels, "B/A")]
-        times = [("a whole step", made.steps), *((row.kind, row.times) for row in made.kinds[:top])]
-        rows += [(name, *map(as_time, pair), _factor(*pair)) for name, pair in times]
-        left = len(made.kinds) - top
+        times = [("a whole step", pair.steps), *((row.kind, row.times) for row in pair.kinds[:top])]
+        rows += [(name, *map(as_time, both), _factor(*both)) for name, both in times]
+        left = len(pair.kinds) - top
         more = f"\n  and {left} more kinds, which differ less" if left > 0 else ""
         sections.append(f"time of an iteration\n{as_table(rows, left=1)}{more}")
     else:
         missing = [
             str(history.path)
-            for history in (made.first, made.second)
+            for history in (pair.first, pair.second)
             if not (history.path / "trace.json").is_file()
         ]
         why = f"no trace in {' and '.join(missing)}" if missing else "a trace without iterations"
@@ -177,32 +177,32 @@ def _compared(made: Comparison, top: int) -> str:
     return "\n\n".join(sections)
 
 
-def _losses(made: Comparison) -> str:
-    if not made.common:
+def _losses(pair: Comparison) -> str:
+    if not pair.common:
         return "losses: no iteration of which both runs wrote one"
-    if made.parting is None:
-        return f"losses: equal in every bit in the {made.common} iterations that both wrote"
-    one, two = made.parting.losses
-    at = made.parting.iteration
+    if pair.parting is None:
+        return f"losses: equal in every bit in the {pair.common} iterations that both wrote"
+    one, two = pair.parting.losses
+    at = pair.parting.iteration
     return (
         f"losses: they differ from iteration {at} on, the first that differs: {one!r} and {two!r}"
     )
 
 
-def _compared_json(made: Comparison) -> str:
+def _compared_json(pair: Comparison) -> str:
     from json import dumps
 
-    parting = made.parting
+    parting = pair.parting
     apart = None if parting is None else {"iteration": parting.iteration, "losses": parting.losses}
     return dumps(
         {
-            "runs": [str(made.first.path), str(made.second.path)],
-            "settings": made.settings,
-            "numbers": made.numbers,
-            "common_iterations": made.common,
+            "runs": [str(pair.first.path), str(pair.second.path)],
+            "settings": pair.settings,
+            "numbers": pair.numbers,
+            "common_iterations": pair.common,
             "losses_differ": apart,
-            "nanoseconds_per_iteration": made.steps,
-            "nanoseconds_by_kind": {row.kind: row.times for row in made.kinds},
+            "nanoseconds_per_iteration": pair.steps,
+            "nanoseconds_by_kind": {row.kind: row.times for row in pair.kinds},
         }
     )
 

@@ -221,7 +221,6 @@ def _picture(
 
 
 def _title(file: Path | None, **options: Any) -> str:
-    """What a picture shows: the net, and what was made of it."""
     name = file.name if file is not None else str(options["net"])
     what = ", a training step" if options["step"] else ""
     return f"{name}{what}{' on ' + options['devices'] if options['devices'] else ''}"

@@ -37,7 +37,7 @@ def status(
 
     from purine.files import unreadable
     from purine.job import RunFolder
-    from purine.job.hosts import hosts_of_job
+    from purine.job.placing import hosts_of_job
     from purine.job.status import ask
 
     folder = RunFolder.existing(run)

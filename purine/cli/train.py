@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import typer
 from purine.cli.parameters import argument, complete, given, parameter
 from purine.job.options import OPTIONS, Option
 
-__all__ = ["job_parameters", "train"]
+__all__ = ["given_options", "job_parameters", "train"]
 
 
 def train(
@@ -38,16 +39,20 @@ def train(
     purine train lenet_solver.prototxt --data fashion-mini --iters 1500
     purine train solver.prototxt --weights trained.caffemodel --lr 0.001
     """
-    given = {
+    from purine.cli.progress import run_job
+
+    code = run_job(job, given_options(options), resumed=resume, dry=dry_run, live=live)
+    if code:
+        raise typer.Exit(code)
+
+
+def given_options(options: Mapping[str, object]) -> dict[str, object]:
+    """The options of a job that were given, with their values as a job has them."""
+    return {
         name: OPTIONS[name].from_command_line(value)
         for name, value in options.items()
         if value is not None and value != []  # what an option that may be repeated has by default
     }
-    from purine.cli.progress import run_job
-
-    code = run_job(job, given, resumed=resume, dry=dry_run, live=live)
-    if code:
-        raise typer.Exit(code)
 
 
 def _signature() -> Signature:

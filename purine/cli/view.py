@@ -98,8 +98,8 @@ def _predicted(path: Path) -> Part:
 
     plan = make_plan(replace(merge(*job_layers(path, {})), out=None), elsewhere=True)
     refuse_workers(plan)
-    found = foresee(plan, memory=False, single=True)
-    return of_prediction(plan, str(path), found.trace)
+    foretold = foresee(plan, memory=False, single=True)
+    return of_prediction(plan, str(path), foretold.trace)
 
 
 def _free_file(path: Path) -> Path:

@@ -59,11 +59,11 @@ def settled_layers(
     told = Search(most=12, seconds=90.0, measuring=20.0 * alone, trial=5.0 * alone)
     if not alone:
         told = replace(told, profile=PROFILE)
-    found = search(plan, replace(told, progress=progress))
-    job = found.job
+    searched = search(plan, replace(told, progress=progress))
+    job = searched.job
     refuse_unfit(make_plan(job, net=plan.net, elsewhere=True).step, job)
     chosen = {"devices": job.devices, "parallel": job.parallel, "threads": job.threads}
-    progress(f"plan: {found.best.candidate}, {found.best.seconds * 1e3:,.1f} ms a step")
+    progress(f"plan: {searched.best.candidate}, {searched.best.seconds * 1e3:,.1f} ms a step")
     return [*layers, chosen]
 
 

@@ -26,10 +26,10 @@ from purine.job.config import merge
 from purine.job.plan import JobPlan, make_plan
 from purine.job.probes import Probe, probes
 from purine.job.profiles import machine_name
+from purine.job.quick import run_here, seconds_of
 from purine.lowering import Options, lower
 from purine.machine.cores import available, threads_of_all
 from purine.registry.lookup import lookup
-from purine.runtime.run import Run
 from purine.simulator.times import dispatch_of, settled_times, spread_of
 from purine.trace.trace import Trace
 
@@ -48,8 +48,6 @@ _HOPS = 2000
 
 @dataclass(frozen=True)
 class _Timed:
-    """The recorded run of a probe."""
-
     plan: JobPlan
     trace: Trace
     seconds: float
@@ -84,8 +82,6 @@ def calibrate(*, seconds: float = 100.0, tell: Tell = lambda line: None) -> Prof
 
 
 class _Bench:
-    """Runs probes, and keeps what they say."""
-
     def __init__(self, folder: Path, ends: float, tell: Tell) -> None:
         self.folder, self.ends, self.tell = folder, ends, tell
         self.points: list[Point] = []
@@ -146,19 +142,9 @@ class _Bench:
         count = int(probe.data.rpartition("=")[2])
         data = probe.data.replace(f"count={count}", f"count={2 * max(count, batch)}")
         plan = make_plan(merge({}, {**job, "data": data}))
-        with Run(
-            plan.step,
-            data=plan.data,
-            threads=plan.job.threads,
-            compiled=False,
-            record=True,
-        ) as run:
-            for _ in run.steps(_WARM + 1):
-                pass
-            started = time.monotonic()
-            for _ in run.steps(_FEWEST):
-                pass
-            once = (time.monotonic() - started) / _FEWEST
+        with run_here(plan, record=True) as run:
+            seconds_of(run, _WARM + 1)
+            once = seconds_of(run, _FEWEST)
             left = seconds - (time.monotonic() - begin)
             for _ in run.steps(max(0, min(_MOST, round(left / max(once, 1e-4))))):
                 pass
@@ -168,7 +154,6 @@ class _Bench:
         return _Timed(plan, replace(trace, events=kept), once)
 
     def _file(self, probe: Probe) -> str:
-        """The file of a probe's net."""
         if probe.name not in self._files:
             path = self.folder / f"{len(self._files)}.yaml"
             path.write_text(to_yaml(probe.net), encoding="utf-8")

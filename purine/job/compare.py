@@ -84,7 +84,6 @@ def _numbers(*pair: History) -> dict[str, tuple[float | None, float | None]]:
 
 
 def _seconds(history: History) -> float | None:
-    """The seconds in which iterations ran."""
     points = history.points("seconds")
     return points[-1][1] if points else None
 

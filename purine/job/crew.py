@@ -43,7 +43,7 @@ _ALONE = 60.0
 _log = logging.getLogger("purine")
 
 
-def as_item(result: Result) -> list[Any]:
+def as_item(result: Result) -> list[object]:
     """The result of a worker's iteration for a report: its single numbers."""
     numbers = {name: value.item() for name, value in result.outputs.items() if value.numel() == 1}
     return [result.own, result.staleness, result.missed, numbers]
@@ -179,7 +179,6 @@ class Crew:
         return self._run.greeter
 
     def _train(self) -> None:
-        """Train an iteration here."""
         assert self._own is not None
         if self._results is None:
             self._results = self._run.steps_while(self._allowed)
@@ -228,7 +227,6 @@ class Crew:
         self._run.serve(lambda run: next(once), look=seconds)
 
     def _read(self, link: int, account: _Account, greeter: Greeter) -> None:
-        """Read all that a worker has reported."""
         ledger = self._world.ledger
         while (items := ledger.reported(link, account.reports)) is not None:
             account.reports += 1

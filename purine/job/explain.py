@@ -72,10 +72,10 @@ class Explained:
             _shares(*self.shares),
             "",
             "time of a step by kind, all devices together",
-            _table(sorted(self.kinds, key=_recorded, reverse=True)[:top]),
+            _table(sorted(self.kinds, key=lambda part: -part.recorded)[:top]),
             "",
             "where they part most",
-            _table(sorted(self.parts, key=_distance, reverse=True)[:top]),
+            _table(sorted(self.parts, key=lambda part: -abs(part.apart))[:top]),
         ]
         if self.unforeseen:
             names = ", ".join(self.unforeseen[:5])
@@ -92,20 +92,20 @@ def explain(
         expected = "a trace of two iterations or more: the first one warms up"
         remedy = "record more with --trace-iters"
         raise ConfigError("the trace is too short", expected, str(count), remedy)
-    found = foresight(
+    told = foresight(
         plan, source=source, what_if=WhatIf(), profile=profile, memory=False, single=True
     )
-    foretold = found.prediction.trace
+    foretold = told.prediction.trace
     ours, theirs = _times(foretold), _times(recorded)
     kinds = {event.op: event.kind for event in (*foretold.events, *recorded.events)}
     both = [name for name in theirs if name in ours]
     ops = plan.step.ops
     return Explained(
-        found,
-        found.prediction.seconds,
+        told,
+        told.prediction.seconds,
         per_iteration(recorded, recorded.warm_up),
         (
-            _mean(found.prediction.devices.values()),
+            _mean(told.prediction.devices.values()),
             _mean(shares_of(recorded, recorded.warm_up).values()),
         ),
         _parts(both, ours, theirs, kinds.__getitem__),
@@ -152,14 +152,6 @@ def _parts(
 def _mean(devices: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     rows = list(devices)
     return tuple(sum(column) / len(rows) for column in zip(*rows, strict=True)) if rows else ()
-
-
-def _recorded(part: Part) -> float:
-    return part.recorded
-
-
-def _distance(part: Part) -> float:
-    return abs(part.apart)
 
 
 def _table(parts: Sequence[Part]) -> str:

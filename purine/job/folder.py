@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from safetensors.torch import save
 from torch import Tensor
@@ -33,10 +33,18 @@ from purine.job.file import job_text, missing_keys, read_options
 from purine.runtime.checkpoint import latest
 from purine.runtime.worker_states import RECORD
 
-__all__ = ["FollowerFolder", "RunFolder"]
+__all__ = ["FollowerFolder", "Meeting", "RunFolder"]
 
 _Row: TypeAlias = dict[str, Any]  # of the metrics; "iteration" is a whole number
 _NAME_BYTES = 255  # the longest name of a file on usual file systems
+
+
+class Meeting(NamedTuple):
+    """Where workers join a job: the server's store, and the transport that the job uses."""
+
+    address: str
+    port: int
+    transport: str
 
 
 class _File:
@@ -209,19 +217,19 @@ class RunFolder:
         """Write the results of the run."""
         _write_text(self.summary_file, json.dumps(_plain(summary), indent=2) + "\n")
 
-    def write_meeting(self, place: Mapping[str, object]) -> None:
+    def write_meeting(self, meeting: Meeting) -> None:
         """Write where workers may join."""
-        _write_text(self.meeting_file, json.dumps(place) + "\n")
+        _write_text(self.meeting_file, json.dumps(meeting._asdict()) + "\n")
 
-    def read_meeting(self) -> Mapping[str, Any]:
-        """Where workers may join the job that runs in this folder: address, port and transport."""
+    def read_meeting(self) -> Meeting:
+        """Where workers may join the job that runs in this folder."""
         what, remedy = "no job runs in this folder that workers can join", "see purine status"
         expected = "a running job of workers on several hosts"
         if not (self.is_running() and self.meeting_file.is_file()):
             raise ConfigError(what, expected, "none", remedy, where=self.path)
         try:
-            place = json.loads(self.meeting_file.read_text())
-            return {name: place[name] for name in ("address", "port", "transport")}
+            told = json.loads(self.meeting_file.read_text())
+            return Meeting(str(told["address"]), int(told["port"]), str(told["transport"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise unreadable(ConfigError, self.meeting_file, error, expected, what) from error
 

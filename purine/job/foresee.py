@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from purine.analysis.cost import Profile
 from purine.errors import ConfigError
@@ -37,7 +38,7 @@ from purine.simulator.times import (
 from purine.trace.events import host_of
 from purine.trace.trace import Trace
 
-__all__ = ["Foresight", "Source", "WhatIf", "foresee", "foresight", "read_source"]
+__all__ = ["Foresight", "Source", "Told", "WhatIf", "foresee", "foresight", "read_source"]
 
 _LINK = Link("10gbit", 1.25e9, 50e-6)
 """What hosts are taken to be connected by where nothing says it."""
@@ -102,61 +103,49 @@ def read_source(path: Path) -> Source:
     return Source(file, trace, plan)
 
 
-def foresee(
-    plan: JobPlan,
-    *,
-    source: Source | None = None,
-    what_if: WhatIf | None = None,
-    profile: Profile | None = None,
-    iterations: int = 12,
-    memory: bool = True,
-    single: bool = False,
-    shape: Callable[[Machine], Machine] | None = None,
-) -> Prediction:
+class Told(TypedDict, total=False):
+    """What a prediction is told beside the plan of a job; all of it may be left out.
+
+    Without a `source`, times are those of the `profile`. `iterations` are simulated. Without
+    `memory`, the peaks of devices are not computed. With `single`, ops are dispatched one by one,
+    as in a run that is recorded; the trace then has the names of the graph, and no segments.
+    `shape` changes the machine that it is simulated on.
+    """
+
+    source: Source | None
+    what_if: WhatIf
+    profile: Profile | None
+    iterations: int
+    memory: bool
+    single: bool
+    shape: Callable[[Machine], Machine] | None
+
+
+def foresee(plan: JobPlan, **told: Unpack[Told]) -> Prediction:
     """The prediction of a job's step: its trace, and the figures from it.
 
-    With `single`, ops are dispatched one by one, as in a run that is recorded; the trace then has
-    the names of the graph, and no segments. `shape` changes the machine that it is simulated on.
-
     >>> from purine.job import merge
-    >>> found = foresee(make_plan(merge({}, {"net": "mlp", "iters": 5})))
-    >>> found.seconds > 0, found.trace.iterations == tuple(range(12))
+    >>> foretold = foresee(make_plan(merge({}, {"net": "mlp", "iters": 5})))
+    >>> foretold.seconds > 0, foretold.trace.iterations == tuple(range(12))
     (True, True)
     """
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
-    machine = setting.machine() if shape is None else shape(setting.machine())
-    return setting.predict(machine, iterations=iterations, memory=memory)
+    return _Setting(plan, told).prediction()
 
 
-def foresight(
-    plan: JobPlan,
-    *,
-    source: Source | None = None,
-    what_if: WhatIf | None = None,
-    profile: Profile | None = None,
-    iterations: int = 12,
-    memory: bool = True,
-    single: bool = False,
-    shape: Callable[[Machine], Machine] | None = None,
-) -> Foresight:
-    """The prediction of a job, with what limits it and when it will be done.
+def foresight(plan: JobPlan, **told: Unpack[Told]) -> Foresight:
+    """The prediction of a job, with what limits it and when it will be done."""
+    setting = _Setting(plan, told)
+    prediction = setting.prediction()
 
-    With `single`, ops are dispatched one by one, as in a run with a trace. `shape` changes the
-    machine that it is simulated on.
-    """
-    setting = _Setting(plan, source, what_if or WhatIf(), profile or own_profile(), single=single)
-    machine = setting.machine() if shape is None else shape(setting.machine())
-    found = setting.predict(machine, iterations=iterations, memory=memory)
-
-    def again(other: Machine) -> float:
-        return setting.predict(other, iterations=iterations, memory=False, spread=0.0).seconds
+    def again(machine: Machine) -> float:
+        return setting.predict(machine, spread=0.0).seconds
 
     return Foresight(
-        found,
-        limit(found, machine, again),
+        prediction,
+        limit(prediction, setting.machine, again),
         setting.basis,
-        plan.samples_per_iteration / found.seconds,
-        plan.iterations * found.seconds,
+        plan.samples_per_iteration / prediction.seconds,
+        plan.iterations * prediction.seconds,
         setting.notes(),
     )
 
@@ -164,53 +153,45 @@ def foresight(
 class _Setting:
     """A job, where the times of its ops come from, and the machine that it is to run on."""
 
-    def __init__(
-        self,
-        plan: JobPlan,
-        source: Source | None,
-        what_if: WhatIf,
-        profile: Profile,
-        *,
-        single: bool = False,
-    ) -> None:
-        self.plan, self.source, self.what_if, self.profile = plan, source, what_if, profile
+    def __init__(self, plan: JobPlan, told: Told) -> None:
+        self.plan, self.told = plan, told
+        self.source = source = told.get("source")
+        self.what_if = told.get("what_if") or WhatIf()
+        self.profile = told.get("profile") or own_profile()
         self.hosts = hosts_of(plan.step)
-        several = len(self.hosts) > 1
         self.replayed = source is not None and _same_step(plan, source)
-        names: Sequence[str | None] = self.hosts if several else (None,)
+        names: Sequence[str | None] = self.hosts if len(self.hosts) > 1 else (None,)
         grouped = source is not None and any(e.kind == SEGMENT for e in source.trace.events)
         self.lowered: dict[str | None, Lowered] = {}
         for host in names:
+            single = told.get("single", False)
             options = Options(host=host) if single else options_for(plan.step, host)
             one = lower(plan.step, options)
             # The times of a trace of segments are those of segments.
             self.lowered[host] = replace(one, members={}) if grouped and self.replayed else one
         self.times, self.basis = self._times()
+        shape = told.get("shape")
+        self.machine = self._machine() if shape is None else shape(self._machine())
 
     def _times(self) -> tuple[Times, str]:
         source = self.source
         if source is None:
-            name = self.profile.name
-            measured = (
-                f"the profile {name!r}"
-                if self.profile.kernels.points
-                else ("guesses, since no profile was measured: purine calibrate")
-            )
-            return ProfileTimes(self.profile), f"times are {measured}"
+            basis = "guesses, since no profile was measured: purine calibrate"
+            if self.profile.kernels.points:
+                basis = f"the profile {self.profile.name!r}"
+            return ProfileTimes(self.profile), f"times are {basis}"
         if self.replayed:
             return TraceTimes.of_job(source.trace, self.profile), "times are those of this job"
         if source.plan is None:
-            return (
-                TraceTimes.of_job(source.trace, self.profile),
-                "times are those of ops with the same names; the rest are estimates",
-            )
+            basis = "times are those of ops with the same names; the rest are estimates"
+            return TraceTimes.of_job(source.trace, self.profile), basis
         known = _known(source.plan, source.trace)
         for other in source.others:
             known += [] if other.plan is None else _known(other.plan, other.trace)
         return TraceTimes(known, profile=self.profile), "times are those of the same net elsewhere"
 
-    def machine(self) -> Machine:
-        """The machine of the job."""
+    def _machine(self) -> Machine:
+        """The machine of the job, as it is."""
         profile, job, source = self.profile, self.plan.job, self.source
         link = self.what_if.link or _LINK
         dispatch = profile.dispatch
@@ -232,28 +213,26 @@ class _Setting:
             },
         )
 
-    def predict(
-        self,
-        machine: Machine,
-        *,
-        iterations: int,
-        memory: bool = True,
-        spread: float | None = None,
-    ) -> Prediction:
-        if spread is None:
-            spread = self.profile.spread if self.source is None else spread_of(self.source.trace)
+    def prediction(self) -> Prediction:
+        """What the machine of the job will do, with the peak of each device if it is asked for."""
+        spread = self.profile.spread if self.source is None else spread_of(self.source.trace)
+        prediction = self.predict(self.machine, spread=spread)
+        asked = self.told.get("memory", True)
+        return replace(prediction, memory=self.memory()) if asked else prediction
+
+    def predict(self, machine: Machine, *, spread: float) -> Prediction:
+        """What a machine will do."""
         job = self.plan.job
-        found = predict(
+        return predict(
             self.lowered,
             self.times,
             machine,
-            iterations=iterations,
+            iterations=self.told.get("iterations", 12),
             credit=job.prefetch + 1,
             spread=spread,
             seed=job.seed or 0,
             memory=False,
         )
-        return replace(found, memory=self.memory()) if memory else found
 
     def memory(self) -> dict[Location, int]:
         """The peak of each device."""

@@ -15,18 +15,17 @@ from torch import Tensor
 from purine.errors import ConfigError
 from purine.job.caffe import is_prototxt
 from purine.job.config import Job
-from purine.job.folder import FollowerFolder, RunFolder
+from purine.job.folder import FollowerFolder, Meeting, RunFolder
 from purine.job.launch import open_folder
 from purine.job.options import OPTIONS
-from purine.job.placing import over_hosts, scheme_of
+from purine.job.placing import hosts_of_job, over_hosts, scheme_of
 from purine.job.plan import JobPlan
-from purine.placement.devices import as_locations
 from purine.runtime.agreement import facts_of
 from purine.transports.open_world import LINKS, OpenWorld
 from purine.transports.processes import ProcessWorld, rank_and_size
 from purine.transports.world import World
 
-__all__ = ["TRANSPORT", "dismiss", "folder_on", "hosts_of_job", "join_hosts", "joined", "opened"]
+__all__ = ["TRANSPORT", "dismiss", "folder_on", "join_hosts", "joined", "opened"]
 
 TRANSPORT = "PURINE_TRANSPORT"
 """The variable that names the transport; `tcp` without it."""
@@ -35,11 +34,6 @@ _OWN = frozenset(
     ("data", "mean_file", "net", "out", "share_cores", "test_net", "threads", "weights")
 )
 """Options that hosts of one job need not have in common: paths, and what fits a machine."""
-
-
-def hosts_of_job(job: Job) -> tuple[str, ...]:
-    """The hosts that the devices of a job name, each once."""
-    return tuple(dict.fromkeys(location.host for location in as_locations(job.devices)))
 
 
 def join_hosts(job: Job) -> ProcessWorld | None:
@@ -81,7 +75,7 @@ def opened(world: ProcessWorld, plan: JobPlan, folder: RunFolder) -> OpenWorld |
     if servers:
         (opened,) = servers
         _tell_launcher()
-        folder.write_meeting({"address": address, "port": port, "transport": transport})
+        folder.write_meeting(Meeting(address, port, transport))
     else:
         scheme = scheme_of(plan.job)
         assert scheme is not None
@@ -105,22 +99,19 @@ def _tell_launcher() -> None:
 
 def joined(folder: RunFolder, transport: str | None) -> OpenWorld:
     """The world of a worker that joins the job that runs in a folder."""
-    place = folder.read_meeting()
-    engine = place["transport"]
+    address, port, engine = folder.read_meeting()
     if transport is None and engine not in LINKS:
         what, found = f"a host cannot join over {engine}", f"a job over {engine}"
         expected = f"a transport for hosts that come later: {', '.join(LINKS)}"
         remedy = "name the transport of this worker: --transport tcp"
         raise ConfigError(what, expected, found, remedy, where=folder.path)
-    return OpenWorld.joining(
-        place["address"], int(place["port"]), transport=transport or place["transport"]
-    )
+    return OpenWorld.joining(address, port, transport=transport or engine)
 
 
 def dismiss(folder: RunFolder, worker: int) -> None:
     """Tell a worker of the job that runs in a folder to leave."""
-    place = folder.read_meeting()
-    world = OpenWorld.visiting(place["address"], int(place["port"]))
+    address, port, _ = folder.read_meeting()
+    world = OpenWorld.visiting(address, port)
     links = world.ledger.present()
     if worker not in links:
         what, found = f"there is no worker {worker} that could leave", f"worker {worker}"

@@ -37,7 +37,7 @@ def foresight_of_many(
         return base, foresight(with_candidate(base, one), what_if=what_if, profile=profile)
     own, kept = smaller(base, one, fold)
     hosts = list(kept.hosts)
-    found = foresight(
+    foretold = foresight(
         with_candidate(own, kept),
         what_if=what_if,
         profile=profile,
@@ -45,8 +45,8 @@ def foresight_of_many(
     )
     note = f"{fold.kept} of {fold.data} replicas were simulated and stand for all"
     return base, replace(
-        found,
-        samples_per_second=base.samples_per_iteration / found.prediction.seconds,
-        seconds_in_all=base.iterations * found.prediction.seconds,
-        notes=(*found.notes, note),
+        foretold,
+        samples_per_second=base.samples_per_iteration / foretold.prediction.seconds,
+        seconds_in_all=base.iterations * foretold.prediction.seconds,
+        notes=(*foretold.notes, note),
     )

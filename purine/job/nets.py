@@ -156,8 +156,8 @@ def _other_data(job: Job, source: Source, *, tokens: bool) -> DataError:
         expected = "tokens [T] and as many targets, of a known vocabulary"
         example = "--data synthetic-tokens:length=64,vocabulary=256,count=1280"
         remedy = f"name data of tokens, such as {example}"
-    what, found = f"net {job.net!r} does not fit data {job.data!r}", map(str, source.fields)
-    return DataError(what, expected, ", ".join(found), remedy)
+    what, fields = f"net {job.net!r} does not fit data {job.data!r}", map(str, source.fields)
+    return DataError(what, expected, ", ".join(fields), remedy)
 
 
 def _sizes(job: Job, source: Source) -> Mapping[str, object]:

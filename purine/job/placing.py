@@ -31,6 +31,7 @@ __all__ = [
     "Placement",
     "compiles",
     "crowding",
+    "hosts_of_job",
     "laid_out",
     "locations_of",
     "low_precision",
@@ -64,6 +65,11 @@ class Placement:
     def needed(self, memory: str) -> int:
         """The bytes needed of a memory."""
         return sum(self.peaks[location] for location in self.here(memory))
+
+
+def hosts_of_job(job: Job) -> tuple[str, ...]:
+    """The hosts that the devices of a job name, each once."""
+    return tuple(dict.fromkeys(location.host for location in as_locations(job.devices)))
 
 
 def scheme_of(job: Job) -> Scheme | None:
@@ -104,13 +110,12 @@ def over_hosts(job: Job) -> bool:
     """Whether a job is of workers on several hosts."""
     scheme = scheme_of(job)
     apart = scheme is not None and scheme.synchronous().asynchronous is not None
-    return apart and len({at.host for at in as_locations(job.devices)}) > 1
+    return apart and len(hosts_of_job(job)) > 1
 
 
 def own_host(job: Job) -> str:
     """The host that this process is; the first of the job where no launcher tells."""
-    hosts = list(dict.fromkeys(location.host for location in as_locations(job.devices)))
-    rank, size = rank_and_size()
+    hosts, (rank, size) = hosts_of_job(job), rank_and_size()
     name = f"host{rank}"
     return name if size == len(hosts) and name in hosts else hosts[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +115,7 @@ def infer(
     parts = []
     with opened as measuring:
         for outputs in measuring.run.predictions(measuring.graph):
-            scores = outputs[op.inputs[0]].movedim(_axis(op), -1).float().cpu()
+            scores = _scores(outputs, op)
             shares = scores if _are_probabilities(net, op) else scores.softmax(-1)
             best = shares.topk(top, dim=-1)
             parts.append((best.indices.numpy(), best.values.numpy()))
@@ -149,13 +149,17 @@ def confusion(
     return Confusion(measuring.iteration, measuring.spec, table, left_out)
 
 
-def _pairs(batches: Iterator[object], op: Op) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(batches: Iterator[Mapping[str, Tensor]], op: Op) -> Iterator[tuple[Tensor, Tensor]]:
     """The scores [samples, classes] and the labels [samples] of batches."""
     for outputs in batches:
-        assert isinstance(outputs, dict)
-        scores = outputs[op.inputs[0]].movedim(_axis(op), -1).float().cpu()
+        scores = _scores(outputs, op)
         labels = outputs[op.inputs[1]].cpu().long().reshape(-1)
         yield scores.reshape(-1, scores.shape[-1]), labels
+
+
+def _scores(outputs: Mapping[str, Tensor], op: Op) -> Tensor:
+    """The scores of a batch, those of the classes along the last axis."""
+    return outputs[op.inputs[0]].movedim(_axis(op), -1).float().cpu()
 
 
 def scores_op(net: Graph) -> Op:
@@ -163,13 +167,13 @@ def scores_op(net: Graph) -> Op:
 
     An accuracy counts more than a loss, and a later op more than an earlier one.
     """
-    found = [op for kind in _SCORED for op in reversed(list(net.ops.values())) if op.kind == kind]
-    if not found:
+    scored = [op for kind in _SCORED for op in reversed(list(net.ops.values())) if op.kind == kind]
+    if not scored:
         losses = sorted({op.kind for op in net.ops.values() if op.outputs[:1] == net.outputs[:1]})
         what, expected = "this net predicts no classes", f"an op of kind {' or '.join(_SCORED)}"
         remedy = "run the net in Python: pu.compute(pu.inference(net, [...]), ...)"
         raise GraphError(what, expected, f"outputs of {', '.join(losses) or 'no op'}", remedy)
-    return found[0]
+    return scored[0]
 
 
 def _axis(op: Op) -> int:

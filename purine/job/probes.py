@@ -49,17 +49,17 @@ def probes(*, large: bool) -> tuple[Probe, ...]:
     >>> [probe.name for probe in probes(large=False)][:2]
     ['small images, batch 16', 'small images, batch 64']
     """
-    found = [_small_images(batch) for batch in ((64, 512) if large else (16, 64))]
-    found += [_perceptron(batch) for batch in ((64, 512) if large else (16, 128))]
+    nets = [_small_images(batch) for batch in ((64, 512) if large else (16, 64))]
+    nets += [_perceptron(batch) for batch in ((64, 512) if large else (16, 128))]
     for batch in (32, 128) if large else (2, 8):
-        found += [_entry(batch), _squeezed(batch), _bottlenecks(batch)]
-    found += [_plain(batch) for batch in ((32, 128) if large else (2,))]
-    found += [_depthwise(batch) for batch in ((64,) if large else (2,))]
+        nets += [_entry(batch), _squeezed(batch), _bottlenecks(batch)]
+    nets += [_plain(batch) for batch in ((32, 128) if large else (2,))]
+    nets += [_depthwise(batch) for batch in ((64,) if large else (2,))]
     sizes = (
         ((8, 512, 512, 8), (4, 1024, 1024, 16)) if large else ((2, 64, 384, 6), (1, 192, 640, 10))
     )
-    found += [_transformer(*size) for size in sizes]
-    return tuple(found)
+    nets += [_transformer(*size) for size in sizes]
+    return tuple(nets)
 
 
 def _images(batch: int, channels: int, size: int, classes: int) -> tuple[Net, Var, Var, str]:

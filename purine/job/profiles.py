@@ -43,8 +43,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = next((line.partition(":")[2] for line in lines if line.startswith("model name")), "")
-    return " ".join((found or platform.processor() or platform.machine()).split())
+    model = next((line.partition(":")[2] for line in lines if line.startswith("model name")), "")
+    return " ".join((model or platform.processor() or platform.machine()).split())
 
 
 def profile_path() -> Path:

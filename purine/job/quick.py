@@ -21,7 +21,7 @@ from purine.machine.cores import available
 from purine.placement.devices import as_locations, is_cpu
 from purine.runtime.run import Run
 
-__all__ = ["measurable", "measured", "tried"]
+__all__ = ["measurable", "measured", "run_here", "seconds_of", "tried"]
 
 _TURNS = 10
 _STEPS = 2
@@ -46,24 +46,11 @@ def measured(
         except PurineError:  # a batch that the net cannot be made for
             continue
     with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                Run(
-                    own.step,
-                    data=own.data,
-                    seed=own.job.seed or 0,
-                    threads=own.job.threads,
-                    compiled=False,
-                    record=True,
-                )
-            )
-            for own in plans
-        ]
+        runs = [stack.enter_context(run_here(own, record=True)) for own in plans]
         ends = perf_counter() + seconds
         for turn in range(_TURNS):
             for run in runs:
-                for _ in run.steps(_STEPS):
-                    pass
+                seconds_of(run, _STEPS)
             if turn > 1 and perf_counter() > ends:
                 break
         return tuple(
@@ -75,34 +62,36 @@ def tried(plans: Sequence[JobPlan], *, seconds: float) -> list[float]:
     """Seconds of a step of each of these plans, run here: they take turns, medians count."""
     spent: list[list[float]] = [[] for _ in plans]
     with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                Run(
-                    own.step,
-                    data=own.data,
-                    seed=own.job.seed or 0,
-                    threads=own.job.threads,
-                    prefetch=own.job.prefetch,
-                    compiled=False,
-                )
-            )
-            for own in plans
-        ]
+        runs = [stack.enter_context(run_here(own)) for own in plans]
         ends = perf_counter() + seconds
-        counts: list[int] = []
-        for run in runs:
-            start = perf_counter()
-            for _ in run.steps(_STEPS):
-                pass
-            step = (perf_counter() - start) / _STEPS
-            counts.append(max(_STEPS, round(seconds / len(runs) / _TURNS / step)))
+        turn = seconds / len(runs) / _TURNS
+        counts = [max(_STEPS, round(turn / seconds_of(run, _STEPS))) for run in runs]
         while perf_counter() < ends or not spent[-1]:
-            for run, count, own_times in zip(runs, counts, spent, strict=True):
-                start = perf_counter()
-                for _ in run.steps(count):
-                    pass
-                own_times.append((perf_counter() - start) / count)
+            for run, count, times in zip(runs, counts, spent, strict=True):
+                times.append(seconds_of(run, count))
     return [statistics.median(times) for times in spent]
+
+
+def run_here(plan: JobPlan, *, record: bool = False) -> Run:
+    """A run of a plan's step in this process, op by op."""
+    job = plan.job
+    return Run(
+        plan.step,
+        data=plan.data,
+        seed=job.seed or 0,
+        threads=job.threads,
+        prefetch=job.prefetch,
+        compiled=False,
+        record=record,
+    )
+
+
+def seconds_of(run: Run, steps: int) -> float:
+    """The seconds of a step, of so many that are run now."""
+    start = perf_counter()
+    for _ in run.steps(steps):
+        pass
+    return (perf_counter() - start) / steps
 
 
 def _plain(plan: JobPlan, devices: int, samples: int) -> JobPlan:

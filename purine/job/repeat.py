@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from purine.errors import ConfigError
 from purine.job.folder import RunFolder
-from purine.job.hosts import hosts_of_job
 from purine.job.launch import resume
-from purine.job.placing import over_hosts
+from purine.job.placing import hosts_of_job, over_hosts
 from purine.runtime import checkpoint
 from purine.runtime.run import Run
 from purine.runtime.worker_states import record_of

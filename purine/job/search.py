@@ -31,7 +31,16 @@ from purine.recipe import make_step
 from purine.simulator.machine import Machine
 from purine.simulator.prediction import Prediction
 
-__all__ = ["ERROR", "MANY", "Planned", "Search", "Searched", "search", "with_candidate"]
+__all__ = [
+    "ERROR",
+    "MANY",
+    "Planned",
+    "Search",
+    "Searched",
+    "search",
+    "seconds_text",
+    "with_candidate",
+]
 
 ERROR = 0.08
 """How far predictions may be from a run where times are measured: plans that differ by less are
@@ -143,8 +152,6 @@ def with_candidate(plan: JobPlan, candidate: Candidate) -> JobPlan:
 
 
 class _Searching:
-    """One search."""
-
     def __init__(self, plan: JobPlan, told: Search) -> None:
         self.plan, self.told = plan, told
         self.devices = parse_devices(plan.job.devices)
@@ -156,19 +163,17 @@ class _Searching:
         self.start = perf_counter()
 
     def run(self) -> Searched:
-        assert self.plan.job.batch is not None
-        batch = self.plan.job.batch
-        net = self.plan.net
-        todo = list(
-            candidates(
-                self.devices,
-                batch,
-                allow=self.told.allow,
-                shared=self.told.what_if.transport == "shm",
-                layers=max(1, len(net.ops) - 1),
-                inner=any(op.kind == "InnerProduct" for op in net.ops.values()),
-            )
+        batch, net = self.plan.job.batch, self.plan.net
+        assert batch is not None
+        every = candidates(
+            self.devices,
+            batch,
+            allow=self.told.allow,
+            shared=self.told.what_if.transport == "shm",
+            layers=max(1, len(net.ops) - 1),
+            inner=any(op.kind == "InnerProduct" for op in net.ops.values()),
         )
+        todo = list(every)
         if self.told.source is None and self.told.measuring > 0 and measurable(self.plan):
             start = perf_counter()
             sizes = _sizes(todo, batch)
@@ -192,14 +197,14 @@ class _Searching:
     def _work(self) -> Work:
         """What a step has to do, by the times of one device."""
         one = with_candidate(self.plan, Candidate(self.devices[:1], _ONE))
-        found = self._foresee(one)
+        seconds = self._foresee(one).seconds
         sizes = (size_in_bytes(one.step.blobs[name]) for name in one.step.states)
         solver_states = 2 if self.plan.job.momentum else 1
         link = self.told.what_if.link
         rate = float("inf") if link is None else link.rate
         blobs = sum(size_in_bytes(blob) for blob in self.plan.net.blobs.values())
         return Work(
-            found.seconds,
+            seconds,
             sum(sizes) // solver_states,
             rate,
             self.plan.job.accumulate or 1,
@@ -211,28 +216,29 @@ class _Searching:
         """Why a candidate is not simulated, if it is not."""
         if one.scheme.asynchronous is not None:
             return "workers that do not wait for each other are not simulated"
-        estimate = work.estimate(one)
+        about = f"about {seconds_text(work.estimate(one))} a step"
         if tried and tried >= self.told.most:
-            return f"{self.told.most} others are more promising: about {_time(estimate)} a step"
+            return f"{self.told.most} others are more promising: {about}"
         if tried and perf_counter() - self.start > self.told.seconds:
-            return f"no time was left for it: about {_time(estimate)} a step"
+            return f"no time was left for it: {about}"
         best = min((plan.seconds for plan in self.plans), default=float("inf"))
         least = 0.7 * work.compute(one)
         if least > best:
-            return f"its compute alone takes {_time(least)}, the best step {_time(best)}"
+            alone = f"its compute alone takes {seconds_text(least)}"
+            return f"{alone}, the best step {seconds_text(best)}"
         return ""
 
     def _try(self, one: Candidate) -> Candidate | None:
         """Simulate a candidate; returns one that needs less memory if it does not fit."""
         try:
             if len(self.devices) > MANY:
-                found = foresee_folded(self.plan, one, with_candidate, self._foresee)
+                foretold = foresee_folded(self.plan, one, with_candidate, self._foresee)
             else:
-                found = self._foresee(with_candidate(self.plan, one))
+                foretold = self._foresee(with_candidate(self.plan, one))
         except PurineError as error:
             self.out.append((one, error.what))
             return None
-        planned = Planned(one, found.seconds, found.low, found.high, found.memory)
+        planned = Planned(one, foretold.seconds, foretold.low, foretold.high, foretold.memory)
         over = self._too_much(planned)
         if over:
             self.out.append((one, over))
@@ -240,24 +246,18 @@ class _Searching:
                 return replace(one, scheme=replace(one.scheme, recompute=8))
             return None
         self.plans.append(planned)
-        self.told.progress(f"{one}: {_time(planned.seconds)} a step")
+        self.told.progress(f"{one}: {seconds_text(planned.seconds)} a step")
         return None
 
     def _foresee(
         self, plan: JobPlan, shape: Callable[[Machine], Machine] | None = None
     ) -> Prediction:
-        told = self.told
-        source = told.source
+        source, what_if, profile = self.told.source, self.told.what_if, self.told.profile
         if source is None and self.sources:
             first, *others = _nearest_first(self.sources, plan)
             source = replace(first, others=tuple(others))
         return foresee(
-            plan,
-            source=source,
-            what_if=told.what_if,
-            profile=told.profile,
-            iterations=10,
-            shape=shape,
+            plan, source=source, what_if=what_if, profile=profile, iterations=10, shape=shape
         )
 
     def _too_much(self, planned: Planned) -> str:
@@ -284,28 +284,18 @@ class _Searching:
                 remedy="name more devices, lower --batch, or give --memory what devices have",
             )
         plans = self._tried(sorted(self.plans, key=lambda one: one.seconds))
-        basis = (
-            "times are measured here, in this process"
-            if self.sources
-            else "times are those of the trace"
-            if self.told.source is not None
-            else f"times are the profile {self.told.profile.name!r}"
-        )
-        return Searched(
-            with_candidate(self.plan, plans[0].candidate).job
-            if len(self.devices) <= MANY
-            else replace(
-                self.plan.job,
-                parallel=str(plans[0].candidate.scheme),
-                compress=plans[0].candidate.compress or self.plan.job.compress,
-            ),
-            plans,
-            tuple(self.out),
-            basis,
-            perf_counter() - self.start,
-            self.measuring,
-            self.memory,
-        )
+        basis = f"times are the profile {self.told.profile.name!r}"
+        if self.sources:
+            basis = "times are measured here, in this process"
+        elif self.told.source is not None:
+            basis = "times are those of the trace"
+        best, job = plans[0].candidate, self.plan.job
+        if len(self.devices) <= MANY:
+            job = with_candidate(self.plan, best).job
+        else:
+            job = replace(job, parallel=str(best.scheme), compress=best.compress or job.compress)
+        seconds = perf_counter() - self.start
+        return Searched(job, plans, tuple(self.out), basis, seconds, self.measuring, self.memory)
 
     def _tried(self, plans: list[Planned]) -> tuple[Planned, ...]:
         """The plans with those first that ran here, the quickest of these first.
@@ -386,5 +376,6 @@ def _nearest_first(sources: Collection[Source], plan: JobPlan) -> list[Source]:
     return sorted(sources, key=lambda source: source.plan is None or source.plan.step != plan.step)
 
 
-def _time(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Seconds as text, those below one in milliseconds."""
     return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

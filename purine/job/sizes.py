@@ -18,8 +18,8 @@ def parse_size(text: str) -> int:
     >>> parse_size("16gb"), parse_size("1.5 MB")
     (16000000000, 1500000)
     """
-    found = _SIZE.fullmatch(text.strip())
-    size = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+    parts = _SIZE.fullmatch(text.strip())
+    size = 0 if parts is None else int(float(parts[1]) * _UNITS[(parts[2] or "").lower()])
     if size <= 0:
         expected = "a number above zero with a unit: 800mb, 16gb"
         raise ConfigError(f"{text!r} is no size of memory", expected, text, "write 16gb")

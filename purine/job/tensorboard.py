@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from purine.errors import ConfigError
 from purine.files import unreadable
@@ -47,7 +47,7 @@ class EventFiles:
         later = iteration + 1 if iteration else None
         self._folder = folder / FOLDER
         with self._errors():
-            self._writer = cast(_Writer, writer(str(self._folder), purge_step=later))
+            self._writer: _Writer = writer(str(self._folder), purge_step=later)
 
     def add(self, row: Mapping[str, object]) -> None:
         """Write the numbers in a row of the metrics: of training, of a test, and of workers."""

@@ -338,7 +338,6 @@ class Training:
         self._logged = (event.iteration, self._training)
 
     def _write(self, row: Mapping[str, object]) -> None:
-        """Write a row of the metrics."""
         self.folder.append_metrics(row)
         if self._events is not None:
             self._events.add(row)

@@ -61,19 +61,19 @@ def parse_rate(text: str) -> float:
     >>> parse_rate("200mbit"), parse_rate("10gbit"), parse_rate("1gbyte/s")
     (25000000.0, 1250000000.0, 1000000000.0)
     """
-    found = _RATE.fullmatch(text.strip())
-    if found is None or not float(found[1]) > 0:
+    parts = _RATE.fullmatch(text.strip())
+    if parts is None or not float(parts[1]) > 0:
         expected = "a number with a unit: 200mbit, 10gbit, 1gbyte"
         raise ConfigError(f"{text!r} is no rate of a link", expected, text, "write link=10gbit")
-    return float(found[1]) * _UNITS[found[2].lower()] / (8 if found[3].lower() == "bit" else 1)
+    return float(parts[1]) * _UNITS[parts[2].lower()] / (8 if parts[3].lower() == "bit" else 1)
 
 
 def _time(text: str) -> float:
-    found = _TIME.fullmatch(text.strip())
-    if found is None:
+    parts = _TIME.fullmatch(text.strip())
+    if parts is None:
         expected = "a number with a unit: 50us, 1ms"
         raise ConfigError(f"{text!r} is no latency", expected, text, "write latency=50us")
-    return float(found[1]) * _UNITS[found[2].lower()]
+    return float(parts[1]) * _UNITS[parts[2].lower()]
 
 
 def _slow(text: str) -> dict[tuple[str, str], float]:
@@ -87,9 +87,9 @@ def _slow(text: str) -> dict[tuple[str, str], float]:
         expected = "a device and its speed: cpu:2@0.5 is half as fast"
         remedy = "write slow=cpu:2@0.5"
         raise ConfigError(f"slow is {text!r}", expected, text, remedy) from error
-    found: dict[tuple[str, str], float] = {}
+    speeds: dict[tuple[str, str], float] = {}
     for name in parse_devices(device):
         host, _, rest = name.rpartition(":")
         number = f"{host.rpartition(':')[2]}:{rest}"
-        found[host.rpartition(":")[0], number] = value
-    return found
+        speeds[host.rpartition(":")[0], number] = value
+    return speeds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic, sleep
-from typing import Any
 
 import torch.distributed as dist
 
@@ -35,7 +34,7 @@ class Work:
         """How many it has trained."""
         self._taken = 0
         """How many tickets it has and has not used."""
-        self._items: list[Any] = []
+        self._items: list[object] = []
         self._reports = 0
         self._reported = self._began = monotonic()
         self._told = False

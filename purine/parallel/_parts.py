@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from purine.analysis.infer import spec_of
 from purine.errors import GraphError
 from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Lane, Location, Op, Origin
-from purine.graph.names import origin_of
-from purine.parallel.halves import Halves, samples_of
+from purine.graph.names import origin_of, replica
+from purine.parallel.halves import Halves, follow, samples_of
+from purine.placement.devices import devices_of
 from purine.registry.lookup import lookup
+from purine.solvers.clip import norm_of_norms
 
 BESIDE: Lane = "inbound"
 """The lane for what joins the parts of a batch: it runs beside the compute of its device."""
@@ -74,6 +77,36 @@ class Joined:
 
 NONE = Joined()
 """For parts that have nothing to do with each other."""
+
+
+def replicas_on(steps: Sequence[Graph], places: Sequence[Sequence[Location]]) -> list[Part]:
+    """A part of the batch for each of several steps, which differ in their batch alone, with the
+    devices of the part in place of those of its step."""
+    own, size_of = devices_of(steps[0]), cache(samples_of)
+    whole, start = sum(map(size_of, steps)), 0
+    parts: list[Part] = []
+    for number, (step, onto) in enumerate(zip(steps, places, strict=True)):
+        at = dict(zip(own, onto, strict=True)).__getitem__
+        parts.append(Part(replica(number), start, size_of(step), whole, number, located=at))
+        start += size_of(step)
+    return parts
+
+
+def homes_of(
+    step: Graph, halves: Halves, first: Part, owners: Mapping[str, Location]
+) -> dict[str, Location]:
+    """Where everything that there is once is: what belongs to a parameter is at its owner."""
+    homes = {name: first.located(blob.location) for name, blob in step.blobs.items()}
+    borders = {border: owners[p] for p, border in halves.gradients.items() if p in owners}
+    return follow(step, halves, {**homes, **owners, **borders}, {*owners, *borders})
+
+
+def add_once(builder: Builder, op: Op, homes: Mapping[str, Location]) -> None:
+    """Add an op of the once half at the home of what it makes."""
+    home = homes[next(name for name in op.outputs if name != NOTHING)]
+    if op.kind == "GlobalNorm":
+        op = norm_of_norms(builder, replace(op, lane=BESIDE), homes)
+    builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
 
 
 def add_part(

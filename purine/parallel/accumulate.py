@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import purine.kinds.update  # noqa: F401  (registers the kinds)
 from purine.arguments import at_least, checked
-from purine.graph import Attribute, Builder, Graph, Op, Origin
+from purine.graph import Attribute, Builder, Graph, Origin
 from purine.graph.names import micro_batch
 from purine.kinds.custom_gradient import refuse_parts
 from purine.parallel._parts import NONE, Part, add_joined, add_next, add_part, is_scalar, joined_of
@@ -38,7 +38,7 @@ def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool
     refuse_parts(graph, "micro-batches")
     halves = halve(graph)
     joined = joined_of(graph, halves) if together else NONE
-    made, own = halves.made() - joined.blobs, samples_of(graph)
+    copied, own = halves.made() - joined.blobs, samples_of(graph)
     builder = Builder(graph)
     for op in halves.batch:
         del builder.ops[op.name]
@@ -51,7 +51,7 @@ def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool
         Part(micro_batch(number), number * own, own, times * own, micro=number)
         for number in range(times)
     ]
-    carried = {name: state.next for name, state in graph.states.items() if state.next in made}
+    carried = {name: state.next for name, state in graph.states.items() if state.next in copied}
     for part in parts:
         add_part(builder, graph, halves, part, current, joined)
         if chained:
@@ -67,16 +67,13 @@ def accumulate(graph: Graph, times: int, *, together: bool = True, chained: bool
         else:
             add_next(builder, graph.blobs[following], parts)
     add_joined(builder, graph, joined, parts)
-    averaged = dict.fromkeys(name for name in halves.gradients.values() if name in made)
+    averaged = dict.fromkeys(name for name in halves.gradients.values() if name in copied)
     builder.outputs = []
     for name in graph.outputs:
-        if name not in made:
-            builder.outputs.append(name)
-        elif name in averaged or is_scalar(graph.blobs[name]):
+        alone = name in copied and name not in averaged and not is_scalar(graph.blobs[name])
+        if name in copied and not alone:
             averaged[name] = None
-            builder.outputs.append(name)
-        else:
-            builder.outputs += [part.name(name) for part in parts]
+        builder.outputs += [part.name(name) for part in parts] if alone else [name]
     for name in averaged:
         _add_up(builder, graph, name, parts)
     return builder.graph()
@@ -91,7 +88,7 @@ def _add_up(builder: Builder, graph: Graph, name: str, parts: list[Part]) -> Non
         result = name if last else f"{name}/sum{number}"
         builder.add(replace(blob, name=result))
         scale: dict[str, Attribute] = {"scale": 1.0 / len(parts)} if last else {}
-        inputs, origin = (total, part.name(name)), Origin(name, "reduce")
-        add = Op(result, "AddScaled", inputs, (result,), scale, blob.location, origin=origin)
-        builder.add(add)
+        origin = Origin(name, "reduce")
+        ends = (total, part.name(name)), (result,)
+        builder.op(result, "AddScaled", *ends, scale, location=blob.location, origin=origin)
         total = result

@@ -20,27 +20,28 @@ from functools import cache, cached_property
 
 from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
-from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Op, Origin
-from purine.graph.names import reduced_of, replica, result_of
+from purine.graph import NOTHING, Attribute, Blob, Builder, Graph, Location, Origin
+from purine.graph.names import reduced_of, result_of
 from purine.parallel._parts import (
     BESIDE,
     Part,
     add_joined,
     add_next,
+    add_once,
     add_outputs,
     add_part,
     add_reduction,
+    homes_of,
     is_scalar,
     joined_of,
 )
-from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
+from purine.parallel.halves import Halves, halve, shared_out
 from purine.parallel.reduce import FORMS, Topology
 from purine.parallel.routes import Form, Route
 from purine.parallel.units import Cut, in_units, without_joins
 from purine.placement.copies import add_copy
 from purine.placement.devices import devices_of, is_cpu
 from purine.registry.clock import ITERATION, SEED
-from purine.solvers.clip import norm_of_norms
 
 __all__ = ["HostReplicas"]
 
@@ -51,7 +52,7 @@ class HostReplicas:
     def __init__(
         self,
         steps: Sequence[Graph],
-        places: Sequence[Sequence[Location]],
+        parts: Sequence[Part],
         *,
         topology: Topology,
         bucket: int,
@@ -66,17 +67,10 @@ class HostReplicas:
         halves = cache(lambda step: without_joins(halve(step), self.cuts))
         self.halves: list[Halves] = [halves(step) for step in self.steps]
         self.own = devices_of(self.base)
-        sizes = list(map(cache(samples_of), self.steps))
-        self.whole = sum(sizes)
-        self.parts: list[Part] = []
-        start = 0
-        for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
-            at = dict(zip(self.own, onto, strict=True)).__getitem__
-            self.parts.append(Part(replica(number), start, size, self.whole, number, located=at))
-            start += size
+        self.parts = parts
         self.joined = joined_of(self.base, self.halves[0])
         one = all(step is self.base for step in self.steps)
-        apart = one and all(len({place.host for place in onto}) == 1 for onto in places)
+        apart = one and all(len({part.located(at).host for at in self.own}) == 1 for part in parts)
         apart = apart and not self.joined.ops and topology != "native"
         self.only = only if apart else None
         first = self.own[0]  # with `only`, a replica is on one host
@@ -96,12 +90,11 @@ class HostReplicas:
 
     def _hosts(self, location: Location) -> tuple[tuple[str, ...], dict[str, int]]:
         hosts = tuple(self.group(location))
-        return hosts, {host: place for place, host in enumerate(hosts)}
+        return hosts, {host: number for number, host in enumerate(hosts)}
 
     def _shares(self, location: Location) -> dict[str, float]:
-        """By host its share of the batch."""
         return {
-            host: sum(part.size for part in replicas) / self.whole
+            host: sum(part.size for part in replicas) / replicas[0].whole
             for host, replicas in self.group(location).items()
         }
 
@@ -173,11 +166,12 @@ class HostReplicas:
 
     def graph(self) -> Graph:
         base, builder, halves = self.base, self.builder, self.halves[0]
-        batch = halves.made()
-        homes = self._homes()
-        made = {name for cut in self.cuts.values() for name in (cut.parameter, *cut.split.outputs)}
+        batch, homes = halves.made(), homes_of(base, halves, self.parts[0], self.owners)
+        joints = {
+            name for cut in self.cuts.values() for name in (cut.parameter, *cut.split.outputs)
+        }
         for name, blob in base.blobs.items():
-            if name not in batch and name not in made:
+            if name not in batch and name not in joints:
                 builder.add(replace(blob, location=homes[name]))
         for step, own, part in zip(self.steps, self.halves, self.parts, strict=True):
             if part in self.shown:
@@ -188,7 +182,7 @@ class HostReplicas:
         self._add_parameters(homes)
         self._add_reductions()
         for op in halves.once:
-            self._add_once(op, homes)
+            add_once(builder, op, homes)
         copied = batch - self.joined.blobs
         nexts = {s.next: homes[name] for name, s in base.states.items() if s.next in copied}
         self._add_nexts([replace(base.blobs[name], location=at) for name, at in nexts.items()])
@@ -197,20 +191,6 @@ class HostReplicas:
         self._add_outputs(copied)
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
-
-    def _homes(self) -> dict[str, Location]:
-        """Where everything that there is once is: what belongs to a parameter is at its owner."""
-        first, owners, borders = self.parts[0].located, self.owners, self.halves[0].gradients
-        homes = {name: first(blob.location) for name, blob in self.base.blobs.items()}
-        reduced = {border: owners[p] for p, border in borders.items() if p in owners}
-        known = {*owners, *reduced}
-        return follow(self.base, self.halves[0], {**homes, **owners, **reduced}, known)
-
-    def _add_once(self, op: Op, homes: Mapping[str, Location]) -> None:
-        home = homes[next(name for name in op.outputs if name != NOTHING)]
-        if op.kind == "GlobalNorm":
-            op = norm_of_norms(self.builder, replace(op, lane=BESIDE), homes)
-        self.builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
 
     # Parameters on their way to the hosts.
 
@@ -403,21 +383,16 @@ class HostReplicas:
                 return self._known(sums(number))
             return values(route.host(number))
 
-        def weight(number: int, own: bool) -> float:
-            """Of a value: hosts without children pass theirs on as it is."""
-            return shares[route.host(number)] if not even and own else 1.0
-
-        def add(number: int, inputs: Sequence[list[str]]) -> None:
-            scale = 1.0 / len(shares) if even and not number else 1.0
+        for number, inputs in self._nodes(route, values, total):
             children = route.children(number)
-            weights = [weight(number, True), *(weight(k, not route.children(k)) for k in children)]
-            settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in weights)}
+            # Hosts without children pass their own value on, which counts with their share.
+            own = () if even else (number, *(k for k in children if not route.children(k)))
+            scale = 1.0 / len(shares) if even and not number else 1.0
+            counts = (shares[route.host(k)] if k in own else 1.0 for k in (number, *children))
+            settings: dict[str, Attribute] = {"weights": tuple(scale * w for w in counts)}
             if len(inputs) == 1 or (even and not number and route.is_flat):
                 settings = {}
             self._add_average([name for row in inputs for name in row], sums(number), settings)
-
-        for number, inputs in self._nodes(route, values, total):
-            add(number, inputs)
 
     def _nodes(
         self,
@@ -486,7 +461,7 @@ class HostReplicas:
             for at in map(part.located, self.own):
                 devices[at.host] = min(at, devices.get(at.host, at))
         hosts = tuple(devices)
-        route = Route(hosts, {host: place for place, host in enumerate(hosts)}, root, "star")
+        route = Route(hosts, {host: number for number, host in enumerate(hosts)}, root, "star")
         copies = {0: name}
         for number in self._receivers(route):
             at = devices[route.host(number)]

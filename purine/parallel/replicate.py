@@ -8,7 +8,7 @@ arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -16,28 +16,28 @@ import purine.kinds.average  # noqa: F401  (registers the kinds)
 from purine.analysis.infer import check, size_in_bytes
 from purine.arguments import at_least, checked
 from purine.errors import ConfigError, GraphError
-from purine.graph import NOTHING, Builder, Graph, Location, Op
-from purine.graph.names import replica
+from purine.graph import Builder, Graph, Location
 from purine.kinds.custom_gradient import refuse_parts
 from purine.nearest import unknown_name
 from purine.parallel._parts import (
-    BESIDE,
     Part,
     add_joined,
     add_next,
+    add_once,
     add_outputs,
     add_part,
+    homes_of,
     joined_of,
+    replicas_on,
 )
 from purine.parallel.across import HostReplicas
 from purine.parallel.batch_norm import synchronise
-from purine.parallel.halves import Halves, follow, halve, samples_of, shared_out
+from purine.parallel.halves import Halves, halve, shared_out
 from purine.parallel.reduce import Reduction, Topology
 from purine.placement import devices as machines
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import as_locations, devices_of, wrong_devices
 from purine.placement.place import to_devices
-from purine.solvers.clip import norm_of_norms
 
 __all__ = ["BatchNorms", "replicate"]
 
@@ -92,44 +92,34 @@ def replicate(
     refuse_parts(steps[0], "replicas")
     if topology == "native":
         _refuse_unlike(onto)
-    hosts = {place.host for group in onto for place in group}
+    hosts = {at.host for group in onto for at in group}
     if only is not None and only not in hosts:
         raise unknown_name(ConfigError, "host", only, sorted(hosts))
     synchronised = batch_norm == "synchronised"
+    parts = replicas_on(steps, onto)
     if len(hosts) == 1:
-        plan = _Replicas(steps, onto)
-        graph, parts = plan.graph(topology, bucket), plan.parts
+        graph = _Replicas(steps, parts).graph(topology, bucket)
     else:
         part = None if synchronised else only
-        scheme = HostReplicas(
-            steps, onto, topology=topology, bucket=bucket, unit=unit, shared=shared, only=part
-        )
-        graph, parts = scheme.graph(), scheme.parts
+        graph = HostReplicas(
+            steps, parts, topology=topology, bucket=bucket, unit=unit, shared=shared, only=part
+        ).graph()
     return check(insert_copies(synchronise(graph, parts) if synchronised else graph))
 
 
 class _Replicas:
     """The graph of all replicas while it is built."""
 
-    def __init__(self, steps: Sequence[Graph], places: Sequence[Sequence[Location]]) -> None:
-        self.steps, self.base, self.places = steps, steps[0], places
-        self.own = devices_of(self.base)
+    def __init__(self, steps: Sequence[Graph], parts: Sequence[Part]) -> None:
+        self.steps, self.base, self.parts = steps, steps[0], parts
         self.halves: list[Halves] = [halve(step) for step in steps]
-        sizes = [samples_of(step) for step in steps]
-        whole = sum(sizes)
-        self.parts = []
-        for number, (size, onto) in enumerate(zip(sizes, places, strict=True)):
-            at = dict(zip(self.own, onto, strict=True)).__getitem__
-            start = sum(sizes[:number])
-            self.parts.append(Part(replica(number), start, size, whole, number, located=at))
 
     def graph(self, topology: Topology, bucket: int) -> Graph:
         base, halves = self.base, self.halves[0]
-        joined = joined_of(base, halves)
-        batch = halves.made()
+        joined, batch = joined_of(base, halves), halves.made()
         gradients = {p: name for p, name in halves.gradients.items() if name not in joined.blobs}
         owners = self._owners(halves, topology)
-        homes = self._homes(halves, owners)
+        homes = homes_of(base, halves, self.parts[0], owners)
         builder = Builder()
         for name, blob in base.blobs.items():
             if name not in batch:
@@ -144,7 +134,7 @@ class _Replicas:
             order=[op.name for op in halves.batch if op.name not in joined.names()],
         )
         for op in halves.once:
-            self._add_once(builder, op, homes)
+            add_once(builder, op, homes)
         copied = batch - joined.blobs
         for name, state in base.states.items():
             if state.next in copied:
@@ -156,32 +146,15 @@ class _Replicas:
         builder.control |= {edge for edge in base.control if builder.ops.keys() >= set(edge)}
         return builder.graph()
 
-    def group(self, location: Location) -> list[Location]:
-        """The devices that hold the replicas of what is at a location of the step."""
-        return [onto[self.own.index(location)] for onto in self.places]
-
     def _owners(self, halves: Halves, topology: Topology) -> dict[str, Location]:
         """The device that adds up and updates each parameter: shares of equal size for all."""
         blobs = self.base.blobs
 
         def choices(parameter: str) -> Sequence[Location]:
-            group = self.group(blobs[parameter].location)
+            group = [part.located(blobs[parameter].location) for part in self.parts]
             return group[:1] if topology == "server" else group
 
         return shared_out({p: size_in_bytes(blobs[p]) for p in halves.gradients}, choices)
-
-    def _homes(self, halves: Halves, owners: Mapping[str, Location]) -> dict[str, Location]:
-        """Where everything that there is once is: what belongs to a parameter is at its owner."""
-        first = self.parts[0].located
-        homes = {name: first(blob.location) for name, blob in self.base.blobs.items()}
-        borders = {border: owners[p] for p, border in halves.gradients.items()}
-        return follow(self.base, halves, {**homes, **owners, **borders}, {*owners, *borders})
-
-    def _add_once(self, builder: Builder, op: Op, homes: Mapping[str, Location]) -> None:
-        home = homes[next(name for name in op.outputs if name != NOTHING)]
-        if op.kind == "GlobalNorm":
-            op = norm_of_norms(builder, replace(op, lane=BESIDE), homes)
-        builder.add(replace(op, location=home, lane="io" if op.lane == "io" else BESIDE))
 
 
 def _laid_out(

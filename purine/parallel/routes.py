@@ -42,8 +42,7 @@ class Route:
     form: Form
 
     def host(self, number: int) -> str:
-        place = self.places[self.root] + number * self.stride
-        return self.hosts[place % len(self.hosts)]
+        return self.hosts[(self.places[self.root] + number * self.stride) % len(self.hosts)]
 
     def number(self, host: str) -> int:
         distance, hosts = self.places[host] - self.places[self.root], len(self.hosts)

@@ -202,7 +202,7 @@ class Scheme:
         return cls.of(given)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Scheme:
+    def of(cls, settings: Mapping[str, object]) -> Scheme:
         """A scheme from settings by name, whose values may be texts."""
         for key in settings:
             cls.refuse_unknown(key)
@@ -224,12 +224,9 @@ class Scheme:
         """Raise `ConfigError` unless this is the name of a setting."""
         known = list(dict.fromkeys([*(item.name for item in fields(cls)), *Asynchronous.names()]))
         if key not in known:
-            what, expected = (
-                f"there is no setting {key!r} of parallelism",
-                f"one of {', '.join(known)}",
-            )
+            what, expected = f"there is no setting {key!r} of parallelism", ", ".join(known)
             remedy = nearest_name(key, known, f"remove {key!r}", cutoff=0.5)
-            raise ConfigError(what, expected=expected, found=repr(key), remedy=remedy)
+            raise ConfigError(what, f"one of {expected}", repr(key), remedy)
 
     @property
     def devices(self) -> int:
@@ -338,7 +335,7 @@ def _is_grid(text: str) -> bool:
     return "\n" in text.strip() or ":" in text
 
 
-def _read(key: str, value: Any) -> Any:
+def _read(key: str, value: object) -> Any:
     """A setting's value from what people write."""
     if key in _NAMES and isinstance(value, list | tuple):
         return tuple(map(str, value))
@@ -362,15 +359,12 @@ def _read(key: str, value: Any) -> Any:
 
 
 def _grid_of(path: Path) -> str:
-    """The grid in a file, as it prints."""
     try:
         return str(Schedule.parse(read_bounded(expanded(path), _BYTES).decode()))
     except (OSError, UnicodeDecodeError) as error:
         what, remedy = "cannot read the schedule", "check the path"
         expected = "the path of a grid, or one of " + ", ".join(SCHEDULES)
-        raise unreadable(
-            ConfigError, path, error, expected=expected, what=what, remedy=remedy
-        ) from error
+        raise unreadable(ConfigError, path, error, expected, what, remedy) from error
     except ConfigError as error:
         error.where = str(path)
         raise

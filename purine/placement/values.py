@@ -73,7 +73,7 @@ def gather_values(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tenso
         if whole not in wholes:
             wholes[whole] = value.new_empty(part.whole)
         part.put(value, wholes[whole])
-    means = {name: _mean(found) for name, found in copies.items() if name not in wholes}
+    means = {name: _mean(values_of) for name, values_of in copies.items() if name not in wholes}
     return {**wholes, **means}
 
 

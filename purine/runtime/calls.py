@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from purine.graph import CHANNELS_LAST, Blob, Graph, Op
 from purine.lowering.together import BROADCAST, collective_of
 from purine.registry.aten import device_of, dtype_of
 from purine.registry.kind import Kernel, Results
+from purine.transports.base import shaped
 from purine.transports.communicator import Communicator
 
 __all__ = ["kernel_of"]
@@ -41,7 +43,7 @@ def _reduce(graph: Graph, op: Op, communicator: Communicator) -> Kernel:
             communicator.reduce(total, one.root)
             parts = torch.split(total, [len(line) for line in lines])
             for position, part in zip(positions, parts, strict=True):
-                sums[position] = _shaped(part, blobs[position])
+                sums[position] = shaped(part, blobs[position])
         return _results([sums[position] for position in range(len(blobs))] if op.outputs else [])
 
     return kernel
@@ -50,12 +52,12 @@ def _reduce(graph: Graph, op: Op, communicator: Communicator) -> Kernel:
 def _broadcast(graph: Graph, op: Op, communicator: Communicator) -> Kernel:
     one, (blob,) = collective_of(op), [graph.blobs[name] for name in (*op.inputs, *op.outputs)]
     assert one is not None
-    size, dtype, device = _size(blob), dtype_of(blob.dtype), device_of(blob.location)
+    size, dtype, device = prod(blob.shape or ()), dtype_of(blob.dtype), device_of(blob.location)
 
     def kernel(*values: Tensor) -> Results:
         line = _line(values[0], blob) if values else torch.empty(size, dtype=dtype, device=device)
         communicator.broadcast(line, one.root)
-        return _results([] if values else [_shaped(line, blob)])
+        return _results([] if values else [shaped(line, blob)])
 
     return kernel
 
@@ -64,22 +66,6 @@ def _results(values: Sequence[Tensor]) -> Results:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _size(blob: Blob) -> int:
-    size = 1
-    for extent in blob.shape or ():
-        size *= extent
-    return size
-
-
 def _line(value: Tensor, blob: Blob) -> Tensor:
     """The elements of a value in the order of its layout, which is the same on all hosts."""
     return (value.movedim(1, -1) if blob.layout == CHANNELS_LAST else value).reshape(-1)
-
-
-def _shaped(line: Tensor, blob: Blob) -> Tensor:
-    """A line as the value of a blob."""
-    shape = blob.shape or ()
-    if blob.layout == CHANNELS_LAST:
-        batch, channels, *points = shape
-        return line.view(batch, *points, channels).movedim(-1, 1)
-    return line.view(shape)

@@ -153,7 +153,7 @@ def _own_values(step: Graph, host: str, values: Mapping[str, Tensor]) -> dict[st
             part = values[name].narrow(shard.axis, start, high - low).cpu()
             parts.setdefault(whole, []).append((low, shard.axis, part))
             start += high - low
-    for whole, found in parts.items():
-        found.sort(key=lambda item: item[0])
-        own[whole] = torch.cat([part for *_, part in found], found[0][1])
+    for whole, pieces in parts.items():
+        pieces.sort(key=lambda item: item[0])
+        own[whole] = torch.cat([part for *_, part in pieces], pieces[0][1])
     return own

@@ -6,7 +6,7 @@ its worker does. At the server's end it begins anew with each worker that comes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,32 +15,52 @@ from purine.analysis.aliasing import Aliasing
 from purine.core import compile_plan
 from purine.graph import ROUND, Graph
 from purine.lowering import Options, lower
-from purine.lowering.hosts import hosts_of
+from purine.lowering.hosts import hosts_of, part_of
 from purine.lowering.lowered import Lowered
-from purine.lowering.workers import alone, worker_parts
+from purine.lowering.workers import alone, has_workers, here, worker_parts
 from purine.registry.kind import Kernel
 from purine.runtime.exchange import Exchange
 from purine.runtime.members import Carrier, Member, member_of
 from purine.runtime.program import Program, compile_program
 from purine.transports.base import Transport
 
-__all__ = ["Post", "parts_on", "posts_of"]
+__all__ = ["Post", "couriers_of", "is_courier", "part_on", "parts_on", "posts_of"]
 
 
-def parts_on(graph: Graph, host: str) -> dict[int, Graph]:
-    """The graphs of the workers and couriers of which a host has a part, by number."""
+def part_on(graph: Graph, host: str | None) -> Graph:
+    """What of a graph runs on a host, without the ends of what couriers carry; None is the only."""
+    if host is None:
+        return graph
+    return here(graph, host) if has_workers(graph) else part_of(graph, host)
+
+
+def parts_on(graph: Graph, host: str | None) -> dict[int, Graph]:
+    """The graphs of the workers and couriers of which a host has a part, by number; none without
+    workers."""
+    parts = worker_parts(graph) if has_workers(graph) else {}
+    if host is None:
+        return dict(parts)
     return {
         number: alone(part) if len(hosts_of(part)) > 1 else part
-        for number, part in worker_parts(graph).items()
+        for number, part in parts.items()
         if host in hosts_of(part)
     }
+
+
+def couriers_of(graph: Graph) -> int:
+    """How many couriers a graph has, which is as many as workers over hosts."""
+    return sum(op.kind == ROUND for op in graph.ops.values())
+
+
+def is_courier(part: Graph) -> bool:
+    """Whether this is the graph of a courier."""
+    return couriers_of(part) > 0
 
 
 @dataclass(frozen=True)
 class Post:
     """A host's end of a courier. `peer` is the host at the other end, if there is another."""
 
-    number: int
     lowered: Lowered
     host: str
     peer: str | None
@@ -76,24 +96,21 @@ class Post:
         return {name: values[name].clone() for name in own}
 
 
-def posts_of(parts: Mapping[int, Graph], host: str, places: Sequence[int]) -> dict[int, Post]:
-    """The posts of a host by their place among `places`, the numbers of all that run there."""
-    posts = {}
-    for place, number in enumerate(places):
-        part = parts[number]
-        hosts = hosts_of(part)
-        rounds = [op for op in part.ops.values() if op.kind == ROUND]
-        if not rounds:
+def posts_of(parts: Mapping[int, Graph], host: str) -> dict[int, Post]:
+    """The posts of a host, by their place among all `parts` that run there."""
+    posts, numbers = {}, list(parts)
+    for courier, part in enumerate(parts.values()):
+        called = next((op for op in part.ops.values() if op.kind == ROUND), None)
+        if called is None:
             continue
-        (called,) = rounds
         carrier = Carrier(None, called.whole("pace"))
         if called.location.host == host:
             bound = called.attributes["bound"]
             assert bound is None or isinstance(bound, int)
-            carrier = Carrier(places.index(called.whole("of")), carrier.pace, bound)
-        peers = [other for other in hosts if other != host]
-        lowered = lower(part, Options(host=host if peers else None))
-        posts[place] = Post(number, lowered, host, peers[0] if peers else None, carrier)
+            carrier = Carrier(numbers.index(called.whole("of")), carrier.pace, bound)
+        peer = next((other for other in hosts_of(part) if other != host), None)
+        lowered = lower(part, Options(host=None if peer is None else host))
+        posts[courier] = Post(lowered, host, peer, carrier)
     return posts
 
 

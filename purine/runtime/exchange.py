@@ -93,13 +93,12 @@ class Exchange:
         family = families(graph)
         kept = {family[name] for name in graph.outputs}
         kept |= {family[state.next] for state in graph.states.values()}
-        for op in graph.ops.values():
-            if op.kind == "Fence":
-                self.kernels[op.name] = _nothing
         self._collectives: dict[str, Collective] = {}
         """By op the collective that it has a part in."""
         self._enqueued = Enqueued(communicators or {})
         for op in graph.ops.values():
+            if op.kind == "Fence":
+                self.kernels[op.name] = _nothing
             one = collective_of(op)
             if one is not None:
                 self._collectives[op.name] = one
@@ -308,14 +307,8 @@ class Exchange:
                 op, blob = wait.channel.op, wait.blob
                 raise host_lost(wait.peer, why, op=op, blob=blob, iteration=wait.iteration)
             if wait.sort == "arrival" and wait.peer in overdue:
-                raise value_lost(
-                    wait.peer,
-                    overdue[wait.peer].sent,
-                    overdue[wait.peer].arrived,
-                    op=wait.channel.op,
-                    blob=wait.blob,
-                    iteration=wait.iteration,
-                )
+                op, blob, at = wait.channel.op, wait.blob, wait.iteration
+                raise value_lost(wait.peer, *overdue[wait.peer], op=op, blob=blob, iteration=at)
 
     def _channels_from(self) -> dict[str, list[Channel]]:
         """By op that puts its channels: one for each host that it puts to."""

@@ -40,9 +40,6 @@ from purine.trace.trace import Trace, edges_of
 __all__ = ["Activity", "Executor", "Settings"]
 
 
-_TOKEN = TOKEN
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How an executor uses the machine.
@@ -228,7 +225,7 @@ class Executor:
                 self._float(token)
                 continue
             if self._alone:  # a thread that does everything puts values at once, in no order
-                token &= _TOKEN
+                token &= TOKEN
             heappush(self._queues[worker], token + self._later[op])
             self._ring(worker)
 
@@ -393,7 +390,7 @@ class Executor:
                     with self._lock:
                         self._asleep[worker] = False
                         self._push(exchange.take(events))
-                        token = heappop(queue) & _TOKEN if queue else self._next(worker)
+                        token = heappop(queue) & TOKEN if queue else self._next(worker)
                     if token is not None:
                         self._run_from(worker, token)
                 except BaseException as error:
@@ -416,7 +413,7 @@ class Executor:
             for token in self._pool.take(worker):
                 heappush(queue, token + self._later[token % self.core.size])
         if queue:
-            return heappop(queue) & _TOKEN
+            return heappop(queue) & TOKEN
         self._asleep[worker] = True
         if self._exchange is None and all(self._asleep) and not self.core.idle:
             self._fail(_stall(self.core, self.graph))
@@ -468,7 +465,7 @@ class Executor:
                         pool.complete(token)
                     self._push(ready)
                 ready_here = queue and not self._stopped
-                token = heappop(queue) & _TOKEN if ready_here else self._next(worker)
+                token = heappop(queue) & TOKEN if ready_here else self._next(worker)
         running[worker] = None
 
     def activity(self) -> Activity:

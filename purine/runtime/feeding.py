@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -37,16 +38,18 @@ def read_stream(graph: Graph, data: DataSet | None) -> Mapping[str, Kernel]:
     """For each `Data` op a kernel that reads the batch of an iteration, epoch after epoch."""
 
     def reading(op: Op, source: Source) -> _Read:
-        defaults = {"shuffle": not source.sequential, "offset": 0, "whole": None}
-        settings = {key: op.attributes.get(key, default) for key, default in defaults.items()}
-        batch, readers = batch_of(graph, op), dict[int, Reader]()
+        shuffle = op.attributes.get("shuffle", not source.sequential)
+        assert isinstance(shuffle, bool)
+        whole = None if op.attributes.get("whole") is None else op.whole("whole")
+        batch, offset = batch_of(graph, op), op.whole("offset")
 
-        def read(seed: int, iteration: int) -> tuple[Tensor, ...]:
-            if seed not in readers:
-                readers[seed] = Reader(source, batch=batch, seed=seed, **settings)  # type: ignore[arg-type]
-            return readers[seed].read(iteration)
+        @cache
+        def reader(seed: int) -> Reader:
+            return Reader(
+                source, batch=batch, seed=seed, shuffle=shuffle, offset=offset, whole=whole
+            )
 
-        return read
+        return lambda seed, iteration: reader(seed).read(iteration)
 
     return _kernels(graph, data, reading)
 

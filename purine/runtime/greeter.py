@@ -12,7 +12,7 @@ from purine.errors import PurineError
 from purine.runtime.workers import Workers
 from purine.transports.open_world import OpenWorld, Question
 
-__all__ = ["Greeter", "Life", "Seat"]
+__all__ = ["Greeter", "Life", "Seat", "meet"]
 
 _LOOK = 0.05
 """Seconds between two looks for somebody who wants to join."""
@@ -24,6 +24,24 @@ class Seat:
 
     place: int
     host: str
+
+
+def meet(workers: Workers, world: OpenWorld, digest: str) -> Greeter | None:
+    """Connect this host with the server; where it is the server, let workers join from now on."""
+    for courier, post in workers.posts.items():
+        if post.peer is None:
+            workers.occupy(courier, None)
+        elif post.carrier.of is not None:
+            world.ready(digest)
+            workers.occupy(courier, world.link())
+    if world.host != world.server:
+        return None
+    seats = {
+        number: Seat(courier, post.peer)
+        for number, (courier, post) in enumerate(workers.posts.items())
+        if post.peer is not None
+    }
+    return Greeter(world, workers, seats, digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,11 @@ class Member:
         """The smallest bound of its fetches."""
         return min((s for _, s in self.fetches.values() if s is not None), default=None)
 
+    def runs(self, op: int, iteration: int) -> bool:
+        """Whether a fetch or a push runs in an iteration."""
+        every, phase = self.turns.get(op, (1, 0))
+        return iteration % every == phase
+
 
 def member_of(graph: Graph, plan: Plan, families: Mapping[str, str]) -> Member:
     """The member that the graph of one worker is; blobs of one family may share memory."""

@@ -151,7 +151,6 @@ class _Compiler:
         self.kept = {self.numbers[name] for name in aliasing.kept}
 
     def _reads(self, op: Op) -> tuple[int, ...]:
-        """The numbers of the values that an op reads."""
         if op.kind == FETCH and op.inputs[0] in self.old:
             return (self.old[op.inputs[0]][0],)
         versions, numbers = self.versions, self.numbers

@@ -13,18 +13,16 @@ noticed in the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Overdue", "Receipts"]
 
 
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """A peer told `since` that it had `sent` values, of which `arrived` are here."""
+class Overdue(NamedTuple):
+    """A peer has told that it had `sent` values, of which `arrived` are here."""
 
     sent: int
     arrived: int
-    since: float
 
 
 class Receipts:
@@ -34,7 +32,7 @@ class Receipts:
     >>> receipts.tell("host1", 2, now=0.0)
     >>> receipts.arrive("host1")
     >>> receipts.overdue(before=0.0)
-    {'host1': Overdue(sent=2, arrived=1, since=0.0)}
+    {'host1': Overdue(sent=2, arrived=1)}
     >>> receipts.arrive("host1")
     >>> receipts.overdue(before=0.0)
     {}
@@ -63,7 +61,7 @@ class Receipts:
     def overdue(self, *, before: float) -> Mapping[str, Overdue]:
         """The peers of which less is here than they said at this time or earlier."""
         return {
-            peer: Overdue(sent, self._arrived[peer], since)
+            peer: Overdue(sent, self._arrived[peer])
             for peer, (sent, since) in self._open.items()
             if since <= before
         }

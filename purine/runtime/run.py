@@ -23,11 +23,9 @@ from purine.autodiff import reported_losses
 from purine.data import DataSet, as_dataset
 from purine.data.convert import DataLike
 from purine.errors import ConfigError, RunError
-from purine.graph import ROUND, Graph
-from purine.graph.names import copied_from, of_worker, worker_of
+from purine.graph import Graph
+from purine.graph.names import copied_from, of_worker
 from purine.lowering import Options, lower, options_for
-from purine.lowering.hosts import part_of
-from purine.lowering.workers import has_workers, here, worker_parts
 from purine.machine.cores import cores_of, on_gpus
 from purine.machine.heap import FIRST, tune_heap
 from purine.machine.settings import tf32_of
@@ -40,23 +38,19 @@ from purine.runtime import values as tensors
 from purine.runtime.agreement import facts_of
 from purine.runtime.checkpoint import Checkpoint
 from purine.runtime.compute import means_over_test_set, outputs_over_test_set
-from purine.runtime.couriers import parts_on
+from purine.runtime.couriers import couriers_of, is_courier, part_on, parts_on
 from purine.runtime.exchange import Exchange
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.feeding import data_ops, read_stream
 from purine.runtime.fused_kernels import FusedKernels
-from purine.runtime.greeter import Greeter, Seat
+from purine.runtime.greeter import Greeter, meet
 from purine.runtime.program import compile_program
 from purine.runtime.record import Record
 from purine.runtime.result import Result, Results
-from purine.runtime.run_checks import (
-    communicators_of,
-    held_tf32,
-    refuse_hosts,
-    refuse_inputs,
-)
+from purine.runtime.run_checks import communicators_of, held_tf32, refuse_hosts, refuse_inputs
 from purine.runtime.values import LARGEST_SEED, Values
 from purine.runtime.worker_states import (
+    begin_at,
     beside_net,
     each_worker,
     empty_record,
@@ -66,7 +60,7 @@ from purine.runtime.worker_states import (
     refuse_workers,
     save_record,
 )
-from purine.runtime.workers import Reached, Workers, open_workers
+from purine.runtime.workers import Reached, Workers
 from purine.trace.clocks import clock_of
 from purine.trace.gather import gather, shifted
 from purine.trace.trace import Trace
@@ -141,21 +135,21 @@ class Run:
         self.threads = threads
         self.record = record
         self.world = world
-        self._part = part = _part(self.graph, world)
+        self._part = part = part_on(self.graph, None if world is None else world.host)
         """What runs here: the graph, or this host's part of it."""
         refuse_hosts(self.graph, world)
         cores = cores_of(part, threads=threads, share=share_cores)
         held = held_tf32(part, tf32, needed=on_gpus(part) or not on_gpus(self.graph))
         self._settings = Settings(self.credit, threads, cores, held, bool(record))
         self._gpus = on_gpus(part)
-        self._parts = _parts(self.graph, world) if has_workers(self.graph) else {}
+        self._parts = parts_on(self.graph, None if world is None else world.host)
         """The graphs of the workers here, by number, where the graph has any. Couriers have ops on
         two hosts."""
         self._replay = replay
         refuse_workers(self.graph, world, replay)
-        if self._replay is not None:
-            self._settings = replace(self._settings, credit=self._replay.credit)
-        own = sum(not any(op.kind == ROUND for op in p.ops.values()) for p in self._parts.values())
+        if replay is not None:
+            self._settings = replace(self._settings, credit=replay.credit)
+        own = sum(not is_courier(part) for part in self._parts.values())
         self._ahead = self._settings.credit * max(1, own)
         """How many iterations may be in flight."""
         self._losses = tuple(dict.fromkeys(map(of_worker, reported_losses(self.graph))))
@@ -245,10 +239,9 @@ class Run:
             return result
 
     def _result(self, executor: Executor | Workers, iteration: int) -> Result:
-        """Wait for the result of an iteration."""
         if isinstance(executor, Workers):
-            done, found = executor.wait()
-            outputs = {of_worker(name): value for name, value in found.items()}
+            done, values = executor.wait()
+            outputs = {of_worker(name): value for name, value in values.items()}
             measured = (done.worker, done.iteration, done.staleness, done.missed)
             return Result(iteration, outputs, self._losses, *measured)
         outputs = executor.wait(iteration)
@@ -261,10 +254,7 @@ class Run:
     def in_flight(self) -> int:
         """How many iterations have begun whose results have not been read."""
         executor = self._executor
-        if executor is None:
-            return len(self._unread)
-        opened = executor.core.opened
-        return opened - self.iteration
+        return len(self._unread) if executor is None else executor.core.opened - self.iteration
 
     def activity(self) -> Activity:
         """What the run does and waits for at this moment; any thread may ask at any time."""
@@ -439,7 +429,7 @@ class Run:
             self._failure = None
             each = each_worker(saved.path, saved.forms, len(self._parts)) if self._parts else ()
             if isinstance(self.world, OpenWorld):
-                self.world.begin = saved.iteration // self._couriers
+                self.world.begin = saved.iteration // couriers_of(self.graph)
             self._restart(Reached(saved.iteration, each), dict(saved.values))
             if self._parts:
                 self._past = past_of(saved, self.graph.digest)
@@ -503,7 +493,8 @@ class Run:
                 self._recorded += self._executor.end_trace()
             trace, self._recorded = self._recorded, Trace()
             readings = self._readings or [Reading(0, 0, 0)]
-            return replace(shifted(trace, readings), clocks=(clock_of(self._host, readings),))
+            clocks = () if self.world is None else (clock_of(self.world.host, readings),)
+            return replace(shifted(trace, readings), clocks=clocks)
 
     def close(self) -> None:
         """Complete the iterations in flight and end the threads of the run.
@@ -610,67 +601,6 @@ class Run:
                 self.world.losses = unheard
             self._recorded += executor.trace()
 
-    def _started_workers(self, single: bool) -> Workers:
-        replay = self._replay
-        if replay is not None:
-            replay = replay.split(self._reached.all)[1]
-        if isinstance(self.world, OpenWorld) and self.world.begin:
-            self._begin_at(self.world.begin)
-        workers = self._executor = open_workers(
-            self._parts,
-            self._states,
-            self._sources,
-            replace(self._settings, record=bool(self.record)),
-            single=single,
-            digest=self.graph.digest,
-            reached=self._reached,
-            replay=replay,
-            host=self._host,
-        )
-        self._abandoned = weakref.finalize(self, workers.close)
-        self._abandoned.atexit = False
-        self._states = {}
-        if isinstance(self.world, OpenWorld):
-            self._meet(workers, self.world)
-        return workers
-
-    def _begin_at(self, iteration: int) -> None:
-        """Let the worker of this host begin where another one in its seat has come to."""
-        calls = [any(op.kind == ROUND for op in p.ops.values()) for p in self._parts.values()]
-        each = tuple(0 if call else iteration for call in calls)
-        for number, call in zip(self._parts, calls, strict=True):
-            name = worker_of(number, ITERATION)
-            if not call and name in self._states:
-                self._states[name] = torch.tensor(iteration)
-        self._reached = Reached(self._reached.all, each)
-
-    @property
-    def _host(self) -> str:
-        return "" if self.world is None else self.world.host
-
-    def _meet(self, workers: Workers, world: OpenWorld) -> None:
-        """Connect this host with the server, or let workers join where it is the server."""
-        for place, post in workers.posts.items():
-            if post.peer is None:
-                workers.occupy(place, None)
-            elif post.carrier.of is not None:
-                world.ready(self.graph.digest)
-                workers.occupy(place, world.link())
-                if self.record:
-                    self._readings.append(world.clock())
-        if world.host == world.server:
-            seats = {
-                number: Seat(place, post.peer)
-                for number, (place, post) in enumerate(workers.posts.items())
-                if post.peer is not None
-            }
-            self.greeter = Greeter(world, workers, seats, self.graph.digest)
-
-    @property
-    def _couriers(self) -> int:
-        """How many couriers the graph has, which is as many as workers over hosts."""
-        return sum(op.kind == ROUND for op in self.graph.ops.values())
-
     def serve(self, until: Callable[[Run], bool], *, look: float = 0.05) -> None:
         """Serve workers on other hosts, which may join and leave, until something is so.
 
@@ -706,6 +636,7 @@ class Run:
         return workers
 
     def _started(self) -> Executor | Workers:
+        """What runs the lanes, which begin now at the latest."""
         if self._failure is not None:
             raise self._failure
         if self._executor is None:
@@ -713,55 +644,56 @@ class Run:
             self._settled()
             for name, value in self._states.items():
                 self._states[name] = tensors.at_home(self._part, name, value)
-            single = self.record not in (False, "segments")
-            if self._parts:
-                return self._started_workers(single)
-            host = None if self.world is None else self.world.host
-            options = Options(host=host) if single else options_for(self.graph, host)
-            sources, exchange, states = self._sources, None, self._states
-            lowered = lower(self.graph, options)
-            if self.world is not None:
-                plain, world = lowered.unsegmented or lowered.graph, self.world
-                world.barrier()
-                exchange = Exchange(
-                    plain,
-                    world.host,
-                    world.peers,
-                    world.transport(),
-                    communicators=communicators_of(self.graph, world),
-                )
-                sources = {**sources, **exchange.kernels}
-                states = {name: states[name] for name in plain.states}
-            program = compile_program(lowered, sources, fused=self._fused)
-            if self.world is not None and exchange is not None:
-                self.world.barrier()  # transports wait for a minute, and others may still compile
-                self.world.losses = exchange.losses
             settings = replace(self._settings, record=bool(self.record))
-            self._executor = Executor(
-                program,
-                states=states,
-                start=self._reached.all,
-                settings=settings,
-                exchange=exchange,
-            )
-            self._abandoned = weakref.finalize(self, self._executor.close)
+            single = self.record not in (False, "segments")
+            begun = self._workers if self._parts else self._lanes
+            self._executor = executor = begun(settings, single)
+            self._abandoned = weakref.finalize(self, executor.close)
             self._abandoned.atexit = False
             self._states = {}
-            if self.world is not None and self.record:
+            if isinstance(self.world, OpenWorld) and isinstance(executor, Workers):
+                self.greeter = meet(executor, self.world, self.graph.digest)
+                if self.world.traced and self.record:
+                    self._readings.append(self.world.clock())
+            elif self.world is not None and self.record:
                 with self._noting_failure():
                     self._readings.append(self.world.clock())
         return self._executor
 
+    def _workers(self, settings: Settings, single: bool) -> Workers:
+        """The lanes of all workers here; with `single` they run ops one by one."""
+        reached, replay, world = self._reached, self._replay, self.world
+        if replay is not None:
+            replay = replay.split(reached.all)[1]
+        if isinstance(world, OpenWorld) and world.begin:
+            reached = self._reached = begin_at(world.begin, self._parts, self._states, reached)
+        return Workers(
+            self._parts,
+            self._states,
+            self._sources,
+            settings,
+            single=single,
+            digest=self.graph.digest,
+            reached=reached,
+            replay=replay,
+            host="" if world is None else world.host,
+        )
 
-def _part(graph: Graph, world: World | None) -> Graph:
-    """What of a graph runs on a host, without the ends of what couriers carry."""
-    if world is None:
-        return graph
-    return here(graph, world.host) if has_workers(graph) else part_of(graph, world.host)
-
-
-def _parts(graph: Graph, world: World | None) -> dict[int, Graph]:
-    """The graphs of the workers and couriers that run on a host, by number."""
-    if world is None:
-        return dict(worker_parts(graph))
-    return parts_on(graph, world.host)
+    def _lanes(self, settings: Settings, single: bool) -> Executor:
+        """The lanes of a graph without workers."""
+        graph, world, sources, states = self.graph, self.world, self._sources, self._states
+        host, exchange = None if world is None else world.host, None
+        lowered = lower(graph, Options(host=host) if single else options_for(graph, host))
+        if world is not None:
+            plain = lowered.unsegmented or lowered.graph
+            world.barrier()
+            transport, groups = world.transport(), communicators_of(graph, world)
+            exchange = Exchange(plain, world.host, world.peers, transport, communicators=groups)
+            sources = {**sources, **exchange.kernels}
+            states = {name: states[name] for name in plain.states}
+        program = compile_program(lowered, sources, fused=self._fused)
+        if world is not None and exchange is not None:
+            world.barrier()  # transports wait for a minute, and others may still compile
+            world.losses = exchange.losses
+        start = self._reached.all
+        return Executor(program, states=states, start=start, settings=settings, exchange=exchange)

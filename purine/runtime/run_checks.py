@@ -63,5 +63,5 @@ def held_tf32(graph: Graph, tf32: bool, *, needed: bool) -> bool | None:
 def communicators_of(step: Graph, world: World) -> dict[Group, Communicator]:
     """The communicators of a step's groups of collectives that this host is in."""
     groups = groups_of(step)
-    made = world.communicators(groups)
-    return {group: one for group, one in zip(groups, made, strict=True) if one is not None}
+    ends = world.communicators(groups)
+    return {group: one for group, one in zip(groups, ends, strict=True) if one is not None}

@@ -19,8 +19,10 @@ from purine.graph.names import worker_of
 from purine.lowering.workers import has_workers
 from purine.machine.cores import on_gpus
 from purine.placement.values import starts
+from purine.registry.clock import ITERATION
 from purine.runtime import checkpoint
 from purine.runtime.checkpoint import Checkpoint
+from purine.runtime.couriers import is_courier
 from purine.runtime.record import Record
 from purine.runtime.workers import Reached
 from purine.transports.open_world import OpenWorld
@@ -28,6 +30,7 @@ from purine.transports.world import World
 
 __all__ = [
     "RECORD",
+    "begin_at",
     "beside_net",
     "each_worker",
     "empty_record",
@@ -95,6 +98,20 @@ def each_worker(path: Path, forms: Mapping[str, object], workers: int) -> tuple[
         return (0,) * workers
     values = checkpoint.load(path, names=names).values
     return tuple(int(values[name]) for name in names)
+
+
+def begin_at(
+    iteration: int, parts: Mapping[int, Graph], states: dict[str, Tensor], reached: Reached
+) -> Reached:
+    """Let the workers of this host begin where others in their seats have come to: sets their
+    counts among `states`, and returns how many iterations each has complete."""
+    each = []
+    for number, part in parts.items():
+        name = worker_of(number, ITERATION)
+        each.append(0 if is_courier(part) else iteration)
+        if not is_courier(part) and name in states:
+            states[name] = torch.tensor(iteration)
+    return Reached(reached.all, tuple(each))
 
 
 def empty_record(graph: Graph, reached: Reached, workers: Sequence[Graph]) -> Record:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -24,7 +24,7 @@ from purine.graph import Graph
 from purine.lowering import Options, lower, options_for
 from purine.registry.kind import Kernel
 from purine.runtime.buffers import Buffers
-from purine.runtime.couriers import Post, posts_of
+from purine.runtime.couriers import posts_of
 from purine.runtime.executor import Activity, Executor, Settings
 from purine.runtime.members import Finished, Member, member_of
 from purine.runtime.program import Program, compile_program
@@ -34,52 +34,10 @@ from purine.trace.events import Read
 from purine.trace.trace import Trace
 from purine.transports.base import Transport
 
-__all__ = ["Reached", "Workers", "open_workers"]
+__all__ = ["Reached", "Workers"]
 
 _LOOK = 0.01
 """Seconds between two looks at a shared state that is being changed."""
-
-
-def open_workers(
-    parts: Mapping[int, Graph],
-    states: Mapping[str, Tensor],
-    sources: Mapping[str, Kernel],
-    settings: Settings,
-    *,
-    single: bool,
-    digest: str,
-    reached: Reached,
-    replay: Record | None = None,
-    host: str = "",
-) -> Workers:
-    """The execution of a graph of which these are the workers; `single` runs ops one by one.
-
-    Of a graph on several hosts it is that of `host`, whose couriers have not begun.
-    """
-    programs: list[Program | None] = []
-    members = []
-    posts = posts_of(parts, host, tuple(parts))
-    for place, part in enumerate(parts.values()):
-        if place in posts:
-            programs.append(None)
-            members.append(posts[place].member)
-            continue
-        lowered = lower(part, Options() if single else options_for(part))
-        program = compile_program(lowered, sources)
-        programs.append(program)
-        family = Aliasing(lowered.unsegmented or lowered.graph).family
-        members.append(member_of(lowered.graph, program.plan, family))
-    return Workers(
-        programs,
-        members,
-        states=states,
-        settings=settings,
-        digest=digest,
-        reached=reached,
-        replay=replay,
-        numbers=tuple(parts),
-        posts=posts,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +49,42 @@ class Reached:
 
 
 class Workers:
-    """One execution of the programs of all workers, in the place of an `Executor`.
+    """One execution of the workers of a graph, in the place of an `Executor`.
 
-    `states` gives the value of every state; of a shared one, that under any of its names. `reached`
-    says where it begins. With `replay` everything that was recorded happens again in the same
-    order. A courier, which has a post, has no program before it goes. `numbers` are those of the
-    workers in the graph.
+    `parts` are their graphs, by the numbers that they have in the whole; from here on a worker is
+    numbered by its place among these. `states` gives the value of every state; of a shared one,
+    that under any of its names. `reached` says where it begins. With `single`, ops run one by one.
+    With `replay` everything that was recorded happens again in the same order. Of a graph on
+    several hosts it is the execution of `host`. Its couriers, which have posts, have no program
+    before they go.
     """
 
     def __init__(
         self,
-        programs: Sequence[Program | None],
-        members: Sequence[Member],
-        *,
+        parts: Mapping[int, Graph],
         states: Mapping[str, Tensor],
+        sources: Mapping[str, Kernel],
         settings: Settings,
+        *,
+        single: bool,
         digest: str,
-        reached: Reached | None = None,
+        reached: Reached,
         replay: Record | None = None,
-        numbers: Sequence[int] = (),
-        posts: Mapping[int, Post] | None = None,
+        host: str = "",
     ) -> None:
-        reached = reached or Reached()
-        self.posts = dict(posts or {})
-        self._numbers = tuple(numbers) or tuple(range(len(programs)))
+        self.posts = posts_of(parts, host)
+        self._numbers = tuple(parts)
+        programs: dict[int, Program] = {}
+        members: list[Member] = []
+        for worker, part in enumerate(parts.values()):
+            if worker in self.posts:
+                members.append(self.posts[worker].member)
+            else:
+                programs[worker], member = _compiled(part, sources, single=single)
+                members.append(member)
         self.lock = threading.Lock()
         self.host = threading.Condition(self.lock)
-        starts = reached.each or (0,) * len(programs)
+        starts = reached.each or (0,) * len(parts)
         self.core = WorkersCore(
             members,
             start=reached.all,
@@ -125,19 +92,14 @@ class Workers:
             credit=settings.credit,
             replay=replay,
             digest=digest,
-            carriers={place: post.carrier for place, post in self.posts.items()},
+            carriers={courier: post.carrier for courier, post in self.posts.items()},
         )
         self._cuts = None if replay is None else replay.cuts
         self._failure: RunError | None = None
         self._process = os.getpid()
-        graphs = [program.graph for program in programs if program is not None]
-        graphs += [post.plain for post in self.posts.values()]
-        self._shared = {
-            name: state.shared
-            for graph in graphs
-            for name, state in graph.states.items()
-            if state.shared
-        }
+        graphs = [one.graph for one in programs.values()] + [p.plain for p in self.posts.values()]
+        every = [item for graph in graphs for item in graph.states.items()]
+        self._shared = {name: state.shared for name, state in every if state.shared}
         self.store: dict[str, Tensor] = {}
         """The newest version of each shared state. A push replaces it or writes over it."""
         self.writers: dict[str, tuple[str, int]] = {}
@@ -146,68 +108,63 @@ class Workers:
         for name, shared in self._shared.items():
             self.store.setdefault(shared, states[name])
         self._settings = settings
-        self._first = {
-            place: post.states({n: v for n, v in states.items() if n in post.plain.states})
-            for place, post in self.posts.items()
-        }
+        self._first = {courier: post.states(states) for courier, post in self.posts.items()}
         self._left = Trace()
         """What the couriers that go no more have recorded."""
         self._leaving: dict[int, threading.Thread] = {}
         """By courier that goes no more the thread that ends its lanes."""
         self._executors: dict[int, Executor] = {}
-        for worker, (program, begin) in enumerate(zip(programs, starts, strict=True)):
-            if program is not None:
-                own = program.graph.states
-                self._executors[worker] = Executor(
-                    program,
-                    states={n: v for n, v in states.items() if n in own and n not in self._shared},
-                    start=begin,
-                    settings=settings,
-                    seat=_Seat(self, worker, program),
-                )
+        for worker, program in programs.items():
+            own = program.graph.states
+            self._executors[worker] = Executor(
+                program,
+                states={n: v for n, v in states.items() if n in own and n not in self._shared},
+                start=starts[worker],
+                settings=settings,
+                seat=_Seat(self, worker, program),
+            )
 
     @property
     def executors(self) -> list[Executor]:
         """Those of all workers, and of the couriers that go."""
         return list(self._executors.values())
 
-    def occupy(self, place: int, transport: Transport | None) -> None:
+    def occupy(self, courier: int, transport: Transport | None) -> None:
         """Let a courier go, over a transport that connects with the other end meanwhile."""
-        leaving = self._leaving.get(place)
+        leaving = self._leaving.get(courier)
         if leaving is not None:
             leaving.join()
-        post = self.posts[place]
-        program, exchange = post.connected(transport)
+        program, exchange = self.posts[courier].connected(transport)
         if exchange is None:
             core: Core | HostCore = Core(program.plan, credit=1)
         else:
             core = exchange.open(program.plan, start=0, credit=1)
-        states = {name: value.clone() for name, value in self._first[place].items()}
+        states = {name: value.clone() for name, value in self._first[courier].items()}
         with self.lock:
             self._raise_if_stopped()
-            self.core.cores[place] = core
-            seat = _Seat(self, place, program)
-            first = leaving is None  # rounds count from 0 in each life, and a trace has one of them
-            record = first and self.reads is not None
-            settings = replace(self._settings, credit=1, record=record)
-            executor = Executor(
-                program, states=states, settings=settings, exchange=exchange, seat=seat
+            self.core.cores[courier] = core
+            # Rounds count from 0 in each life of a worker, and a trace has one of them.
+            record = leaving is None and self.reads is not None
+            self._executors[courier] = executor = Executor(
+                program,
+                states=states,
+                settings=replace(self._settings, credit=1, record=record),
+                exchange=exchange,
+                seat=_Seat(self, courier, program),
             )
-            self._executors[place] = executor
-            self._push(self.core.occupy(place, core))
+            self._push(self.core.occupy(courier, core))
             executor._start()
             self.host.notify_all()
 
-    def lost(self, place: int, failure: RunError) -> None:
+    def lost(self, courier: int) -> None:
         """A worker on another host is gone, and its courier goes no more. Holds the lock."""
-        executor = self._executors.pop(place, None)
-        if executor is None:
-            return
-        self._push(self.core.vacate(place))
-        thread = threading.Thread(target=self._end, args=(executor,), name="leaving", daemon=True)
-        self._leaving[place] = thread
-        thread.start()
-        self.host.notify_all()
+        executor = self._executors.pop(courier, None)
+        if executor is not None:
+            self._push(self.core.vacate(courier))
+            end = threading.Thread(target=self._end, args=(executor,), name="leaving", daemon=True)
+            self._leaving[courier] = end
+            end.start()
+            self.host.notify_all()
 
     def _end(self, executor: Executor) -> None:
         """End the lanes of a courier that goes no more."""
@@ -219,16 +176,16 @@ class Workers:
     def begun(self) -> int:
         """How many rounds the couriers that go have begun."""
         with self.lock:
-            return sum(self.core.cores[place].opened for place in self.posts)
+            return sum(self.core.cores[courier].opened for courier in self.posts)
 
     @property
     def carried(self) -> int:
         """How many iterations of all workers the rounds so far come to."""
         return sum(carrier.rounds * carrier.pace for carrier in self.core.carriers.values())
 
-    def away(self, place: int) -> bool:
+    def away(self, courier: int) -> bool:
         """Whether a courier does not go."""
-        return place not in self._executors
+        return courier not in self._executors
 
     def _push(self, tokens: Iterable[tuple[int, int]]) -> None:
         """Give tokens to the executors of their workers. Holds the lock."""
@@ -265,8 +222,8 @@ class Workers:
                 self._raise_if_stopped()
                 self.host.wait()
             done = self.core.finished.popleft()
-        found = self._executors[done.worker].wait(done.iteration)
-        return replace(done, worker=self._numbers[done.worker]), found
+        outputs = self._executors[done.worker].wait(done.iteration)
+        return replace(done, worker=self._numbers[done.worker]), outputs
 
     def drain(self) -> int:
         """Wait until everything that may run has run; returns the number of complete iterations."""
@@ -290,8 +247,8 @@ class Workers:
     def states(self) -> dict[str, Tensor]:
         """The values of all states after `drain`: not copies, they change when the run goes on."""
         own = {n: v for first in self._first.values() for n, v in first.items()}
-        for place, executor in self._executors.items():
-            if place not in self.posts:
+        for worker, executor in self._executors.items():
+            if worker not in self.posts:
                 own |= executor.states()
         if not self.posts:
             return own | {name: self.store[shared] for name, shared in self._shared.items()}
@@ -309,8 +266,8 @@ class Workers:
     @property
     def reached(self) -> Reached:
         """What is complete now."""
-        cores = [core for place, core in enumerate(self.core.cores) if place not in self.posts]
-        return Reached(self.core.completed, tuple(core.completed for core in cores))
+        own = (core for number, core in enumerate(self.core.cores) if number not in self.posts)
+        return Reached(self.core.completed, tuple(core.completed for core in own))
 
     @property
     def record(self) -> Record:
@@ -365,6 +322,16 @@ class Workers:
             raise self._failure
         for executor in self.executors:
             executor._raise_if_stopped()
+
+
+def _compiled(
+    part: Graph, sources: Mapping[str, Kernel], *, single: bool
+) -> tuple[Program, Member]:
+    """The program of a worker, and what it does to shared states."""
+    lowered = lower(part, Options() if single else options_for(part))
+    program = compile_program(lowered, sources)
+    family = Aliasing(lowered.unsegmented or lowered.graph).family
+    return program, member_of(lowered.graph, program.plan, family)
 
 
 class _Seat:
@@ -426,8 +393,7 @@ class _Seat:
     def _supply(self, token: int) -> None:
         """Give a fetch or a push that begins the newest versions. Takes the lock."""
         iteration, op = divmod(token, self.size)
-        every, phase = self._member.turns.get(op, (1, 0))
-        if iteration % every != phase:
+        if not self._member.runs(op, iteration):
             return
         with self.lock:
             over = self._core.start(self._worker, token)
@@ -466,8 +432,7 @@ class _Seat:
 
     def _store(self, op: int, iteration: int) -> None:
         """Put what a push made into the store."""
-        every, phase = self._member.turns.get(op, (1, 0))
-        if iteration % every == phase:
+        if self._member.runs(op, iteration):
             for name, shared in self._writes[op]:
                 self._workers.store[shared] = self._buffers.take(iteration + 1, name)
                 self._workers.writers[shared] = self.plan.ops[op], iteration
@@ -476,9 +441,8 @@ class _Seat:
         return self._core.waiting(self._worker)
 
     def failed(self, failure: RunError) -> None:
-        workers, place = self._workers, self._worker
-        carrier = self._core.carriers.get(place)
+        carrier = self._core.carriers.get(self._worker)
         if carrier is not None and carrier.of is None and isinstance(failure, HostLostError):
-            workers.lost(place, failure)
+            self._workers.lost(self._worker)
         else:
-            workers.failed(failure)
+            self._workers.failed(failure)

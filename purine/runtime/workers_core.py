@@ -267,19 +267,16 @@ class WorkersCore:
         ready = core.complete(token)
         if worker in self.carriers and not self.active[worker]:
             return self._woken(touched)  # it goes no more, and only ends what it has begun
-        if core.completed != before and worker in self.carriers:
+        if core.completed == before:
+            return self._woken(touched) + self._admitted(worker, ready) if touched or ready else []
+        if worker in self.carriers:
             woken = self._woken(touched) + self._admitted(worker, ready)
             return woken + self._arrived(worker, core.completed - before)
-        if core.completed != before:
-            for complete in range(before, core.completed):
-                self._finish(worker, complete)
-            courier = self._carrier_of.get(worker)
-            carried = [] if courier is None else self._carry(courier)
-            woken = self._woken(touched) + carried
-            return woken + self._admitted(worker, ready) + self._open()
-        if not (touched or ready):
-            return []
-        return self._woken(touched) + self._admitted(worker, ready)
+        for complete in range(before, core.completed):
+            self._finish(worker, complete)
+        courier = self._carrier_of.get(worker)
+        carried = [] if courier is None else self._carry(courier)
+        return self._woken(touched) + carried + self._admitted(worker, ready) + self._open()
 
     def _arrived(self, courier: int, count: int) -> list[Ready]:
         """A courier has completed rounds."""
@@ -296,7 +293,7 @@ class WorkersCore:
     def _push(self, worker: int, op: int, iteration: int) -> tuple[str, ...]:
         """A push is complete, or was left out of its iteration; returns its states."""
         member = self.members[worker]
-        runs, names = self._runs(worker, op, iteration), member.pushes[op]
+        runs, names = member.runs(op, iteration), member.pushes[op]
         for name in names:
             state = self._states[name]
             state.done[worker] = iteration + 1
@@ -343,10 +340,6 @@ class WorkersCore:
         if not self.carriers:  # of several hosts no one could replay
             self.record.events.append(self._number[worker, what])
 
-    def _runs(self, worker: int, op: int, iteration: int) -> bool:
-        every, phase = self.members[worker].turns.get(op, (1, 0))
-        return iteration % every == phase
-
     def _admitted(self, worker: int, tokens: Iterable[int]) -> list[Ready]:
         """Those of the tokens that may run; the others wait with a state that they wait for."""
         member, size = self.members[worker], self.cores[worker].size
@@ -360,13 +353,13 @@ class WorkersCore:
 
     def _admits(self, worker: int, op: int, token: int) -> bool:
         member, iteration = self.members[worker], token // self.cores[worker].size
-        if not self._runs(worker, op, iteration):
+        if not member.runs(op, iteration):
             return True
         if op in member.fetches:
             name, bound = member.fetches[op]
             state = self._states[name]
-            late = bound is not None and self._script is None
-            late = late and self._newest(state, worker, iteration) < iteration - (bound or 0)
+            bounded = bound is not None and self._script is None
+            late = bounded and self._newest(state, worker, iteration) < iteration - (bound or 0)
             if late or state.overwritten or not _is_next(state, worker, op):
                 state.waiting.append((worker, token))
                 return False
@@ -416,11 +409,8 @@ class WorkersCore:
     def _next_worker(self) -> int | None:
         """The worker that opens an iteration next: the one with the fewest in flight."""
         if self._script is not None:
-            worker = self._script.opens[0] if self._script.opens else None
-            may = worker is not None and self._has_credit(worker)
-            if may:
-                self._script.opens.popleft()
-            return worker if may else None
+            opens = self._script.opens
+            return opens.popleft() if opens and self._has_credit(opens[0]) else None
         able = [w for w in range(len(self.cores)) if w not in self.carriers and self._may_open(w)]
         limits = {w: _limit_of(self.cores[w]) for w in able}
         flight = {w: limits[w] - self.cores[w].completed for w in able}
@@ -441,20 +431,11 @@ class WorkersCore:
 
     def _may_open(self, worker: int) -> bool:
         """Whether a worker has credit left, and what its next iteration waits for is open."""
+        if not (self.active[worker] and self._has_credit(worker) and self._is_supplied(worker)):
+            return False
         bound, limit = self.members[worker].bound, _limit_of(self.cores[worker])
-        return (
-            self.active[worker]
-            and self._has_credit(worker)
-            and self._is_supplied(worker)
-            and (
-                bound is None
-                or all(
-                    _limit_of(core) >= limit - bound
-                    for core, here in zip(self.cores, self.active, strict=True)
-                    if here
-                )
-            )
-        )
+        here = (core for core, here in zip(self.cores, self.active, strict=True) if here)
+        return bound is None or all(_limit_of(core) >= limit - bound for core in here)
 
     def waiting(self, worker: int) -> list[tuple[int, str, int]]:
         """The waiting ops of a worker: (iteration, op, number of ops it waits for)."""

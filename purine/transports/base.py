@@ -11,9 +11,10 @@ A transport moves bytes and reports events. It decides nothing.
 from __future__ import annotations
 
 import ctypes
-import math
+import os
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -21,27 +22,41 @@ import torch
 from torch import Tensor
 
 from purine.analysis.infer import size_in_bytes
+from purine.errors import RunError
 from purine.graph import CHANNELS_LAST, Blob
 from purine.lowering.hosts import Channel
 from purine.registry.aten import dtype_of
 
 __all__ = [
     "ENDED",
+    "FAREWELL",
+    "PATIENCE",
     "Arrived",
     "Board",
+    "Channels",
     "Event",
     "Granted",
+    "Hosts",
     "Lost",
     "Region",
     "Slots",
     "Store",
     "Transport",
     "bytes_of",
+    "none_connected",
+    "own_address",
     "regions_of",
+    "shaped",
 ]
 
+Hosts: TypeAlias = Sequence[str]
+Channels: TypeAlias = Sequence[Channel]
 ENDED = "it has ended"
 """Why a host is lost that said goodbye."""
+PATIENCE = 60.0
+"""Seconds that a host waits for the others to connect."""
+FAREWELL = 5.0
+"""Seconds that a host waits at the end for its peers to end too."""
 _ALIGNMENT = 64
 """Slots begin at multiples of this, the size of a cache line."""
 # Events are made for every message. They are not frozen, since that takes three times as long.
@@ -84,6 +99,7 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
 
 
 class Region:
@@ -92,7 +108,7 @@ class Region:
     Both ends compute the same offsets from the channels between them.
     """
 
-    def __init__(self, channels: Sequence[Channel], slots: int) -> None:
+    def __init__(self, channels: Channels, slots: int) -> None:
         self.slots = slots
         self._blobs = {channel.number: channel.blob for channel in channels}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
@@ -101,7 +117,7 @@ class Region:
         for number in sorted(self._blobs):
             blob = self._blobs[number]
             if blob is not None:
-                size = math.prod(blob.shape or ()) * dtype_of(blob.dtype).itemsize
+                size = size_in_bytes(blob)
                 stride = -(-size // _ALIGNMENT) * _ALIGNMENT
                 for slot in range(slots):
                     start = self.size + slot * stride
@@ -146,18 +162,18 @@ class Region:
 
 
 class Board(Region):
-    """The memory that all hosts share: for each version all that is posted, in the places that
-    lowering gave it. The number of a channel is this place."""
+    """The memory that all hosts share: for each version all that is posted, where lowering put it.
+    The number of a channel is this offset."""
 
-    def __init__(self, channels: Sequence[Channel], slots: int) -> None:
+    def __init__(self, channels: Channels, slots: int) -> None:
         self.slots = slots
         self._blobs = {channel.board or 0: channel.blob for channel in channels}
-        sizes = {place: 0 if b is None else size_in_bytes(b) for place, b in self._blobs.items()}
-        end = max((place + size for place, size in sizes.items()), default=0)
+        sizes = {start: 0 if b is None else size_in_bytes(b) for start, b in self._blobs.items()}
+        end = max((start + size for start, size in sizes.items()), default=0)
         whole = -(-end // _ALIGNMENT) * _ALIGNMENT
         self._spans = {
-            (place, slot): (slot * whole + place, slot * whole + place + size)
-            for place, size in sizes.items()
+            (start, slot): (slot * whole + start, slot * whole + start + size)
+            for start, size in sizes.items()
             for slot in range(slots)
         }
         self.size = whole * slots
@@ -186,7 +202,7 @@ class Slots:
         self.region = region
         self._memory = memory
         self._count = region.slots
-        self._made: dict[tuple[int, int], _Slot | None] = {}
+        self._known: dict[tuple[int, int], _Slot | None] = {}
 
     def value(self, channel: int, version: int) -> Tensor | None:
         """The slot of a version, in the form of its blob; None for a signal."""
@@ -232,27 +248,19 @@ class Slots:
     def _at(self, channel: int, version: int) -> _Slot | None:
         key = channel, version % self._count
         try:
-            return self._made[key]
+            return self._known[key]
         except KeyError:
             blob = self.region.blob(channel)
-            made = None if blob is None else self._make(blob, *self.region.span(*key))
-            self._made[key] = made
-            return made
+            slot = None if blob is None else self._slot(blob, *self.region.span(*key))
+            return self._known.setdefault(key, slot)
 
-    def _make(self, blob: Blob, start: int, end: int) -> _Slot:
-        shape, dtype = blob.shape or (), dtype_of(blob.dtype)
-        line = self._memory[start:end]
-        typed = line.view(dtype)
-        if blob.layout == CHANNELS_LAST:
-            batch, channels, *points = shape
-            shaped = typed.view(batch, *points, channels).movedim(-1, 1)
-        else:
-            shaped = typed.view(shape)
-        dense = blob.layout != CHANNELS_LAST
-        return _Slot(shaped, line, dtype, end - start, line.data_ptr(), dense)
+    def _slot(self, blob: Blob, start: int, end: int) -> _Slot:
+        line, dtype = self._memory[start:end], dtype_of(blob.dtype)
+        value, dense = shaped(line.view(dtype), blob), blob.layout != CHANNELS_LAST
+        return _Slot(value, line, dtype, end - start, line.data_ptr(), dense)
 
 
-def regions_of(channels: Sequence[Channel], slots: int, *, by_source: bool) -> Mapping[str, Region]:
+def regions_of(channels: Channels, slots: int, *, by_source: bool) -> Mapping[str, Region]:
     """The region of each peer that values come from (`by_source`) or go to."""
     groups: dict[str, list[Channel]] = {}
     for channel in channels:
@@ -272,13 +280,7 @@ class Transport(ABC):
     Then the thread that computes may put and receive itself."""
 
     @abstractmethod
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         """Register the slots of all channels and connect with the peers."""
 
     @abstractmethod
@@ -324,6 +326,35 @@ def bytes_of(value: Tensor) -> Tensor:
     """
     plain = value.detach() if _is_plain(value) else _plain(value)
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def shaped(line: Tensor, blob: Blob) -> Tensor:
+    """A line of elements, in the order of a blob's layout, as the value of the blob."""
+    shape = blob.shape or ()
+    if blob.layout != CHANNELS_LAST:
+        return line.view(shape)
+    batch, channels, *points = shape
+    return line.view(batch, *points, channels).movedim(-1, 1)
+
+
+def none_connected(who: str, missing: Iterable[str]) -> RunError:
+    """The error of a host for which others have not come in time."""
+    return RunError(
+        f"{who} waited {PATIENCE:.0f} s for other hosts",
+        expected=f"connections from {', '.join(missing)}",
+        found="none",
+        remedy="see why they did not start, and start all hosts again",
+    )
+
+
+def own_address(address: str, port: int) -> str:
+    """The address of this host: PURINE_ADDRESS, or that in the network which leads to another."""
+    told = os.environ.get("PURINE_ADDRESS")
+    if told:
+        return told
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((address, port))
+        return str(probe.getsockname()[0])
 
 
 def _is_plain(value: Tensor) -> bool:

@@ -26,16 +26,21 @@ from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError, RunError
 from purine.lowering.hosts import Channel
 from purine.transports.base import (
+    ENDED,
+    FAREWELL,
     Arrived,
+    Channels,
     Event,
     Granted,
+    Hosts,
     Lost,
     Region,
     Slots,
+    Store,
     Transport,
     regions_of,
 )
-from purine.transports.gpi2 import Node, Store
+from purine.transports.gpi2 import Node
 
 __all__ = ["GaspiTransport"]
 
@@ -47,8 +52,6 @@ _LARGE = 1 << 20
 """Bytes above which a value is written from its own memory. To make a segment takes 0.1 ms."""
 _GONE = 100e-6
 """Seconds between two looks whether GPI-2 has read a value."""
-_FAREWELL = 5.0
-"""Seconds that a host waits at the end for its peers to end too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +96,7 @@ class GaspiTransport(Transport):
         self._bell = threading.Event()
         self._check = 0.0
 
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         self._count = slots
         nothing = Region((), slots)
         sources = regions_of(incoming, slots, by_source=True)
@@ -147,30 +144,27 @@ class GaspiTransport(Transport):
         number = self._numbers[peer][channel]
         notification = link.first + number * self._count + version % self._count
         offset, end = region.span(channel, version)
+        node, note = self._node, (notification, version + 1)
         if value is None or offset == end:
-            self._insist(
-                lambda: self._node.notify(link.rank, link.segment, notification, version + 1)
-            )
+            self._insist(lambda: node.notify(link.rank, link.segment, *note))
             return
 
         def write(source: tuple[int, int]) -> None:
             target, size = (link.segment, link.offset + offset), end - offset
-            self._insist(
-                lambda: self._node.write(link.rank, source, target, size, notification, version + 1)
-            )
+            self._insist(lambda: node.write(link.rank, source, target, size, *note))
 
         start, copies = self._copies[peer]
         if channel in copies.region.channels:
             copies.fill(channel, version, value)
             write((self._segment, start + copies.region.offset(channel, version)))
             return
-        lent = self._node.bind(region.flat(channel, value))
+        lent = node.bind(region.flat(channel, value))
         write((lent, 0))
-        while not self._node.settle(link.rank):
+        while not node.settle(link.rank):
             if self._closed or self._is_lost(peer):
                 return  # GPI-2 may still read it, so the memory stays
             sleep(_GONE)
-        self._node.release(lent)
+        node.release(lent)
 
     def credit(self, peer: str, completed: int, sent: int = 0) -> None:
         with self._sending:
@@ -200,7 +194,7 @@ class GaspiTransport(Transport):
             if self._closed or not self._open:
                 return
             self._closed = True  # nothing is sent after the end
-        until = monotonic() + _FAREWELL
+        until = monotonic() + FAREWELL
         for peer in self._links.keys() - set(lost):
             while not self._notify_last(peer, 1, 1) and monotonic() < until:
                 sleep(_LONGEST)
@@ -232,8 +226,8 @@ class GaspiTransport(Transport):
     def _connect(self, peers: Sequence[str], offers: Mapping[str, tuple[int, int]]) -> None:
         """Exchange where everything is, and let all peers know the segment."""
         for peer, (offset, first) in offers.items():
-            place = json.dumps([self._node.rank, self._segment, offset, first])
-            self._store.set(f"{self._host}/{peer}", place)
+            link = json.dumps([self._node.rank, self._segment, offset, first])
+            self._store.set(f"{self._host}/{peer}", link)
         for peer in peers:
             self._links[peer] = _Link(*json.loads(self._store.get(f"{peer}/{self._host}")))
             self._node.register(self._segment, self._links[peer].rank)
@@ -247,12 +241,12 @@ class GaspiTransport(Transport):
             if not self._open:
                 return []
             self._look_after_links()
-            found = self._node.arrived(self._segment, len(self._meaning))
+            arrived = self._node.arrived(self._segment, len(self._meaning))
             lost = {peer for peer in self._links if self._is_lost(peer)}
-            if lost or any(notification in self._ends for notification, _ in found):
-                found += self._node.arrived(self._segment, len(self._meaning))
+            if lost or any(notification in self._ends for notification, _ in arrived):
+                arrived += self._node.arrived(self._segment, len(self._meaning))
             events: list[Event] = []
-            for notification, value in found:
+            for notification, value in arrived:
                 peer, channel = self._meaning[notification]
                 if channel is not None:
                     events.append(Arrived(peer, channel, value - 1))
@@ -261,7 +255,7 @@ class GaspiTransport(Transport):
                 else:
                     self._ended.add(peer)
             for peer in sorted((lost | self._ended) - self._reported):
-                why = "it has ended" if peer in self._ended else self._why(peer)
+                why = ENDED if peer in self._ended else self._node.lost[self._links[peer].rank]
                 events.append(Lost(peer, why))
             self._reported |= lost | self._ended
             return events
@@ -284,17 +278,14 @@ class GaspiTransport(Transport):
                     return
             sleep(_LONGEST)
 
-    def _notify_last(self, peer: str, place: int, value: int) -> bool:
-        """Set one of the last two notifications of this host at a peer."""
+    def _notify_last(self, peer: str, back: int, value: int) -> bool:
+        """Set one of the last two notifications of this host at a peer: the last but `back` - 1."""
         link = self._links[peer]
         count = len(self._numbers[peer]) * self._count + 2
-        return self._node.notify(link.rank, link.segment, link.first + count - place, value)
+        return self._node.notify(link.rank, link.segment, link.first + count - back, value)
 
     def _is_lost(self, peer: str) -> bool:
         return self._links[peer].rank in self._node.lost
-
-    def _why(self, peer: str) -> str:
-        return self._node.lost[self._links[peer].rank]
 
     def _is_large(self, channel: Channel) -> bool:
         return channel.blob is not None and size_in_bytes(channel.blob) > _LARGE

@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from pathlib import Path
-from typing import Any, Protocol
 
 from torch import Tensor
 
 from purine.errors import ConfigError, RunError
+from purine.transports.base import Store
 
-__all__ = ["LIBRARY", "Node", "Store", "join", "joined"]
+__all__ = ["LIBRARY", "Node", "join", "joined"]
 
 LIBRARY = "PURINE_GPI2"
 """The variable with the path of `libGPI2.so`; without it, the loader's path is searched."""
@@ -40,7 +40,7 @@ _LAUNCHER = ("GASPI_RANK", "GASPI_NRANKS", "GASPI_SOCKET", "GASPI_MFILE", "GASPI
 _PER_MACHINE = 256
 """GPI-2 uses two ports of each process, this far apart, and one more for data over TCP."""
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+_SIGNATURES: dict[str, tuple[type, ...]] = {
     "gaspi_config_get": (c_void_p,),
     "gaspi_notification_num": (POINTER(c_uint),),
     "gaspi_notify": (c_ubyte, c_ushort, c_uint, c_uint, c_ubyte, c_ulong),
@@ -82,14 +82,6 @@ class _Config(ctypes.Structure):
         ("data_port", c_uint),
         ("rest", c_uint * 115),
     ]
-
-
-class Store(Protocol):
-    """What is needed of the store of `torch.distributed`."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class Node:
@@ -135,12 +127,8 @@ class Node:
     def notify(self, rank: int, segment: int, notification: int, value: int) -> bool:
         """Set a notification of a rank. False if the queue is full: try again."""
 
-        def post(queue: int) -> int:
-            return int(
-                self._library.gaspi_notify(segment, rank, notification, value, queue, _SHORT)
-            )
-
-        return self._post(rank, 1, post)
+        notify, where = self._library.gaspi_notify, (segment, rank, notification, value)
+        return self._post(rank, 1, lambda queue: int(notify(*where, queue, _SHORT)))
 
     def write(
         self,
@@ -158,16 +146,15 @@ class Node:
         starts = range(0, size, self._largest)
 
         def post(queue: int) -> int:
+            write, last = self._library.gaspi_write, self._library.gaspi_write_notify
             code = _SUCCESS
             for start in starts:
                 length = min(self._largest, size - start)
                 where = (source[0], source[1] + start, rank, target[0], target[1] + start, length)
                 if start != starts[-1]:
-                    code = self._library.gaspi_write(*where, queue, _SHORT)
+                    code = write(*where, queue, _SHORT)
                 else:
-                    code = self._library.gaspi_write_notify(
-                        *where, notification, value, queue, _SHORT
-                    )
+                    code = last(*where, notification, value, queue, _SHORT)
                 if code != _SUCCESS:
                     break
             return int(code)
@@ -176,7 +163,7 @@ class Node:
 
     def arrived(self, segment: int, count: int) -> list[tuple[int, int]]:
         """The notifications below `count` that are set, with their values; resets them."""
-        found: list[tuple[int, int]] = []
+        arrived: list[tuple[int, int]] = []
         first, value, begin = c_uint(), c_uint(), 0
         while begin < count:
             code = self._library.gaspi_notify_waitsome(
@@ -187,8 +174,8 @@ class Node:
             begin = first.value + 1
             self._library.gaspi_notify_reset(segment, first.value, byref(value))
             if value.value:
-                found.append((first.value, value.value))
-        return found
+                arrived.append((first.value, value.value))
+        return arrived
 
     def settle(self, rank: int) -> bool:
         """Take completions off the queue of a rank; whether it is empty. Fills `lost`."""
@@ -228,7 +215,7 @@ class Node:
                 self.lost.setdefault(rank, f"GPI-2 cannot write to it (code {code})")
             return True
 
-    def _number(self, name: str, kind: Any) -> int:
+    def _number(self, name: str, kind: type[c_uint | c_ushort | c_ulong]) -> int:
         value = kind()
         _check(getattr(self._library, name)(byref(value)), name, "a number")
         return int(value.value)

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from purine.graph import Graph
-from purine.lowering.hosts import Channel
 from purine.lowering.together import Group
 from purine.transports.base import (
     ENDED,
+    PATIENCE,
     Arrived,
+    Channels,
     Event,
     Granted,
+    Hosts,
     Lost,
     Slots,
     Transport,
@@ -35,10 +37,7 @@ from purine.transports.world import World, host_lost
 
 __all__ = ["InprocCommunicator", "InprocNetwork", "InprocTransport", "InprocWorld", "inproc_worlds"]
 
-
 T = TypeVar("T")
-_PATIENCE = 60.0
-"""Seconds that a host waits for the others to open their ends."""
 
 
 class InprocNetwork:
@@ -77,22 +76,14 @@ class InprocTransport(Transport):
         self._closed = False
         self._slots: dict[str, Slots] = {}
 
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         self._peers = tuple(peers)
         for peer, region in regions_of(incoming, slots, by_source=True).items():
             self._slots[peer] = Slots(region, torch.empty(region.size, dtype=torch.uint8))
         with self._network.changed:
             self._network.opened.add(self._host)
             self._network.changed.notify_all()
-            self._network.changed.wait_for(
-                lambda: self._network.opened.issuperset(peers), _PATIENCE
-            )
+            self._network.changed.wait_for(lambda: self._network.opened.issuperset(peers), PATIENCE)
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
         return self._slots[peer].value(channel, version)
@@ -164,7 +155,7 @@ class _Meeting:
             calls = self.calls.setdefault(number, {})
             calls[host] = call, line.to("cpu", copy=True)  # that waits for the stream of a GPU
             self.changed.notify_all()
-            if not self.changed.wait_for(lambda: len(calls) == len(self.hosts), _PATIENCE):
+            if not self.changed.wait_for(lambda: len(calls) == len(self.hosts), PATIENCE):
                 raise RuntimeError(f"of {self.hosts}, only {tuple(calls)} came")
             self.left[number] = self.left.get(number, 0) + 1
             if self.left[number] == len(self.hosts):
@@ -258,7 +249,7 @@ class InprocWorld(World):
 
     def barrier(self) -> None:
         try:
-            self._shared.barrier.wait(_PATIENCE)
+            self._shared.barrier.wait(PATIENCE)
         except threading.BrokenBarrierError:
             gone = next(iter(self._shared.gone), self.peers[0])
             raise host_lost(gone, "it left", op="barrier", blob="states") from None
@@ -268,7 +259,6 @@ class InprocWorld(World):
         self._shared.barrier.abort()
 
     def _all(self, own: T) -> dict[str, T]:
-        """What each host gave."""
         self._shared.given[self.host] = own
         self.barrier()
         given = dict(self._shared.given)

@@ -11,7 +11,7 @@ some that were never taken; then there are a few more than were asked for, and n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
@@ -55,7 +55,7 @@ class Ledger:
         if count:
             self._store.add(_TICKETS, -count)
 
-    def report(self, link: int, number: int, items: list[Any]) -> None:
+    def report(self, link: int, number: int, items: Sequence[object]) -> None:
         """Tell the server something, as number `number` of the reports of a worker."""
         self._store.set(_report(link, number), json.dumps(items))
 

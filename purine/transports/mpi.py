@@ -16,7 +16,7 @@ import re
 import threading
 from array import array
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -27,15 +27,20 @@ import torch
 from torch import Tensor
 
 from purine.errors import ConfigError, RunError
-from purine.lowering.hosts import Channel
 from purine.transports.base import (
+    ENDED,
+    FAREWELL,
+    PATIENCE,
     Arrived,
+    Channels,
     Event,
     Granted,
+    Hosts,
     Lost,
     Region,
     Slots,
     Transport,
+    none_connected,
     regions_of,
 )
 
@@ -51,10 +56,6 @@ _SHORTEST, _LONGEST = 50e-6, 1e-3
 """Seconds between two looks for messages: they grow while none comes."""
 _SELDOM = 500e-6
 """Seconds between two looks beside puts: being woken in the middle of one costs 10 us."""
-_PATIENCE = 60.0
-"""Seconds that a host waits for the others to connect, and to finalize MPI."""
-_FAREWELL = 5.0
-"""Seconds that a host waits at the end for its peers to end too."""
 
 
 class _Library:
@@ -111,7 +112,7 @@ class _Library:
             return
         with suppress(MPI.Exception):
             together = MPI.COMM_WORLD.Ibarrier()
-            if self.finished(together, _FAREWELL if self.lost else _PATIENCE):
+            if self.finished(together, FAREWELL if self.lost else PATIENCE):
                 MPI.Finalize()
 
 
@@ -172,13 +173,7 @@ class MpiTransport(Transport):
         """When a put is to look for messages next."""
         self._closed = False
 
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         MPI = self._MPI
         self._linked = tuple(peers)
         self._peers = {self._ranks[peer]: peer for peer in peers}
@@ -284,7 +279,7 @@ class MpiTransport(Transport):
                 self._tell(self._ranks[peer], _END, 0)
             except self._MPI.Exception as error:
                 self._fail(peer, error)
-        ends = monotonic() + _FAREWELL
+        ends = monotonic() + FAREWELL
         while self._peers and not self._broken and not lost and monotonic() < ends:
             self._messages()
             sleep(_LONGEST)
@@ -293,27 +288,19 @@ class MpiTransport(Transport):
             return
         freeing = threading.Thread(target=self._free, name="mpi", daemon=True)
         freeing.start()
-        freeing.join(_FAREWELL)
+        freeing.join(FAREWELL)
         self._library.stuck |= freeing.is_alive()
 
     def _complete(self, request: MPI.Request) -> None:
-        if not self._library.finished(request, _PATIENCE):
+        if not self._library.finished(request, PATIENCE):
             self._library.lost = True
-            raise RunError(
-                f"this host waited {_PATIENCE:.0f} s for other hosts",
-                expected=f"{', '.join(self._peers.values())} to connect",
-                found="not all of them did",
-                remedy="see why they did not start, and start all hosts again",
-            )
+            raise none_connected("this host", self._peers.values())
 
     def _share(self) -> None:
         """Lay out the own window, and exchange where slots begin and how large they are."""
         memory = torch.frombuffer(self._window.tomemory(), dtype=torch.uint8)
         start = -memory.data_ptr() % _ALIGNMENT
-        mine, theirs = (
-            array("q", bytes(16 * len(self._ranks))),
-            array("q", bytes(16 * len(self._ranks))),
-        )
+        mine, theirs = (array("q", bytes(16 * len(self._ranks))) for _ in range(2))
         for peer, region in self._incoming.items():
             self._slots[peer] = Slots(region, memory[start : start + region.size])
             rank = self._ranks[peer]
@@ -346,7 +333,6 @@ class MpiTransport(Transport):
                         self._sent.append(oldest)
 
     def _messages(self) -> list[Event]:
-        """What the messages say that are there now."""
         MPI, events, message = self._MPI, list[Event](), array("q", (0, 0, 0))
         status, missed = MPI.Status(), 0
         try:
@@ -364,7 +350,7 @@ class MpiTransport(Transport):
                     continue
                 if channel == _END:
                     del self._peers[rank]
-                    events.append(Lost(peer, "it has ended"))
+                    events.append(Lost(peer, ENDED))
                 elif channel == _CREDIT:
                     events.append(Granted(peer, value, sent))
                 else:

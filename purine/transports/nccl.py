@@ -98,11 +98,11 @@ def connected(
     numbers = [ranks[member] for member in group.hosts]
     # torchrun sets this too, and then an error ends the process. Here the run decides.
     with variable(_HANDLING, "0"):
-        made = watched(partial(dist.new_group, numbers, backend="nccl", timeout=timeout))
+        torch_group = watched(partial(dist.new_group, numbers, backend="nccl", timeout=timeout))
     if host not in group.hosts:
         return None
-    assert isinstance(made, dist.ProcessGroup)
-    communicator = NcclCommunicator(made, ranks)
+    assert isinstance(torch_group, dist.ProcessGroup)
+    communicator = NcclCommunicator(torch_group, ranks)
     watched(partial(_first_call, communicator, device_of(group.gpu_of(host)), group.hosts[0]))
     return communicator
 

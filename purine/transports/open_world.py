@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ from purine.graph import Graph
 from purine.lowering.together import Group
 from purine.nearest import unknown_name
 from purine.transports import gpi2
-from purine.transports.base import Transport
+from purine.transports.base import Transport, own_address
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator
 from purine.transports.gaspi import GaspiTransport
@@ -134,7 +133,7 @@ class OpenWorld(World):
         if "refused" in answer:
             expected, remedy = "a free seat", "join a job with room for another worker"
             raise RunError("the server has no seat for this worker", expected, "none", remedy)
-        world = cls(store, answer["host"], answer["server"], _own_address(address, port))
+        world = cls(store, answer["host"], answer["server"], own_address(address, port))
         world.begin = answer["begin"]
         world._question = question
         return world
@@ -183,11 +182,10 @@ class OpenWorld(World):
 
     def questions(self, asked: int) -> list[Question]:
         """The questions of hosts that want to join, from number `asked` + 1 on."""
-        found: list[Question] = []
-        while self._store.check([f"question{asked + len(found) + 1}"]):
-            link = asked + len(found) + 1
-            found.append(Question(**json.loads(self._store.get(f"question{link}"))))
-        return found
+        new: list[Question] = []
+        while self._store.check([key := f"question{asked + len(new) + 1}"]):
+            new.append(Question(**json.loads(self._store.get(key))))
+        return new
 
     def answer(self, question: Question, *, host: str, begin: int) -> None:
         """Give a host a seat, by the name that it has from now on."""
@@ -342,13 +340,3 @@ def _connected(address: str, port: int, *, master: bool) -> TCPStore:
         found = " ".join(str(error).split())[:200]
         expected = f"a server at {address}:{port}" if not master else f"{address}:{port} to be free"
         raise RunError(what, expected, found, "see that address and port are right") from error
-
-
-def _own_address(address: str, port: int) -> str:
-    """The address of this host in the network that leads to the server."""
-    told = os.environ.get("PURINE_ADDRESS")
-    if told:
-        return told
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-        probe.connect((address, port))
-        return str(probe.getsockname()[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -17,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from purine.lowering.together import Group
 from purine.nearest import unknown_name
 from purine.registry.aten import dtype_of
 from purine.transports import nccl
-from purine.transports.base import ENDED, Transport, bytes_of
+from purine.transports.base import ENDED, Transport, bytes_of, own_address
 from purine.transports.clock import ROUNDS, Reading, estimate
 from purine.transports.communicator import Communicator, GlooCommunicator
 from purine.transports.gaspi import GaspiTransport
@@ -78,16 +77,6 @@ def rank_and_size() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
-
-
-def _own_address() -> str:
-    """The address at which others reach this host: as told, or the one towards the first host."""
-    told = os.environ.get("PURINE_ADDRESS")
-    if told:
-        return told
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        return str(probe.getsockname()[0])
 
 
 class ProcessWorld(World):
@@ -153,7 +142,8 @@ class ProcessWorld(World):
         secret = hashlib.sha256(self._shared(f"secret{self._count}", os.urandom(32).hex())).digest()
         store = PrefixStore(f"transport{self._count}", self._store)
         if self._transport == "tcp":
-            return TcpTransport(self.host, store, secret, _own_address())
+            address = own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            return TcpTransport(self.host, store, secret, address)
         return ShmTransport(self.host, store, secret)
 
     def engage(self) -> None:
@@ -175,8 +165,8 @@ class ProcessWorld(World):
             if group.gpus:
                 return nccl.connected(group, self.host, ranks, timeout=_NEVER, watched=watched)
             numbers = [ranks[host] for host in group.hosts]
-            made = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
-            return GlooCommunicator(made, ranks) if isinstance(made, dist.ProcessGroup) else None
+            own = watched(partial(dist.new_group, numbers, backend="gloo", timeout=_NEVER))
+            return GlooCommunicator(own, ranks) if isinstance(own, dist.ProcessGroup) else None
 
         return list(map(connected, groups))
 
@@ -308,7 +298,6 @@ def _receive_text(rank: int) -> str:
 
 
 def _ask_time() -> int:
-    """The time of the first host."""
     time = torch.zeros(1, dtype=torch.int64)
     dist.send(time, dst=0)
     dist.recv(time, src=0)
@@ -334,18 +323,21 @@ class _Caller:
     """A thread for calls that may never return; it does not keep the process alive."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._serve, name="world", daemon=True).start()
 
     def call(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._calls.put((future, call))
-        return future
 
-    def _serve(self) -> None:
-        while True:
-            future, call = self._calls.get()
+        def run() -> None:
             try:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            self._calls.get()()

@@ -31,17 +31,20 @@ import torch
 from torch import Tensor
 
 from purine.errors import RunError
-from purine.lowering.hosts import Channel
 from purine.transports.base import (
+    PATIENCE,
     Arrived,
     Board,
+    Channels,
     Event,
     Granted,
+    Hosts,
     Lost,
     Region,
     Slots,
     Store,
     Transport,
+    none_connected,
     regions_of,
 )
 from purine.transports.inbox import CREDIT, MESSAGE, Inbox
@@ -57,8 +60,6 @@ _CREDITS = 256
 """Credits that may be unread in a pipe beside the messages of puts."""
 _LOOK = 100
 """Milliseconds after which a put that waits for room looks whether this host has closed."""
-_PATIENCE = 60.0
-"""Seconds that a host waits for the others to connect."""
 
 _Target: TypeAlias = tuple[torch.dtype | None, int, c_void_p, c_size_t]
 """A slot whose bytes are those of a plain value of this dtype (with None, of no value): its size,
@@ -87,32 +88,26 @@ class ShmTransport(Transport):
         self._memory: int | None = None
         """The file of the board, while hosts connect. The first host makes it."""
         self._board: Slots | None = None
-        self._places: Mapping[tuple[str, int], int] = {}
-        """By peer and channel the place on the board of what comes from there."""
+        self._posts: Mapping[tuple[str, int], int] = {}
+        """By peer and channel where on the board that is what comes from there."""
         self._tell: Mapping[str, Callable[[bytes], int | None]] = {}
         """By peer what writes to its pipe."""
         self._targets: dict[tuple[str, int], Sequence[_Target]] = {}
         """By peer and channel the slots there; each is made once."""
         self._own: Mapping[tuple[str, int], int] = {}
-        """By peer and channel the place of what this host posts."""
+        """By peer and channel where on the board this host posts."""
         self._newest: dict[int, int] = {}
-        """By place the version that this host has posted last."""
+        """By where it posts the version that this host has posted last."""
         self._inbox = Inbox(self._write)
         self._messages = memoryview(bytearray(_MANY))
         """What was read last."""
         self._closed = False
 
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         apart = [[c for c in ends if c.board is None] for ends in (incoming, outgoing)]
         self._incoming = regions_of(apart[0], slots, by_source=True)
         self._outgoing = regions_of(apart[1], slots, by_source=False)
-        self._places = {(c.source, c.number): c.board for c in incoming if c.board is not None}
+        self._posts = {(c.source, c.number): c.board for c in incoming if c.board is not None}
         self._own = {(c.target, c.number): c.board for c in outgoing if c.board is not None}
         posted = [c for c in (*incoming, *outgoing) if c.board is not None]
         self._region = Board(posted, slots)
@@ -124,7 +119,7 @@ class ShmTransport(Transport):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
                 server.bind(str(folder / "socket"))
                 server.listen(len(peers) + 1)
-                server.settimeout(_PATIENCE)
+                server.settimeout(PATIENCE)
                 self._store.set(f"shm/{self._host}", str(folder / "socket"))
                 above = {peer for peer in peers if peer > self._host}
                 for peer in peers:
@@ -133,12 +128,7 @@ class ShmTransport(Transport):
                 while above:
                     above.discard(self._accept(server))
         except TimeoutError as error:
-            raise RunError(
-                f"host {self._host!r} waited {_PATIENCE:.0f} s for other hosts",
-                expected=f"connections from {', '.join(sorted(above))}",
-                found="none",
-                remedy="see why they did not start, and start all hosts again",
-            ) from error
+            raise none_connected(f"host {self._host!r}", sorted(above)) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         for peer, connection in self._sockets.items():
@@ -156,9 +146,9 @@ class ShmTransport(Transport):
         self.prompt = all(self._has_room(peer, puts[peer] * slots) for peer in peers)
 
     def slot(self, peer: str, channel: int, version: int) -> Tensor | None:
-        place = self._places.get((peer, channel))
-        if place is not None and self._board is not None:
-            return self._board.value(place, version)
+        start = self._posts.get((peer, channel))
+        if start is not None and self._board is not None:
+            return self._board.value(start, version)
         return self._slots[peer].value(channel, version)
 
     def posted(self, peer: str, channel: int, version: int, value: Tensor) -> Tensor:
@@ -213,17 +203,17 @@ class ShmTransport(Transport):
     def _targets_of(self, peer: str, channel: int) -> Sequence[_Target]:
         """The slots of a channel, if they are at the peer and not on the board."""
         remote = None if (peer, channel) in self._own else self._remote.get(peer)
-        found = [] if remote is None else remote.addresses(channel)
-        return [(dtype, n, c_void_p(at), c_size_t(n)) for dtype, n, at in found] or [_NO_TARGET]
+        slots = [] if remote is None else remote.addresses(channel)
+        return [(dtype, n, c_void_p(at), c_size_t(n)) for dtype, n, at in slots] or [_NO_TARGET]
 
     def _fill(self, peer: str, channel: int, version: int, value: Tensor) -> None:
         """Copy any value into its slot at a peer, or on the board."""
-        place = self._own.get((peer, channel))
-        if place is None or self._board is None:
+        start = self._own.get((peer, channel))
+        if start is None or self._board is None:
             self._remote[peer].fill(channel, version, value)
-        elif self._newest.get(place) != version:  # once for all peers
-            self._board.fill(place, version, value)
-            self._newest[place] = version
+        elif self._newest.get(start) != version:  # once for all peers
+            self._board.fill(start, version, value)
+            self._newest[start] = version
 
     def _write(self, peer: str, message: bytes) -> int:
         try:
@@ -260,7 +250,7 @@ class ShmTransport(Transport):
 
     def _connect(self, peer: str) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(PATIENCE)
         connection.connect(self._store.get(f"shm/{peer}").decode())
         connection.send(self._secret + self._host.encode())
         self._sockets[peer] = connection
@@ -268,7 +258,7 @@ class ShmTransport(Transport):
     def _accept(self, server: socket.socket) -> str | None:
         """The peer that connected, or None for a stranger, who is sent away."""
         connection, _ = server.accept()
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(PATIENCE)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, user, _ = struct.unpack("3i", credentials)
         hello = connection.recv(_HELLO)

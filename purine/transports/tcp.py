@@ -21,22 +21,25 @@ from ctypes import Array, c_ubyte
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from purine.errors import RunError
-from purine.lowering.hosts import Channel
 from purine.transports.base import (
+    FAREWELL,
+    PATIENCE,
     Arrived,
+    Channels,
     Event,
     Granted,
+    Hosts,
     Lost,
     Region,
     Slots,
     Store,
     Transport,
+    none_connected,
     regions_of,
 )
 from purine.transports.inbox import CREDIT, MESSAGE, Inbox
@@ -49,10 +52,6 @@ _NAME = 64
 _SEND_BUFFER = 1 << 17
 """Bytes that may wait in the system, which doubles this number. What is urgent waits behind them:
 10 ms on a link of 200 Mbit/s. More is quicker only on links of over 10 Gbit/s."""
-_FAREWELL = 5.0
-"""Seconds that a host waits at the end for its peers to end too."""
-_PATIENCE = 60.0
-"""Seconds that a host waits for the others to connect."""
 _PORTION = 1 << 18
 """Bytes of a payload for which a read waits at most, so that it goes on beside what sends."""
 _NOTHING = memoryview(bytearray())
@@ -102,19 +101,13 @@ class TcpTransport(Transport):
         self._closed = False
         self._inbox = Inbox(self._write)
 
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         self._incoming = regions_of(incoming, slots, by_source=True)
         self._outgoing = regions_of(outgoing, slots, by_source=False)
         for peer, region in self._incoming.items():
             memory = torch.empty(region.size, dtype=torch.uint8)
             self._slots[peer] = Slots(region, memory)
-            self._bytes[peer] = _bytes_of(memory)
+            self._bytes[peer] = memory.numpy().data
         self._connect_all(peers)
         for peer in peers:
             for connection in (self._puts[peer], self._takes[peer]):
@@ -130,7 +123,7 @@ class TcpTransport(Transport):
     def put(self, peer: str, channel: int, version: int, value: Tensor | None) -> None:
         header = MESSAGE.pack(channel, 0, version)
         connection, size = self._puts[peer], 0
-        parts: list[Any] = [header]
+        parts: list[bytes | Array[c_ubyte]] = [header]
         if value is not None and (size := value.nbytes):
             payload = self._outgoing[peer].ordered(channel, value)
             block = self._sizes.get(size) or self._sizes.setdefault(size, c_ubyte * size)
@@ -163,7 +156,7 @@ class TcpTransport(Transport):
         for peer, connection in (*self._puts.items(), *self._takes.items()):
             with suppress(OSError):  # lets a thread go that sends to a host that reads no more
                 connection.shutdown(socket.SHUT_RDWR if peer in lost else socket.SHUT_WR)
-        ends = monotonic() + _FAREWELL
+        ends = monotonic() + FAREWELL
         while len(self._lost.union(lost)) < len(self._puts) and monotonic() < ends:
             self.wait(0.1)
         for connection in (*self._puts.values(), *self._takes.values()):
@@ -228,15 +221,10 @@ class TcpTransport(Transport):
             self._store.set(f"tcp/{self._host}", f"{self._address} {port}")
             for peer in peers:
                 self._connect(peer)
-            ends = monotonic() + _PATIENCE
+            ends = monotonic() + PATIENCE
             while missing := [peer for peer in peers if peer not in self._takes]:
                 if monotonic() > ends:
-                    raise RunError(
-                        f"host {self._host!r} waited {_PATIENCE:.0f} s for other hosts",
-                        expected=f"connections from {', '.join(missing)}",
-                        found="none",
-                        remedy="see why they did not start, and start all hosts again",
-                    )
+                    raise none_connected(f"host {self._host!r}", missing)
                 with suppress(TimeoutError, OSError):
                     self._accept(server, peers)
 
@@ -244,7 +232,7 @@ class TcpTransport(Transport):
         address, port = self._store.get(f"tcp/{peer}").decode().split()
         try:
             source = (self._address, 0)
-            connection = socket.create_connection((address, int(port)), _PATIENCE, source)
+            connection = socket.create_connection((address, int(port)), PATIENCE, source)
         except OSError as error:
             raise RunError(
                 f"host {self._host!r} cannot reach host {peer!r}",
@@ -267,8 +255,3 @@ class TcpTransport(Transport):
             self._takes[peer] = connection
         else:
             connection.close()
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    array: Any = tensor.numpy()  # numpy's types do not say that arrays are buffers
-    return memoryview(array)

@@ -17,7 +17,7 @@ import queue
 import struct
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -26,12 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from purine.lowering.hosts import Channel
 from purine.transports.base import (
     ENDED,
+    FAREWELL,
     Arrived,
+    Channels,
     Event,
     Granted,
+    Hosts,
     Lost,
     Region,
     Slots,
@@ -59,10 +61,8 @@ _CREDIT, _END = -1, -2
 
 _Header = tuple[int, int, int]
 
-_FAREWELL = 5.0
-"""Seconds that a host waits at the end for its peers to end too."""
 _HASTE = 0.5
-"""The same after a loss, when all hosts end."""
+"""Seconds that a host waits at the end after a loss, when all hosts end."""
 
 
 class _Buffer:
@@ -88,8 +88,6 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Link:
-    """The state of what goes between this host and a peer."""
-
     rank: int
     outgoing: Region
     slots: Slots
@@ -114,13 +112,7 @@ class TorchTransport(Transport):
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def open(
-        self,
-        peers: Sequence[str],
-        incoming: Sequence[Channel],
-        outgoing: Sequence[Channel],
-        slots: int,
-    ) -> None:
+    def open(self, peers: Hosts, incoming: Channels, outgoing: Channels, slots: int) -> None:
         sources = regions_of(incoming, slots, by_source=True)
         targets = regions_of(outgoing, slots, by_source=False)
         for peer in peers:
@@ -185,7 +177,7 @@ class TorchTransport(Transport):
     def close(self, lost: Collection[str] = ()) -> None:
         for link in self._links.values():
             link.headers.put((_END, 0, 0))
-        ends = monotonic() + (_HASTE if lost else _FAREWELL)
+        ends = monotonic() + (_HASTE if lost else FAREWELL)
         for thread in self._threads:  # peers end at the same iteration
             if thread.name not in lost:
                 thread.join(max(0.0, ends - monotonic()))

@@ -245,7 +245,6 @@ def _fields(error: PurineError) -> dict[str, str]:
 
 
 def _told(host: str, report: Mapping[str, str]) -> PurineError:
-    """The error that a host told of."""
     kind = getattr(errors, report["class"], PurineError)
     fields = {name: report[name] for name in _FIELDS if name in report}
     error = kind(**{**fields, "what": f"{host}: {report['what']}"})

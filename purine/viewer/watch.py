@@ -14,7 +14,7 @@ from pathlib import Path
 
 from purine.errors import PurineError
 from purine.job.folder import RunFolder
-from purine.job.hosts import hosts_of_job
+from purine.job.placing import hosts_of_job
 from purine.job.status import Answer, ask
 from purine.viewer.columns import Json
 from purine.viewer.document import Part, document, of_run

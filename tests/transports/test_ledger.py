@@ -34,7 +34,7 @@ class Mortal:
 
 
 def store() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
 
 
 def test_a_trace_of_any_length_is_brought_once() -> None:

@@ -20,8 +20,10 @@ import purine.kinds.versions  # noqa: F401  (registers the kinds)
 from purine.errors import ConfigError
 from purine.graph import FETCH, ROUND, Attribute, Builder, Filler, Graph, Location, Origin
 from purine.graph.names import worker_of
+from purine.parallel.serve.easgd import alpha_of
+from purine.parallel.serve.local_sgd import outer_rate
 from purine.parallel.serve.rule import RULES, Asynchronous
-from purine.parallel.serve.server import share_of
+from purine.parallel.serve.server import plain_step, share_of
 from purine.parallel.serve.worker import Worker, join_workers
 from purine.placement.copies import insert_copies, without_copies
 from purine.placement.devices import wrong_devices
@@ -81,33 +83,26 @@ def over_hosts(
         courier(worker, going)
         _statistics(worker, going)
     joined = Builder(join_workers(workers))
-    for blob in builder.blobs.values():
-        joined.add(blob)
-    for op in builder.ops.values():
-        joined.add(op)
-    for state in builder.states.values():
-        joined.add(state)
+    joined.blobs |= builder.blobs
+    joined.ops |= builder.ops
+    joined.states |= builder.states
     joined.control |= builder.control
     return _counted_late(insert_copies(joined.graph()))
 
 
 def _counted_late(graph: Graph) -> Graph:
     """Pushes counted when they come: a number is taken once the first value of a round is there."""
-    builder = Builder(graph)
+    came: dict[tuple[int, Location], str] = {}
+    """By courier and device the first copy that comes there from another host."""
     for op in graph.ops.values():
-        if op.kind == "Take" and op.worker:
-            came = (
-                other.name
-                for other in graph.ops.values()
-                if other.kind == "Copy"
-                and other.worker == op.worker
-                and other.location == op.location
-                and graph.blobs[other.inputs[0]].location.host != op.location.host
-            )
-            first = next(came, None)
-            if first is not None:
-                builder.control.add((first, op.name))
-    return builder.graph()
+        if op.kind == "Copy" and graph.blobs[op.inputs[0]].location.host != op.location.host:
+            came.setdefault((op.worker, op.location), op.name)
+    late = {
+        (came[op.worker, op.location], op.name)
+        for op in graph.ops.values()
+        if op.kind == "Take" and op.worker and (op.worker, op.location) in came
+    }
+    return replace(graph, control=graph.control | late)
 
 
 @dataclass
@@ -135,9 +130,9 @@ class Courier:
     def blob(self, name: str, like: str, at: Location | None = None) -> str:
         """Add a blob that is typed as one of the step; at the server, unless said otherwise."""
         blob = self.worker.step.blobs[like]
-        made = replace(blob, name=self.name(name), location=at or self.server, where=None)
-        self.builder.add(made)
-        return made.name
+        own = replace(blob, name=self.name(name), location=at or self.server, where=None)
+        self.builder.add(own)
+        return own.name
 
     def home(self, parameter: str) -> Location:
         """Where the worker has a parameter."""
@@ -215,19 +210,17 @@ class Courier:
         if name == ITERATION:
             return self._clock()
         if name in step.states:
-            constant = step.states[name]
-            made = self.blob(name, name)
-            filler = with_name(constant.filler, name)
-            builder.state(made, made, filler)
+            own = self.blob(name, name)
+            builder.state(own, own, with_name(step.states[name].filler, name))
         else:
             op = step.producers[name]
             inputs = tuple(self.clocked(read) for read in op.inputs)
             outputs = tuple(self.blob(written, written) for written in op.outputs)
             renamed = replace(op, name=self.name(op.name), inputs=inputs, outputs=outputs)
             builder.add(replace(renamed, location=self.server, worker=self.number))
-            made = outputs[op.outputs.index(name)]
-        self.known[name] = made
-        return made
+            own = outputs[op.outputs.index(name)]
+        self.known[name] = own
+        return own
 
     def goes(self) -> None:
         """Say when the courier goes."""
@@ -319,20 +312,18 @@ def _accrue(
     worker: Worker, parameter: str, own_rate: str, memories: Sequence[str], *, under: str
 ) -> None:
     """Let a worker add up gradients in place of its solver, and take a plain step along each."""
-    builder, step = worker.builder, worker.step
-    rate = share_of(worker, own_rate)
-    update, gradient = builder.ops.pop(worker.updates[parameter]), worker.gradient(parameter)
+    builder, rate = worker.builder, share_of(worker, own_rate)
+    update = builder.ops.pop(worker.updates[parameter])
     for memory in memories:
         for name in {memory, builder.states.pop(memory).next}:
             del builder.blobs[name]
     name = f"accrued/{parameter}"
     following = worker.state(name, parameter)
     worker.share(name, bound=None, under=under)
-    worker.op(f"{name}/add", "aten.add.Tensor", [name, gradient], [following], of=parameter)
-    known = ("lr_mult", "weight_decay")
-    settings = {name: update.attributes[name] for name in known if name in update.attributes}
-    inputs, outputs = [parameter, gradient, rate], [step.states[parameter].next]
-    worker.op(update.name, "SgdUpdate", inputs, outputs, settings, of=parameter)
+    inputs = [name, worker.gradient(parameter)]
+    worker.op(f"{name}/add", "aten.add.Tensor", inputs, [following], of=parameter)
+    following = worker.step.states[parameter].next
+    plain_step(worker, update.name, parameter, parameter, rate, following)
 
 
 def _share(courier: Courier, rate: str) -> str:
@@ -348,8 +339,7 @@ def _share(courier: Courier, rate: str) -> str:
 
 def _easgd(worker: Worker, courier: Courier) -> None:
     """The worker and the center move towards each other."""
-    given, rule = worker.rule.value("alpha"), worker.rule
-    alpha = 0.9 / worker.count if given is None else rule.number("alpha")
+    alpha = alpha_of(worker)
     _trained_here(worker)
     for parameter in worker.parameters:
         here, before = courier.taken(parameter)
@@ -366,18 +356,8 @@ def _easgd(worker: Worker, courier: Courier) -> None:
 
 
 def _local(worker: Worker, courier: Courier) -> None:
-    """The shared parameters move by the mean way of the workers."""
-    _ways(worker, courier, 1.0 / worker.count, None)
-
-
-def _diloco(worker: Worker, courier: Courier) -> None:
-    """The shared parameters move along the ways of the workers, with Nesterov momentum."""
-    rule = worker.rule
-    _ways(worker, courier, rule.number("outer_lr") / worker.count, rule.number("outer_momentum"))
-
-
-def _ways(worker: Worker, courier: Courier, rate: float, momentum: float | None) -> None:
     """A worker tells how far it has come since it told so last."""
+    rate, momentum = outer_rate(worker)
     _trained_here(worker)
     for parameter in worker.parameters:
         _way(courier, parameter, rate, momentum)
@@ -428,5 +408,5 @@ _SCHEMES: Mapping[str, Callable[[Worker, Courier], None]] = {
     "downpour": _downpour,
     "easgd": _easgd,
     "local": _local,
-    "diloco": _diloco,
+    "diloco": _local,
 }

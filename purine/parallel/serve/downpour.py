@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from purine.parallel.serve.server import push_rate, share_of
+from purine.parallel.serve.server import plain_step, push_rate, share_of
 from purine.parallel.serve.worker import Worker
 
 __all__ = ["downpour"]
@@ -32,7 +32,9 @@ def downpour(worker: Worker) -> None:
     rates = {parameter: worker.rate(parameter) for parameter in worker.parameters}
     push_rate(worker, push=push, fetch=fetch)
     for parameter, rate in rates.items() if fetch > 1 else ():
-        _step_locally(worker, parameter, rate)
+        own, name = share_of(worker, rate), f"step/{parameter}"
+        read, following = f"{parameter}/current", f"{parameter}/local/next"
+        plain_step(worker, name, parameter, read, own, following)
 
 
 def _accrue(worker: Worker, parameter: str, push: int) -> None:
@@ -47,14 +49,3 @@ def _accrue(worker: Worker, parameter: str, push: int) -> None:
     inputs = tuple(total if name == gradient else name for name in update.inputs)
     update = replace(update, inputs=inputs, every=push, phase=push - 1)
     worker.builder.ops[update.name] = update
-
-
-def _step_locally(worker: Worker, parameter: str, own_rate: str) -> None:
-    """Move a worker's own copy along its gradient, by its share of the rate."""
-    rate = share_of(worker, own_rate)
-    update = worker.builder.ops[worker.updates[parameter]]
-    known = ("lr_mult", "weight_decay")
-    settings = {name: update.attributes[name] for name in known if name in update.attributes}
-    inputs = [f"{parameter}/current", worker.gradient(parameter), rate]
-    outputs = [f"{parameter}/local/next"]
-    worker.op(f"step/{parameter}", "SgdUpdate", inputs, outputs, settings, of=parameter)

@@ -6,17 +6,21 @@ from dataclasses import replace
 
 from purine.parallel.serve.worker import Worker
 
-__all__ = ["easgd"]
+__all__ = ["alpha_of", "easgd"]
 
 _STIFFNESS = 0.9
 """What the moves of all workers add up to, where nothing else is said."""
 
 
+def alpha_of(worker: Worker) -> float:
+    """By which part of their difference a worker and the center move."""
+    given = worker.rule.value("alpha")
+    return _STIFFNESS / worker.count if given is None else worker.rule.number("alpha")
+
+
 def easgd(worker: Worker) -> None:
     """Now and then a worker and the center move towards each other."""
-    every = worker.rule.count("every")
-    given = worker.rule.value("alpha")
-    alpha = _STIFFNESS / worker.count if given is None else worker.rule.number("alpha")
+    every, alpha = worker.rule.count("every"), alpha_of(worker)
     worker.take_tickets(versions=False)
     for parameter in worker.parameters:
         trained = worker.step.states[parameter].next

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from purine.parallel.serve.worker import Worker
 
-__all__ = ["diloco", "local"]
+__all__ = ["local", "outer_rate"]
+
+
+def outer_rate(worker: Worker) -> tuple[float, float | None]:
+    """The rate by which shared parameters move along the way of a worker, and its momentum: by the
+    mean way of all workers, or with DiLoCo's Nesterov momentum."""
+    rule, count = worker.rule, worker.count
+    if rule.scheme == "local":
+        return 1.0 / count, None
+    return rule.number("outer_lr") / count, rule.number("outer_momentum")
 
 
 def local(worker: Worker) -> None:
-    """The shared parameters move by the mean way of the workers."""
-    _steps(worker, 1.0 / worker.count, None)
-
-
-def diloco(worker: Worker) -> None:
-    """The shared parameters move along the ways of the workers, with Nesterov momentum."""
-    rule = worker.rule
-    _steps(worker, rule.number("outer_lr") / worker.count, rule.number("outer_momentum"))
-
-
-def _steps(worker: Worker, rate: float, momentum: float | None) -> None:
-    every = worker.rule.count("every")
+    """The shared parameters move along the ways of the workers."""
+    every, (rate, momentum) = worker.rule.count("every"), outer_rate(worker)
     worker.take_tickets(versions=False)
     for parameter in worker.parameters:
         served, start = f"outer/{parameter}", f"start/{parameter}"

@@ -127,7 +127,7 @@ class Asynchronous:
         return tuple(item.name for item in fields(cls) if item.name != "scheme")
 
     @classmethod
-    def of(cls, scheme: str, settings: Mapping[str, Any]) -> Asynchronous:
+    def of(cls, scheme: str, settings: Mapping[str, object]) -> Asynchronous:
         """A scheme from settings by name, whose values may be texts."""
         return cls(scheme=scheme, **{name: _read(name, settings[name]) for name in settings})
 
@@ -170,7 +170,7 @@ class Asynchronous:
         return float(value)
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(name: str, value: object) -> Any:
     """A setting's value from what people write."""
     if not isinstance(value, str):
         return value

@@ -8,7 +8,6 @@ is that of `replicate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from purine.analysis.infer import check
 from purine.arguments import checked
@@ -21,7 +20,7 @@ from purine.parallel.serve.across import over_hosts
 from purine.parallel.serve.downpour import downpour
 from purine.parallel.serve.easgd import easgd
 from purine.parallel.serve.gossip import gossip
-from purine.parallel.serve.local_sgd import diloco, local
+from purine.parallel.serve.local_sgd import local
 from purine.parallel.serve.rule import RULES, Asynchronous
 from purine.parallel.serve.ssp import hogwild, ssp
 from purine.parallel.serve.worker import Worker, join_workers
@@ -46,7 +45,7 @@ _SCHEMES: Mapping[str, Callable[[Worker], None]] = {
     "easgd": easgd,
     "gossip": gossip,
     "local": local,
-    "diloco": diloco,
+    "diloco": local,
 }
 
 
@@ -55,7 +54,7 @@ def serve(
     step: Graph,
     devices: str | Iterable[str | Location],
     scheme: str | Asynchronous = "ssp",
-    **settings: Any,
+    **settings: object,
 ) -> Graph:
     """A training step on several workers that do not wait for each other.
 
@@ -80,7 +79,7 @@ def serve(
     own = devices_of(base)
     if rule.synchronous:
         return replicate(step, places)
-    across = len({place.host for place in places}) > 1
+    across = len({at.host for at in places}) > 1
     servers = rule.count("servers") if "servers" in RULES[rule.scheme] else 0
     _refuse_places(places, own, servers if across else 0)
     _refuse_step(base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purine.parallel.serve.worker import Worker
 
-__all__ = ["push_rate", "share_of"]
+__all__ = ["plain_step", "push_rate", "share_of"]
 
 _PUSHES = "pushes"
 
@@ -37,6 +37,17 @@ def share_of(worker: Worker, rate: str) -> str:
     worker.blob(share, rate)
     worker.op(share, "aten.mul.Scalar", [rate], [share], {"other": 1.0 / worker.count}, of=rate)
     return share
+
+
+def plain_step(
+    worker: Worker, name: str, parameter: str, read: str, rate: str, following: str
+) -> None:
+    """Add an op that moves what a worker has of a parameter along its gradient, without memory."""
+    update = worker.step.ops[worker.updates[parameter]]
+    known = ("lr_mult", "weight_decay")
+    settings = {key: update.attributes[key] for key in known if key in update.attributes}
+    inputs = [read, worker.gradient(parameter), rate]
+    worker.op(name, "SgdUpdate", inputs, [following], settings, of=parameter)
 
 
 def _stale(worker: Worker, rate: str, *, push: int, fetch: int) -> str:

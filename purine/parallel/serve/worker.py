@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import purine.kinds.asynchronous
 import purine.kinds.versions  # noqa: F401  (registers the kinds)
-from purine.graph import FETCH, LAST, NOTHING, Attribute, Builder, Filler, Graph, Op, Origin
+from purine.graph import FETCH, LAST, NOTHING, Attribute, Builder, Filler, Graph, Origin
 from purine.graph.names import origin_of, worker_of
 from purine.parallel.halves import Halves, halve
 from purine.parallel.serve.rule import Asynchronous
@@ -169,7 +169,8 @@ class Worker:
                     rounds = self._rounds(ticket)
                 used = rounds
             builder.ops[reader.name] = builder.ops[reader.name].renamed({ITERATION: used})
-        if not any(ITERATION in op.inputs for op in builder.ops.values() if not _counts(op)):
+        readers = {op.name for op in builder.ops.values() if ITERATION in op.inputs}
+        if readers <= {f"{ITERATION}/add"}:
             self._drop_clock()
 
     def take_own_tickets(self) -> None:
@@ -184,8 +185,8 @@ class Worker:
         turn, ticket = self.blob("turn", ITERATION), self.blob(_TICKET, ITERATION)
         times: dict[str, Attribute] = {"other": self.count}
         self.op(turn, "aten.mul.Scalar", [ITERATION], [turn], times, of=ITERATION)
-        place: dict[str, Attribute] = {"other": self.number}
-        self.op(ticket, "aten.add.Scalar", [turn], [ticket], place, of=ITERATION)
+        shift: dict[str, Attribute] = {"other": self.number}
+        self.op(ticket, "aten.add.Scalar", [turn], [ticket], shift, of=ITERATION)
         for name in (turn, ticket):
             self.builder.ops[name] = replace(self.builder.ops[name], lane="io", origin=None)
         for reader in readers:
@@ -217,10 +218,6 @@ class Worker:
             builder.control = {edge for edge in builder.control if maker.name not in edge}
         for name in {ITERATION, following}:
             del builder.blobs[name]
-
-
-def _counts(op: Op) -> bool:
-    return op.name == f"{ITERATION}/add"
 
 
 def join_workers(workers: Sequence[Worker]) -> Graph:
