@@ -56,9 +56,8 @@ def complete(graph: Graph) -> Graph:
     completed = builder.graph()
     if all(blob.shape is not None for blob in completed.blobs.values()):
         return completed
-    for name in completed.order:
-        op = completed.ops[name]
-        unknown = [n for n in op.outputs if n and builder.blobs[n].shape is None]
+    for op in completed.in_order:
+        unknown = [name for name in op.results if builder.blobs[name].shape is None]
         if unknown:
             for output, spec in zip(op.outputs, _infer_checked(op, builder.blobs), strict=True):
                 if output in unknown and spec is not None:
@@ -70,8 +69,7 @@ def complete(graph: Graph) -> Graph:
 def families(graph: Graph) -> dict[str, str]:
     """For each blob the first blob it may share memory with in an iteration, itself for most."""
     family: dict[str, str] = {}
-    for name in graph.order:
-        op = graph.ops[name]
+    for op in graph.in_order:
         kind = lookup(op)
         if kind.function is None or not op.inputs:
             continue
@@ -257,13 +255,9 @@ def _disagreement(op: Op, blob: Blob, spec: Spec, inputs: Sequence[Blob]) -> Ite
     ):
         if declared != inferred:
             given = "; ".join(map(str, inputs))
-            yield KindError(
-                f"blob {blob.name!r} at {blob.location} has {what} {declared}, "
-                f"but op {op.name!r} ({op.kind}) makes {inferred}",
-                where=blob.where or op.where,
-                op=op.name,
-                blob=blob,
-                expected=f"{what} {inferred}" + (f" (from {given})" if given else ""),
-                found=f"{what} {declared}",
-                remedy=f"change the {what} of blob {blob.name!r} or leave its entry out",
-            )
+            text = f"blob {blob.name!r} at {blob.location} has {what} {declared}, but op "
+            text += f"{op.name!r} ({op.kind}) makes {inferred}"
+            expected = f"{what} {inferred}" + (f" (from {given})" if given else "")
+            remedy = f"change the {what} of blob {blob.name!r} or leave its entry out"
+            where, found = blob.where or op.where, f"{what} {declared}"
+            yield KindError(text, expected, found, remedy, where=where, op=op.name, blob=blob)

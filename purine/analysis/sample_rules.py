@@ -249,11 +249,11 @@ def _reshape(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Rela
     return None
 
 
-def _moved(places: Callable[[Op, int], Sequence[int] | None]) -> Rule:
-    """Ops that put axes into another order: `places` has for each result axis the old one."""
+def _moved(order_of: Callable[[Op, int], Sequence[int] | None]) -> Rule:
+    """Ops that put axes into another order: `order_of` has for each result axis the old one."""
 
     def rule(op: Op, shapes: Sequence[Shape], given: Sequence[Relation]) -> Relation | None:
-        samples, order = given[0], places(op, len(shapes[0]))
+        samples, order = given[0], order_of(op, len(shapes[0]))
         if not isinstance(samples, Samples) or order is None:
             return None
         return replace(samples, axis=list(order).index(samples.axis))

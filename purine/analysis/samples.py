@@ -57,15 +57,7 @@ class Samples:
         return torch.cat(split, self.axis + 1).flatten(self.axis, self.axis + 2)
 
 
-class _Reduced(Enum):
-    SAME = "same"
-    SUM = "sum"
-    MEAN = "mean"
-    EVERY = "every"
-    ANY = "any"
-    MIXED = "mixed"
-
-
+_Reduced = Enum("_Reduced", "SAME SUM MEAN EVERY ANY MIXED")
 SAME, SUM, MEAN = _Reduced.SAME, _Reduced.SUM, _Reduced.MEAN
 EVERY, ANY, MIXED = _Reduced.EVERY, _Reduced.ANY, _Reduced.MIXED
 Relation: TypeAlias = Samples | _Reduced

@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
+from torch._C import DispatchKey, FunctionSchema
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
@@ -244,7 +243,7 @@ def _is_view(node: Node) -> bool:
     return any(info is not None and not info.is_write for info in shown)
 
 
-def _schema_of(node: Node) -> Any:
+def _schema_of(node: Node) -> FunctionSchema | None:
     return getattr(node.target, "_schema", None) if node.op == "call_function" else None
 
 
@@ -291,7 +290,8 @@ class _Recorder:
         return self.next - 1
 
     def _call(self, node: Node) -> Call | None:
-        overload: Any = node.target
+        overload = node.target
+        assert isinstance(overload, OpOverload)
         kind = _out_of_place(aten.name_of(overload))
         inputs, attributes = aten.attributes_of(overload, node.args, node.kwargs, self._number)
         if kind in ("aten.detach", "aten.alias"):

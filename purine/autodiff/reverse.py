@@ -155,8 +155,7 @@ class _Walk:
     def graph(self) -> Graph:
         reaching = self._reaching()
         lowered = []
-        for name in self.net.order:
-            op = self.net.ops[name]
+        for op in self.net.in_order:
             wanted = tuple(blob in reaching for blob in op.inputs)
             if any(wanted) and any(blob in reaching for blob in op.outputs):
                 lowered.append(self._lower(op, wanted))
@@ -175,12 +174,10 @@ class _Walk:
     def _reaching(self) -> set[str]:
         """Blobs between a source and a loss, as far as gradients pass."""
         after: set[str] = set(self.sources)
-        for name in self.net.order:
-            op = self.net.ops[name]
+        blobs = self.net.blobs
+        for op in self.net.in_order:
             if op.kind != _STOP and not after.isdisjoint(op.inputs):
-                after.update(
-                    n for n in op.outputs if n and self.net.blobs[n].dtype.startswith(_REAL)
-                )
+                after.update(name for name in op.results if blobs[name].dtype.startswith(_REAL))
         before = self.net.leading_to(self.weights, stop=_STOP)
         return after & {*self.weights, *(name for op in before for name in op.inputs)}
 

@@ -201,8 +201,8 @@ def restored(graph: Graph) -> Graph:
 
 def _origin(graph: Graph, op: Op) -> Origin:
     parts, rest = _parted(op.name)
-    found = reversed(re.findall(r"(\D+)(\d+)/", parts))
-    numbers = {kind: int(number) for kind, number in found if kind != "worker"}
+    counted = reversed(re.findall(r"(\D+)(\d+)/", parts))
+    numbers = {kind: int(number) for kind, number in counted if kind != "worker"}
 
     def known(path: str) -> str:
         """The longest beginning of a path that is the name of an op, a blob or a state."""

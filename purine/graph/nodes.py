@@ -203,6 +203,11 @@ class Op:
     def __str__(self) -> str:
         return f"op {self.name!r} ({self.kind}) at {self.location}"
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The outputs that somebody asked for."""
+        return tuple(filter(None, self.outputs))
+
     def renamed(self, names: Mapping[str, str]) -> Op:
         """The op with other names for blobs that it reads and writes."""
         inputs = tuple(names.get(name, name) for name in self.inputs)

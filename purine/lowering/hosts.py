@@ -22,7 +22,8 @@ from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
 from purine.graph.names import copied_from, origin_of, result_of
-from purine.lowering.board import POST, adjoined, is_posted, places_of, posted
+from purine.kinds.adjoin import ADJOIN
+from purine.lowering.board import POST, is_posted, places_of, posted
 from purine.lowering.deadlines import SPAN, deadlines, early
 from purine.lowering.parcels import in_parcels
 from purine.lowering.together import (
@@ -138,18 +139,18 @@ def channels_of(part: Graph, host: str) -> tuple[tuple[Channel, ...], tuple[Chan
             continue
         names = op.outputs if op.kind == "Arrival" else op.inputs
         blob = part.blobs[names[0]] if names else None
-        place = op.whole("board") if "board" in op.attributes else None
+        byte = op.whole("board") if "board" in op.attributes else None
         if op.kind == POST:
             when = op.whole("deadline")
             ends = zip(op.items("peers"), op.items("channels"), strict=True)
-            outgoing += [Channel(host, peer, k, op.name, blob, when, place) for peer, k in ends]
+            outgoing += [Channel(host, peer, k, op.name, blob, when, byte) for peer, k in ends]
             continue
         peer, number = op.attributes["peer"], op.whole("channel")
         assert isinstance(peer, str)
         if op.kind == "Put":
             outgoing.append(Channel(host, peer, number, op.name, blob, op.whole("deadline")))
         else:
-            incoming.append(Channel(peer, host, number, op.name, blob, board=place))
+            incoming.append(Channel(peer, host, number, op.name, blob, board=byte))
     return tuple(incoming), tuple(outgoing)
 
 
@@ -236,17 +237,13 @@ class _Part:
         """What crosses between hosts in a step, in its order, and has an end at this host."""
         step, together = self.step, {name for one in self.collectives for name in one.copies}
         for op in step.ops.values():
-            if op.kind != "Copy":
+            if op.kind != "Copy" or op.name in together or op.inputs[0] in self.clockwork:
                 continue
             source, target = step.blobs[op.inputs[0]], step.blobs[op.outputs[0]]
-            if source.location.host == target.location.host or source.name in self.clockwork:
-                continue
-            if op.name in together:
-                continue
-            if self.host in (source.location.host, target.location.host):
-                place = self.places[source.name] if is_posted(op) else None
-                ends = source.location, target.location
-                yield _Transfer(op.name, *ends, source.name, target, board=place)
+            ends = source.location, target.location
+            if ends[0].host != ends[1].host and self.host in (ends[0].host, ends[1].host):
+                byte = self.places[source.name] if is_posted(op) else None
+                yield _Transfer(op.name, *ends, source.name, target, board=byte)
         for name in step.outputs:
             blob = step.blobs[name]
             sent = blob.shape == () and name not in self.clockwork
@@ -254,7 +251,7 @@ class _Part:
             for other in self.hosts if sent and not spread else ():
                 home = blob.location
                 if other != home.host and self.host in (other, home.host):
-                    device = next(at for at in self._devices(other))
+                    device = self._devices(other)[0]
                     copy = replace(blob, name=result_of(name, other), location=device)
                     yield _Transfer(copy.name, home, device, name, copy)
         for before, after in sorted(step.control):
@@ -425,12 +422,10 @@ class _Part:
         builder = self.builder
         here = {o.outputs[0] for o in builder.ops.values() if o.attributes.get("board") is not None}
         own = {blob: posted(blob) for blob in posts}
-        joins = [
-            op.name
-            for op in builder.ops.values()
-            if op.kind == "aten.cat" and here.issuperset(own.get(name, name) for name in op.inputs)
-        ]
-        adjoined(builder, joins, own)
+        for op in list(builder.ops.values()):
+            inputs = tuple(own.get(name, name) for name in op.inputs)
+            if op.kind == "aten.cat" and here.issuperset(inputs):
+                builder.ops[op.name] = replace(op, kind=ADJOIN, inputs=inputs, attributes={})
 
     def _add_collective(self, one: Collective) -> str:
         """Add the part of this host in a collective, and return its name."""
@@ -460,14 +455,13 @@ class _Part:
 def _at_one_host(step: Graph, given: Collection[str]) -> set[str]:
     """Those of the `given` blobs whose ops wait for no other host."""
     behind: set[str] = set()
-    for name in step.order:
-        op = step.ops[name]
+    for op in step.in_order:
+        host, after = op.location.host, step.successors[op.name]
         reads = step.blobs[op.inputs[0]].location if op.kind == "Copy" else op.location
-        if name in behind or reads.host != op.location.host:
-            behind.update(step.successors[name], [name])
+        if op.name in behind or reads.host != host:
+            behind.update(after, [op.name])
         else:
-            host = op.location.host
-            behind.update(n for n in step.successors[name] if step.ops[n].location.host != host)
+            behind.update(name for name in after if step.ops[name].location.host != host)
     makers = ((blob, step.producers.get(blob)) for blob in given)
     return {blob for blob, maker in makers if maker is None or maker.name not in behind}
 

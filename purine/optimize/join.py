@@ -40,8 +40,7 @@ def _siblings(net: Graph) -> Iterator[list[Op]]:
     """Convolutions that differ in their filters alone."""
     groups: dict[tuple[object, ...], list[Op]] = {}
     ordered = {name for edge in net.control for name in edge}
-    for name in net.order:
-        op = net.ops[name]
+    for op in net.in_order:
         if lookup(op).facts.role is not Role.CONVOLUTION or op.attributes.get("groups", 1) != 1:
             continue
         if op.attributes.get("transposed") or any(i not in net.states for i in op.inputs[1:]):

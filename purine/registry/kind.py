@@ -64,7 +64,7 @@ _UNSET = object()
 class Attr:
     """An attribute that a kind takes: the annotation of its type, and its default if it has one."""
 
-    annotation: Any
+    annotation: object
     default: object = _UNSET
 
     @property
@@ -262,7 +262,7 @@ def opaque(fake: Callable[..., Tensor]) -> Callable[[F], F]:
         operator.register_fake(fake)
 
         @wraps(function)
-        def call(*inputs: Tensor, **settings: Attribute) -> Any:
+        def call(*inputs: Tensor, **settings: Attribute) -> object:
             return operator(*inputs, **settings)
 
         return typing.cast(F, call)

@@ -95,7 +95,7 @@ def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) 
     count = {name: len(flows) for name, flows in over.items()}
     noted = [(left[name] / count[name], name) for name in over]
     heapify(noted)
-    found: dict[int, float] = {}
+    fair: dict[int, float] = {}
     while noted:
         share, tightest = noted[0]
         if not count[tightest]:
@@ -107,15 +107,15 @@ def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) 
             continue
         heappop(noted)
         for flow in over[tightest]:
-            if flow not in found:
-                found[flow] = now
+            if flow not in fair:
+                fair[flow] = now
                 for name in routes[flow]:
                     count[name] -= 1
                     rest = left[name] - now
                     left[name] = rest if rest > 0.0 else 0.0
     for flow in routes:  # flows without links are as fast as one likes
-        found.setdefault(flow, float("inf"))
-    return found
+        fair.setdefault(flow, float("inf"))
+    return fair
 
 
 _NO_LINK = Link("", float("inf"))
@@ -194,8 +194,8 @@ class Flows:
         routes = tuple([self._routes[flow] for flow in flows])
         shares = self._known.get(routes)
         if shares is None:
-            found = _max_min(dict(enumerate(routes)), self._rates)
-            shares = tuple(found[number] for number in range(len(routes)))
+            fair = _max_min(dict(enumerate(routes)), self._rates)
+            shares = tuple(fair[number] for number in range(len(routes)))
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[routes] = shares

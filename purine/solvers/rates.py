@@ -131,7 +131,7 @@ class Warmup:
 
 _Base: TypeAlias = Fixed | Step | MultiStep | Exp | Inv | Poly | Sigmoid | Cosine
 Rate: TypeAlias = _Base | Warmup
-"""Any learning-rate policy."""
+"""A learning-rate policy."""
 
 POLICIES: Mapping[str, type[_Base]] = {
     policy.__name__.lower(): policy
@@ -161,7 +161,7 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
 def parse_rate(text: str, *, lr: float, iterations: int) -> Rate:
     """The policy that a text such as `step:step=1000,gamma=0.1` names.
 
-    `iterations` is the length of the run, for policies that end with it. Any policy takes
+    `iterations` is the length of the run, for policies that end with it. All policies take
     `warmup=N` as well. A list is written with bars: `multistep:steps=100|200`.
 
     >>> parse_rate("poly:power=0.5,warmup=10", lr=0.1, iterations=100)

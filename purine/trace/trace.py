@@ -119,9 +119,9 @@ class Trace:
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _unreadable(path, "the file is not JSON", str(error)) from error
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            found = "JSON of another form"
-            found += f", without {error}" if isinstance(error, KeyError) else f": {error}"
-            raise _unreadable(path, "the file is not a trace of purine", found) from error
+            cause = f", without {error}" if isinstance(error, KeyError) else f": {error}"
+            what, form = "the file is not a trace of purine", f"JSON of another form{cause}"
+            raise _unreadable(path, what, form) from error
 
 
 def _order(event: Event) -> tuple[int, bool, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from purine.analysis.infer import complete, with_batch
 from purine.errors import GraphError
-from purine.graph import NOTHING, Attribute, Builder, Graph, Op
+from purine.graph import Attribute, Builder, Graph, Op
 from purine.importers.torch.batch import Batch
 from purine.importers.torch.random import KINDS
 from purine.kinds.custom_gradient import CUSTOM_GRADIENT, rule_of, rule_text, shaped_rule
@@ -133,7 +133,7 @@ def fix_batch(net: Graph, fields: Sequence[str], unfit: Unfit) -> Graph:
     settings: dict[str, Attribute] = {"batch": _extents(net, field)[0], "because": unfit.because}
     if unfit.op is not None:
         settings["holder"] = unfit.op.name
-        settings["held"] = next(name for name in unfit.op.outputs if name != NOTHING)
+        settings["held"] = unfit.op.results[0]
     builder.add(replace(blob, name=checked))
     builder.op(checked, "FixedBatch", [field], [checked], settings)
     return builder.graph()
