@@ -19,8 +19,7 @@ __all__ = ["Aliasing", "constants"]
 
 def constants(graph: Graph) -> list[str]:
     """Blobs that have the same value in all iterations: states that keep theirs, and inputs."""
-    states = graph.states.items()
-    kept = [name for name, state in states if state.next == name and not state.shared]
+    kept = [name for name, state in graph.states.items() if state.next == name and not state.shared]
     return kept + list(graph.inputs)
 
 

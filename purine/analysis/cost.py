@@ -133,8 +133,7 @@ def _sizes(op: Op, blobs: Mapping[str, Blob]) -> tuple[int, ...]:
 
 def cost(op: Op, blobs: Mapping[str, Blob]) -> Cost:
     """The cost of one op, from the blobs of its graph."""
-    touched = (*dict.fromkeys(op.inputs), *op.results)
-    moved = sum(size_in_bytes(blobs[name]) for name in touched)
+    moved = sum(size_in_bytes(blobs[name]) for name in (*dict.fromkeys(op.inputs), *op.results))
     kind = lookup(op)
     if kind.function is None or not tracing.has_flops(kind.function):
         return Cost(0, moved)

@@ -97,10 +97,9 @@ def with_batch(net: Graph, batch: int) -> Graph:
     builder = Builder(net)
     sources = {name for op in net.ops.values() if op.kind == "Data" for name in op.outputs}
     for name, blob in net.blobs.items():
-        assert blob.shape is not None
         if name in sources or name in net.inputs:
-            if blob.shape:
-                builder.blobs[name] = replace(blob, shape=(batch, *blob.shape[1:]))
+            if blob.sizes:
+                builder.blobs[name] = replace(blob, shape=(batch, *blob.sizes[1:]))
         elif name in net.producers and name not in sources:
             builder.blobs[name] = replace(blob, shape=None)
     return complete(builder.graph())
@@ -185,8 +184,7 @@ def _results(op: Op, kind: Kind, inputs: Sequence[Spec]) -> Inferred:
     if kind.per_op.infer is not None:
         return kind.per_op.infer(op, inputs)
     if not any(kind.problems(op)):
-        defaults = {key: attr.default for key, attr in kind.attributes.items()}
-        by_rule = shapes.told(op, {**defaults, **op.attributes}, inputs)
+        by_rule = shapes.told(op, kind.settings(op), inputs)
         if by_rule is not None:
             return by_rule
     return tracing.infer(kind.bind(op), inputs, watch=is_foreign(kind))
@@ -209,8 +207,7 @@ def _refused(op: Op, inputs: Sequence[Spec], error: Exception) -> KindError:
 
 def spec_of(blob: Blob) -> Spec:
     """The spec of a blob whose shape is known."""
-    assert blob.shape is not None, f"blob {blob.name!r} has no shape yet: complete the graph first"
-    return Spec(blob.shape, blob.dtype, str(device_of(blob.location)))
+    return Spec(blob.sizes, blob.dtype, str(device_of(blob.location)))
 
 
 def size_in_bytes(blob: Blob) -> int:

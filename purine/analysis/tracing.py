@@ -203,7 +203,9 @@ def _traced(function: Kernel, inputs: Sequence[Spec], wanted: Sequence[bool]) ->
 
     with _quiet(), fake:  # also what the function creates has to be fake
         module = make_fx(joint)(*values, *cotangents)
-        if any(map(_writes_through_view, module.graph.nodes)):
+        written = (value for node in module.graph.nodes for value in written_by(node))
+        if any(_is_view(each) for value in written for each in (value, *value.users)):
+            # A call writes in place to memory that another value shares.
             pure = torch.func.functionalize(module, remove="mutations")
             module = make_fx(pure)(*(value.detach() for value in (*values, *cotangents)))
     return _Recorder(list(module.graph.nodes), count, len(results), pulled).joint()
@@ -230,11 +232,6 @@ def written_by(node: Node) -> Iterator[Node]:
             written: list[Node] = []
             map_arg(node.args[index] if index < len(node.args) else named, written.append)
             yield from written
-
-
-def _writes_through_view(node: Node) -> bool:
-    """Whether a call writes in place to memory that another value shares."""
-    return any(_is_view(each) for value in written_by(node) for each in (value, *value.users))
 
 
 def _is_view(node: Node) -> bool:

@@ -131,8 +131,7 @@ class Hdf5Source(Source):
 @checked
 def hdf5_dataset(train: str | Path, test: str | Path | None = None) -> DataSet:
     """The data set of one list of files, or of one for training and one for testing."""
-    other = None if test is None else Hdf5Source(test)
-    return DataSet(Path(train).stem, Hdf5Source(train), other)
+    return DataSet(Path(train).stem, Hdf5Source(train), None if test is None else Hdf5Source(test))
 
 
 def with_classes(data: DataSet) -> DataSet:
@@ -186,8 +185,7 @@ def _converted(values: NumpyArray, field: Field, file: Path) -> NumpyArray:
         converted = values.astype(field.dtype)
     if converted.dtype.kind in "iu" and not np.array_equal(converted, values):
         what = f"values of {field.name!r} are not whole numbers"
-        expected = f"values of dtype {field.dtype}"
         remedy = "write labels and indices as whole numbers"
         actual = str(values[converted != values].flat[0])
-        raise DataError(what, expected, actual, remedy, where=file)
+        raise DataError(what, f"values of dtype {field.dtype}", actual, remedy, where=file)
     return converted

@@ -88,13 +88,12 @@ def _prepare_op(
         if name == NOTHING:
             continue
         blob, image = builder.blobs[name], len(field.shape) == 3
-        assert blob.shape is not None
-        if field.fits(blob.shape, blob.dtype) and not (image and changed):
+        if field.fits(blob.sizes, blob.dtype) and not (image and changed):
             continue
         if not image:
             raise _misfit(builder, op, source)
         _check_settings(field, mean, crop, pad)
-        raw, shape = builder.fresh(f"{name}/raw"), (blob.shape[0], *field.shape)
+        raw, shape = builder.fresh(f"{name}/raw"), (blob.sizes[0], *field.shape)
         outputs[index] = builder.blob(raw, shape, field.dtype, blob.location, layout=blob.layout)
         chain: list[_Step] = []
         if crop and tested:
@@ -157,7 +156,7 @@ def _emit(
         (spec,) = infer_op(draft, [spec_of(builder.blobs[item]) for item in inputs])
         assert spec is not None
         last = index == len(chain) - 1
-        wanted = list(spec_of(builder.blobs[target]).shape)
+        wanted = list(builder.blobs[target].sizes)
         if last and list(spec.shape) != wanted:
             what = f"samples of {list(field.shape)} do not become {wanted[1:]}"
             found = f"{list(spec.shape)} after {', '.join(item[0] for item in chain)}"

@@ -53,9 +53,9 @@ class Source:
     def shape(self, index: int = 0) -> tuple[int, ...]:
         return self.graph.blobs[self.op.inputs[index]].shape or ()
 
-    def weights(self, first: int = 1) -> tuple[Tensor, ...]:
-        """The values of the inputs from `first` on, all of which have to be known."""
-        names = [name for name in self.op.inputs[first:] if name != NOTHING]
+    def weights(self) -> tuple[Tensor, ...]:
+        """The values of the inputs behind the first, all of which have to be known."""
+        names = [name for name in self.op.inputs[1:] if name != NOTHING]
         for name in names:
             if name not in self.values:
                 raise self.refused(f"{name!r}, which is computed from the samples, as a weight")
@@ -170,8 +170,7 @@ def _scale(source: Source) -> Sequence[Layer]:
 
 def _prelu(source: Source) -> Sequence[Layer]:
     weights = source.weights()
-    shared = weights[0].numel() == 1
-    return [Layer("PReLU", {"prelu_param": {"channel_shared": shared}}, weights)]
+    return [Layer("PReLU", {"prelu_param": {"channel_shared": weights[0].numel() == 1}}, weights)]
 
 
 def _eltwise(source: Source) -> Sequence[Layer]:
@@ -301,8 +300,7 @@ def caffe_files(trained: TrainedNet) -> tuple[str, bytes]:
             several = (results,) if isinstance(results, Tensor) else results
             values |= dict(zip(op.outputs, several, strict=True))
             continue
-        settings = {k: None if a.required else a.default for k, a in kind.attributes.items()}
-        source = Source(op, graph, settings | dict(op.attributes), values)
+        source = Source(op, graph, kind.settings(op), values)
         if op.kind not in LAYERS:
             raise source.refused("a kind that Caffe does not have")
         for layer, message in _placed(source, LAYERS[op.kind](source)):

@@ -83,8 +83,7 @@ def _edge(graph: Graph, name: str, at: str) -> dict[str, str]:
 
 
 def _output(at: str, blob: Blob) -> dict[str, object]:
-    facts = {"__tensor_tag": blob.name, "tensor_shape": blob.type_text}
-    return {"id": at, "attrs": _pairs(facts)}
+    return {"id": at, "attrs": _pairs({"__tensor_tag": blob.name, "tensor_shape": blob.type_text})}
 
 
 def _pairs(facts: dict[str, str]) -> list[dict[str, str]]:

@@ -220,8 +220,7 @@ def _origin(graph: Graph, op: Op) -> Origin:
         return Origin(below, "update", parts, **numbers)
     if head == GRADIENT and below:
         sums: Role = "reduce" if op.kind in _SUMS else "backward"
-        role: Role = "update" if op.kind in _CLIPPING else sums
-        return Origin(known(below), role, parts, **numbers)
+        return Origin(known(below), "update" if op.kind in _CLIPPING else sums, parts, **numbers)
     if head == AGAIN and below:
         return Origin(known(below), "recompute", parts, **numbers)
     above, _, last = op.name.rpartition("/")

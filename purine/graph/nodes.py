@@ -138,6 +138,12 @@ class Blob:
             check_fields(self)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a blob whose shape is known."""
+        assert self.shape is not None, f"blob {self.name!r} has no shape yet: complete the graph"
+        return self.shape
+
+    @property
     def type_text(self) -> str:
         """Dtype, shape and layout, such as `float32 2x3`."""
         shape = "?" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"

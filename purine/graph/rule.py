@@ -28,8 +28,7 @@ Rule: TypeAlias = Callable[[Graph, Kinds | None], Iterator[GraphError]]
 
 def uses(op: Op) -> list[tuple[str, str]]:
     """The blobs that an op reads and writes, with the verb of each."""
-    reads = [(name, "reads") for name in op.inputs]
-    return reads + [(name, "writes") for name in op.results]
+    return [(name, "reads") for name in op.inputs] + [(name, "writes") for name in op.results]
 
 
 def wrong(

@@ -39,8 +39,7 @@ class Var:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        assert self.blob.shape is not None
-        return self.blob.shape
+        return self.blob.sizes
 
     def extent(self, axis: int) -> int:
         """The size along an axis, which a layer needs to make its parameters."""

@@ -164,10 +164,9 @@ def _pull_batch_norm(emit: Emit, pull: Pull) -> Sequence[str | None]:
     cotangent, *others = pull.cotangents
     if cotangent is None or any(others):
         what = f"{op} has a loss behind its running statistics"
-        expected = f"gradients through {op.outputs[0]!r} alone"
         found = f"a loss that depends on {op.outputs[1]!r} or {op.outputs[2]!r}"
         remedy = "put a StopGradient before the ops that read the statistics"
-        raise GraphError(what, expected, found, remedy, op=op)
+        raise GraphError(what, f"gradients through {op.outputs[0]!r} alone", found, remedy, op=op)
     inputs = [cotangent, x, weight, mean, variance, *pull.saved]
     eps, outputs = op.attributes.get("eps", 1e-5), [None if want else NOTHING for want in wanted]
     settings = {"train": True, "eps": eps, "output_mask": tuple(wanted)}

@@ -62,8 +62,7 @@ def can_pack(op: Op, blobs: Mapping[str, Blob]) -> tuple[str, str] | None:
 
 def pack(op: Op, blobs: Mapping[str, Blob], filters: Tensor) -> Tensor:
     """The packed filters for an op that `can_pack`, and for others with inputs of its shape."""
-    given, settings = blobs[op.inputs[0]].shape, _settings(op, blobs)
-    assert given is not None
+    given, settings = blobs[op.inputs[0]].sizes, _settings(op, blobs)
     if op.kind != "aten.convolution":
         turned = filters.flip(2, 3) if filters.shape[2:] != (1, 1) else filters
         filters = turned.transpose(0, 1).contiguous(memory_format=torch.channels_last)
@@ -90,9 +89,7 @@ def _settings(op: Op, blobs: Mapping[str, Blob]) -> dict[str, tuple[int, int]]:
     """Padding, stride and dilation of the convolution that runs."""
     stride, padding = _pair(op, "stride"), _pair(op, "padding")
     if op.kind != "aten.convolution":
-        filters = blobs[op.inputs[2]].shape
-        assert filters is not None
-        padding = _turned_padding(op, filters)
+        padding = _turned_padding(op, blobs[op.inputs[2]].sizes)
     return {"padding": padding, "stride": stride, "dilation": (1, 1)}
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from purine.analysis.clockwork import clockwork
 from purine.analysis.infer import size_in_bytes
 from purine.errors import ConfigError
 from purine.graph import Attribute, Blob, Builder, Graph, Location, Op, Origin
@@ -36,6 +35,7 @@ from purine.lowering.together import (
 )
 from purine.nearest import unknown_name
 from purine.placement.devices import shares_memory
+from purine.registry.clock import clockwork
 from purine.registry.facts import Facts, Role
 from purine.registry.kind import Attr, Kind, register
 
@@ -161,8 +161,7 @@ class _Part:
         self.step, self.host, self.hosts = step, host, hosts
         self.clockwork = clockwork(step)
         self.deadlines = deadlines(step, hop=len(step.ops) // _HOP)
-        needed = deadlines(step, hop=0)
-        self.later = {blob for blob, when in needed.items() if when >= SPAN}
+        self.later = {blob for blob, when in deadlines(step, hop=0).items() if when >= SPAN}
         """The blobs that are not needed before the next iteration."""
         self.collectives = collectives_of(step, self.clockwork)
         self.places = places_of(step)
@@ -205,8 +204,7 @@ class _Part:
     def _add(self, op: Op) -> None:
         """Add an op. A copy of what this host computes for itself reads it here."""
         (source, *_) = op.inputs or ("",)
-        far = op.kind == "Copy" and self.step.blobs[source].location.host != self.host
-        if far:
+        if op.kind == "Copy" and self.step.blobs[source].location.host != self.host:
             location = self._computed(source, self._devices(self.host)[0])
             settings = {"alias": True} if shares_memory(location, op.location) else {}
             op = replace(op, attributes=settings)

@@ -110,8 +110,7 @@ def waits_of(
         if slots < 1:
             done = [_node(target, parts[target].ops[name]) for name in _ends_of(parts[target])[1]]
             _behind(why, done, [pair[0]], f"slot at {target}")
-    graph = Graph(ops=ops, control=frozenset(edges | why.keys()))
-    return Waits(graph, parts, why, of, counts)
+    return Waits(Graph(ops=ops, control=frozenset(edges | why.keys())), parts, why, of, counts)
 
 
 def _ends_of(part: Graph) -> tuple[list[str], list[str]]:

@@ -64,8 +64,7 @@ def mixed(
     if loss_scale is not None or dtype == "fp16":
         losses = [net.blobs[name] for name in losses_of(net)] or list(net.blobs.values())
         scale = 2.0**16 if loss_scale is None else loss_scale
-        location = losses[0].location
-        add_loss_scale(builder, scale=scale, interval=growth_interval, location=location)
+        add_loss_scale(builder, scale=scale, interval=growth_interval, location=losses[0].location)
     return builder.graph()
 
 

@@ -117,8 +117,7 @@ def _named_blocks(forward: Sequence[Op], names: Sequence[str]) -> list[list[str]
                 what, expected = f"op {name!r} is in two blocks", "blocks that have no op in common"
                 found, remedy = f"{taken[name]!r} and {pattern!r}", "leave one of them out"
                 raise ConfigError(what, expected, found, remedy, op=name)
-            block = (origin_of(op).parts, "/".join(parts[:depth]))
-            blocks.setdefault(block, []).append(name)
+            blocks.setdefault((origin_of(op).parts, "/".join(parts[:depth])), []).append(name)
         if not matched:
             raise _no_such_block(forward, pattern)
     return list(blocks.values())

@@ -37,24 +37,6 @@ Record = tuple[int, int, int, int, float, float]
 class _Host:
     """A host while it is simulated."""
 
-    __slots__ = (
-        "busy",
-        "core",
-        "ends",
-        "group",
-        "inbox",
-        "lock",
-        "member",
-        "part",
-        "peers",
-        "pool",
-        "queues",
-        "running",
-        "size",
-        "sort",
-        "started",
-    )
-
     def __init__(self, part: Part, *, credit: int) -> None:
         self.part = part
         self.core: Core | HostCore
@@ -243,8 +225,7 @@ class Engine:
             if worker is not None:
                 self._next(number, worker, self._hop)
         else:
-            later = host.part.later[token % host.size]
-            heappush(host.queues[worker], token + later)
+            heappush(host.queues[worker], token + host.part.later[token % host.size])
             if host.running[worker] < 0:
                 self._next(number, worker, self._hop)
 
@@ -279,8 +260,7 @@ class Engine:
             heappush(self._calendar, (start + time, self._sequence, _END, number, worker))
         else:
             wait = start - self.now
-            member = host.member[worker]
-            self._groups[group].begin(self.now, member, time + wait, width)
+            self._groups[group].begin(self.now, host.member[worker], time + wait, width)
             self._changed.append(group)
 
     def _look(self) -> None:

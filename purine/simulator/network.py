@@ -77,18 +77,13 @@ def max_min(routes: Mapping[int, Sequence[str]], rates: Mapping[str, float]) -> 
 
     >>> max_min({0: ["a"], 1: ["a", "b"], 2: ["b"]}, {"a": 10.0, "b": 4.0})
     {1: 2.0, 2: 2.0, 0: 8.0}
-    """
-    return _max_min({flow: tuple(dict.fromkeys(own)) for flow, own in routes.items()}, rates)
-
-
-def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) -> dict[int, float]:
-    """The fair rates of flows that take no link twice.
 
     Shares of links only grow while flows are settled. So a link whose share has grown since it was
     noted is noted anew when its turn comes.
     """
+    once = {flow: dict.fromkeys(links) for flow, links in routes.items()}
     over: dict[str, list[int]] = {}
-    for flow, links in routes.items():
+    for flow, links in once.items():
         for name in links:
             over.setdefault(name, []).append(flow)
     left = {name: rates[name] for name in over}
@@ -109,7 +104,7 @@ def _max_min(routes: Mapping[int, tuple[str, ...]], rates: Mapping[str, float]) 
         for flow in over[tightest]:
             if flow not in fair:
                 fair[flow] = now
-                for name in routes[flow]:
+                for name in once[flow]:
                     count[name] -= 1
                     rest = left[name] - now
                     left[name] = rest if rest > 0.0 else 0.0
@@ -194,7 +189,7 @@ class Flows:
         routes = tuple([self._routes[flow] for flow in flows])
         shares = self._known.get(routes)
         if shares is None:
-            fair = _max_min(dict(enumerate(routes)), self._rates)
+            fair = max_min(dict(enumerate(routes)), self._rates)
             shares = tuple(fair[number] for number in range(len(routes)))
             if len(self._known) >= _KEPT:
                 self._known.clear()

@@ -105,8 +105,7 @@ def make_part(lowered: Lowered, host: str | None, duration: Duration, machine: M
 
 
 def _peers(ends: Ends, host: str) -> tuple[str, ...]:
-    channels = (*ends.incoming, *ends.outgoing)
-    near = [c.source if c.target == host else c.target for c in channels]
+    near = [c.source if c.target == host else c.target for c in (*ends.incoming, *ends.outgoing)]
     others = (other for one in ends.collectives.values() for other in one.hosts)
     return tuple(dict.fromkeys(other for other in (*near, *others) if other != host))
 
@@ -140,8 +139,7 @@ def _nanoseconds(
     if op.kind in ("Fence", REDUCE, BROADCAST):
         return 0.0
     members = lowered.members.get(name, (op,))
-    speed = machine.slow.get((host, op.location.device), 1.0)
-    return sum(map(duration, members)) / speed * 1e9
+    return sum(map(duration, members)) / machine.slow.get((host, op.location.device), 1.0) * 1e9
 
 
 def _width(op: Op, cores: Mapping[str, tuple[int, ...]], machine: Machine) -> int:

@@ -152,8 +152,7 @@ def add_rate(builder: Builder, rate: float | Rate, *, name: str = "lr") -> str:
     if isinstance(rate, Warmup):
         inputs.insert(0, add_rate(builder, rate.rate, name=f"{name}/base"))
     builder.blob(name, (), "float64", location)
-    kind = f"{type(rate).__name__}Rate"
-    builder.op(name, kind, inputs, [name], settings, location=location)
+    builder.op(name, f"{type(rate).__name__}Rate", inputs, [name], settings, location=location)
     return name
 
 

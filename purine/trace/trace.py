@@ -49,8 +49,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         assert all(event.start <= event.end for event in self.events)
-        ordered = tuple(sorted(self.events, key=_order))
-        object.__setattr__(self, "events", ordered)
+        object.__setattr__(self, "events", tuple(sorted(self.events, key=_order)))
 
     def __add__(self, other: Trace) -> Trace:
         """Both traces as one, for a run that was recorded in two parts."""
@@ -166,8 +165,7 @@ def window(trace: Trace, skip: int | None) -> tuple[int, int, int]:
         expected = f"0 to {len(iterations) - 1}" if iterations else "a trace with events"
         raise ConfigError(what, expected, str(skip), "skip fewer, or record more iterations")
     first = iterations[skip]
-    skipped = (event.end for event in events if event.iteration < first)
-    begin = max(skipped, default=events[0].start)
+    begin = max((event.end for event in events if event.iteration < first), default=events[0].start)
     return first, begin, max(event.end for event in events)
 
 

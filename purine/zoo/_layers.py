@@ -89,8 +89,7 @@ def transformer(
         y = kinds.layer_norm(x, eps=eps, name=f"{name}/ln2")
         y = kinds.inner_product(y, hidden, axis=2, name=f"{name}/mlp/fc", weight_filler=first)
         y = kinds.gelu(y, approximate=approximate, name=f"{name}/mlp/gelu")
-        width = x.shape[2]
-        y = kinds.inner_product(y, width, axis=2, name=f"{name}/mlp/out", weight_filler=last)
+        y = kinds.inner_product(y, x.shape[2], axis=2, name=f"{name}/mlp/out", weight_filler=last)
         y = drop(y, dropout, name=f"{name}/mlp/drop")
         x = kinds.eltwise([x, y], name=f"{name}/add2")
     return kinds.layer_norm(x, eps=eps, name="ln")
